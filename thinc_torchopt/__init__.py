@@ -1,0 +1,34 @@
+"""Train spaCy pipelines with PyTorch's optimizers, from the config alone.
+
+Names are imported when they are first used: `import thinc_torchopt` loads neither torch nor spaCy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .about import __version__
+
+if TYPE_CHECKING:
+    from .drop_ins import SGD, Adam, RAdam
+    from .optimizers import TorchOptimizer
+    from .types import Algorithm
+
+_HOME = {
+    "Adam": "drop_ins",
+    "Algorithm": "types",
+    "RAdam": "drop_ins",
+    "SGD": "drop_ins",
+    "TorchOptimizer": "optimizers",
+}
+
+__all__ = ["SGD", "Adam", "Algorithm", "RAdam", "TorchOptimizer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,196 @@
+"""Drop-ins for thinc's `Adam.v1`, `RAdam.v1` and `SGD.v1`: the same arguments and defaults, torch's speed.
+
+Adam and SGD compute what thinc's do. thinc's Adam adds `eps` before the bias correction and decays after the step:
+
+    w <- (w - lr sqrt(1 - b2^t) / (1 - b1^t) x m / (sqrt(v) + eps)) x (1 - lr L2)
+
+torch's fused AdamW computes `w (1 - lr' wd') - lr' / (1 - b1^t) x m / (sqrt(v / (1 - b2^t)) + eps')`. The two are one with
+
+    lr' = lr (1 - lr L2)        wd' = L2 / (1 - lr L2)        eps' = eps / sqrt(1 - b2^t)
+
+so one pass of torch's kernel does it all. SGD folds its decay into the step in the same way.
+
+RAdam is torch's: thinc's counts its steps one ahead, and adds `L2` before clipping when it is no weight decay.
+
+Better than thinc's: averages reach torch models, an update with a gradient that is not finite is skipped, a gradient of the
+whole pipeline is applied at once.
+SOURCE: thinc/optimizers.py and thinc/backends/numpy_ops.pyx (8.3); torch/optim/adamw.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .errors import ConfigError
+from .optimizers import TorchOptimizer
+from .torch_optimizers import RAdam as TorchRAdam
+from .types import Algorithm, FloatOrSchedule
+
+
+def Adam(
+    learn_rate: FloatOrSchedule = 0.001,
+    *,
+    L2: FloatOrSchedule = 0.0,
+    beta1: FloatOrSchedule = 0.9,
+    beta2: FloatOrSchedule = 0.999,
+    eps: FloatOrSchedule = 1e-08,
+    grad_clip: FloatOrSchedule = 1.0,
+    L2_is_weight_decay: bool = True,
+    use_averages: bool = True,
+) -> TorchOptimizer:
+    """thinc's Adam.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
+    options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay}
+    algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
+    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+
+
+def RAdam(
+    learn_rate: FloatOrSchedule = 0.001,
+    *,
+    beta1: FloatOrSchedule = 0.9,
+    beta2: FloatOrSchedule = 0.999,
+    eps: FloatOrSchedule = 1e-08,
+    L2: FloatOrSchedule = 0.0,
+    L2_is_weight_decay: bool = True,
+    grad_clip: FloatOrSchedule = 1.0,
+    use_averages: bool = True,
+) -> TorchOptimizer:
+    """torch's RAdam under the arguments and defaults of thinc's RAdam.v1. `grad_clip` clips tensor by tensor."""
+    algorithm = TorchRAdam(betas=(beta1, beta2), eps=eps, weight_decay=L2, decoupled_weight_decay=L2_is_weight_decay)
+    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+
+
+def SGD(
+    learn_rate: FloatOrSchedule,
+    *,
+    L2: FloatOrSchedule = 0.0,
+    grad_clip: FloatOrSchedule = 1.0,
+    L2_is_weight_decay: bool = True,
+    use_averages: bool = True,
+) -> TorchOptimizer:
+    """thinc's SGD.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
+    algorithm = Algorithm("thinc-torchopt.SGD.v1", ThincSGD, {"L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+
+
+class _ThincOptimizer(torch.optim.Optimizer):
+    """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the step."""
+
+    @torch.no_grad()
+    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the gradients."""
+        group = self.param_groups[0]
+        if group["L2"] != 0 and not group["L2_is_weight_decay"]:
+            torch._foreach_add_(_grads(tensors), list(tensors), alpha=group["L2"])
+
+    @staticmethod
+    def fold_decay(group: dict[str, Any]) -> tuple[float, float]:
+        """Learning rate and weight decay with which torch's decay before the step equals thinc's after it."""
+        decay = group["L2"] if group["L2_is_weight_decay"] else 0.0
+        keep = 1.0 - group["lr"] * decay
+        if keep <= 0.0:
+            raise ConfigError(
+                f"Can't decay weights: expected learn_rate x L2 below 1, found {group['lr']} x {decay}, which would leave nothing "
+                "of them. Lower 'L2' or 'learn_rate' in [training.optimizer]."
+            )
+        return group["lr"] * keep, decay / keep
+
+
+class ThincAdam(_ThincOptimizer):
+    """thinc's Adam as a torch optimizer.
+
+    params (Iterable[Tensor]): Params of any shapes, devices and dtypes.
+    lr (float): Learning rate.
+    betas (tuple[float, float]): Decay of the first and second moment.
+    eps (float): Added to the root of the second moment, before the bias correction.
+    L2 (float): Weight decay, or L2 regularization.
+    L2_is_weight_decay (bool): Which of the two.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        L2: float = 0.0,
+        L2_is_weight_decay: bool = True,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            alike: dict[tuple[int, torch.device, torch.dtype], list[torch.Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    if not state:
+                        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+                    state["step"] += 1
+                    alike.setdefault((state["step"], param.device, param.dtype), []).append(param)
+            for (step, device, _), params in alike.items():
+                self._step_alike(group, params, step, device)
+
+    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, device: torch.device) -> None:
+        beta1, beta2 = group["betas"]
+        lr, weight_decay = self.fold_decay(group)
+        states = [self.state[param] for param in params]
+        torch._fused_adamw_(
+            params,
+            _grads(params),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [torch.tensor(float(step), device=device)] * len(params),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=group["eps"] / math.sqrt(1.0 - beta2**step),
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class ThincSGD(_ThincOptimizer):
+    """thinc's SGD as a torch optimizer.
+
+    params (Iterable[Tensor]): Params of any shapes, devices and dtypes.
+    lr (float): Learning rate.
+    L2 (float): Weight decay, or L2 regularization.
+    L2_is_weight_decay (bool): Which of the two.
+    """
+
+    def __init__(self, params: Any, lr: float, L2: float = 0.0, L2_is_weight_decay: bool = True):
+        super().__init__(params, {"lr": lr, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, weight_decay = self.fold_decay(group)
+            alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    alike.setdefault((param.device, param.dtype), []).append(param)
+            for params in alike.values():
+                torch._fused_sgd_(
+                    params,
+                    _grads(params),
+                    [],
+                    weight_decay=weight_decay,
+                    momentum=0.0,
+                    lr=lr,
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                    is_first_step=False,
+                )
+
+
+def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [param.grad for param in params if param.grad is not None]

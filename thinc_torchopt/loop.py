@@ -1,0 +1,84 @@
+"""spaCy's training loop, for our optimizer: the same steps, results and log, with one update for the whole pipeline.
+
+`spacy.training.loop.train_while_improving` comes here (see hooks.py) when the optimizer is a TorchOptimizer; `spacy train` does everything
+else: corpora, batches, logging, saving.
+SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from timeit import default_timer
+from typing import Any
+
+from spacy.language import Language
+from spacy.training import Example
+from spacy.training.loop import subdivide_batch
+
+from .optimizers import TorchOptimizer
+from .param_table import trainable_components
+
+Scores = tuple[float, dict[str, Any]]
+
+
+def train_while_improving(
+    nlp: Language,
+    optimizer: TorchOptimizer,
+    train_data: Iterable[tuple[int, list[Example]]],
+    evaluate: Callable[[], Scores],
+    *,
+    dropout: float | Iterator[float],
+    eval_frequency: int,
+    accumulate_gradient: int,
+    patience: int,
+    max_steps: int,
+    exclude: list[str],
+    annotating_components: list[str],
+    before_update: Callable[[Language, dict[str, Any]], None] | None,
+) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
+    """Train until the score stops improving.
+
+    train_data (Iterable): Epoch and batch of each step.
+    evaluate (Callable): Returns the main score, higher is better, and all scores.
+    YIELDS (tuple): For each step the batch, what loggers show, and whether this is the best model so far: None if it was not evaluated.
+    """
+    optimizer.initialize(nlp, exclude)
+    dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
+    started = default_timer()
+    results: list[tuple[float, int]] = []
+    losses: dict[str, float] = {}
+    words = 0
+    for step, (epoch, batch) in enumerate(train_data):
+        if before_update is not None:
+            before_update(nlp, {"step": step, "epoch": epoch})
+        drop = next(dropouts)
+        for subbatch in subdivide_batch(batch, accumulate_gradient):
+            nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
+        with optimizer.joint_step():
+            for name, _ in trainable_components(nlp, exclude):
+                nlp.get_pipe(name).finish_update(optimizer)  # type: ignore[attr-defined]
+        optimizer.step_schedules()
+        words += sum(len(example) for example in batch)
+        score, other_scores, is_best = None, None, None
+        if step % eval_frequency == 0:
+            with nlp.use_params(optimizer.averages):
+                score, other_scores = evaluate()
+            results.append((score, step))
+            is_best = score == max(results)[0]
+        info = {
+            "epoch": epoch,
+            "step": step,
+            "score": score,
+            "other_scores": other_scores,
+            "losses": losses,
+            "checkpoints": results,
+            "seconds": int(default_timer() - started),
+            "words": words,
+        }
+        yield batch, info, is_best
+        if is_best is not None:
+            losses = {}
+        _, best_step = max(results, key=lambda result: (result[0], -result[1]))
+        if (patience and step - best_step >= patience) or (max_steps and step >= max_steps):
+            break

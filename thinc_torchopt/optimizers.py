@@ -1,0 +1,380 @@
+"""TorchOptimizer: a thinc optimizer that hands all params of a pipeline to one torch optimizer.
+
+One training step:
+
+ 1. `nlp.update` piles up gradients in thinc's nodes and torch's params.
+ 2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its gradient.
+ 3. `step` measures the gradients, skips the update if one is not finite, clips,
+ 4. writes the learning rate, and lets torch's own step update every param in place.
+ 5. Shims that keep their params elsewhere get the new values; gradients become zero in place; averages follow.
+ 6. `step_schedules` moves every schedule on by one.
+
+In spaCy's training loop (see loop.py) step 2 notes the gradients of all components, and step 3 comes once: `joint_step`. Everywhere
+else `finish_update` does 3 to 5 before it returns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from spacy.language import Language
+from thinc.api import Model, Optimizer, PyTorchShim, Shim
+
+from . import hooks
+from .averages import Averages
+from .clipping import clip_factors, grad_norms, scale_grads, total_norm
+from .errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
+from .names import torch_params
+from .param_groups import ParamGroups
+from .param_table import ParamTable
+from .params import Param, array_of, is_viewable, own_copy
+from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
+from .schedules import Schedule, Schedules, check_number
+from .types import Algorithm, ClipBy, FloatOrSchedule, IntOrSchedule, Key
+
+
+def create_optimizer(
+    algorithm: Algorithm,
+    learn_rate: FloatOrSchedule = 0.001,
+    *,
+    grad_clip: FloatOrSchedule = 1.0,
+    clip_by: ClipBy = "global",
+    use_averages: bool = False,
+    max_nonfinite: int = 20,
+) -> TorchOptimizer:
+    """Train the whole pipeline with a torch optimizer. Registered as `thinc-torchopt.TorchOptimizer.v1`.
+
+    algorithm (Algorithm): A block with `@torch_optimizers`.
+    learn_rate (float | schedule): The learning rate.
+    grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
+    clip_by ("global" | "component" | "param"): Whose norm: of all gradients together, of each component's, of each tensor's.
+    use_averages (bool): Keep averages of all params, and evaluate and save those.
+    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: gradients are
+        not looked at, which saves a pass over them.
+    """
+    return TorchOptimizer(
+        algorithm, learn_rate, grad_clip=grad_clip, clip_by=clip_by, use_averages=use_averages, max_nonfinite=max_nonfinite
+    )
+
+
+class TorchOptimizer(Optimizer):
+    """A `thinc.api.Optimizer` around torch optimizers. For the arguments see `create_optimizer`.
+
+    Public beside thinc's attributes: `params`, `grad_norm` (of the last step, before clipping; 2-norm over all gradients, or None),
+    `skipped_updates` (how many were skipped because of bad gradients).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        learn_rate: FloatOrSchedule = 0.001,
+        *,
+        grad_clip: FloatOrSchedule = 1.0,
+        clip_by: ClipBy = "global",
+        use_averages: bool = False,
+        max_nonfinite: int = 20,
+    ):
+        self._schedules = Schedules()
+        self._settings: dict[str, Schedule] = {}
+        self._set_or_schedule("learn_rate", learn_rate)
+        self._set_or_schedule("grad_clip", grad_clip)
+        check_number("max_nonfinite", max_nonfinite)
+        if clip_by not in ("global", "component", "param"):
+            raise ConfigError(f"Can't set 'clip_by' in [training.optimizer]: expected 'global', 'component' or 'param', found {clip_by!r}.")
+        self.clip_by: ClipBy = clip_by
+        self.max_nonfinite = max_nonfinite
+        self.grad_norm: float | None = None
+        self.skipped_updates = 0
+        self._skipped_in_a_row = 0
+        self._groups = ParamGroups(algorithm, self._schedules)
+        self._averages = Averages() if use_averages else None
+        self._table = ParamTable(self._groups, self._averages)
+        self._pending: dict[Key, Param] = {}
+        self._joint = False
+
+    # ------------------------------------------------------------------ pipeline and params
+
+    def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
+        """Take in all params of a pipeline under their lasting names. Params that turn up later are taken in then.
+
+        nlp (Language): The pipeline, initialized.
+        exclude (Collection[str]): Components that are not trained.
+        RAISES (PipelineError): Nothing to train, or a component that was not initialized.
+        """
+        self._table.bind(nlp, exclude)
+        self._groups.check_patterns(list(self.params))
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:
+        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory."""
+        return {param.name: param.tensor for param in self._table.by_key.values()}
+
+    def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
+        """Note a param and its gradient for the next `step`. No arithmetic yet.
+
+        param (Any): NumPy or CuPy array, or torch tensor, of floats. Arrays are viewed by torch in place, once each.
+        grad (Any): Its gradient, of the same kind. Set to zero, in place, by the step. Shape: as the param.
+        callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated once, and the
+            callback gets the array with the new values after the step.
+        key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
+        RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its gradient.
+        """
+        if key is None:
+            key = id(param)
+        known = self._table.see(key, param, callback)
+        if known is None:
+            return
+        known.callback = callback
+        if grad is not known.tensor.grad and (known.grad_source is not grad or known.grad_copy is not None):
+            known.set_grad(grad)
+        self._pending[key] = known
+
+    def finish_update(self, model: Model) -> None:
+        """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls this.
+
+        model (Model): A component's model, or any other.
+        """
+        for node in model.walk():
+            for shim in node.shims:
+                self._collect_shim(shim, model)
+            for name in node.param_names:
+                if node.has_grad(name):
+                    self.set_grad(self._table.see_node_param(node, name, model), node.get_grad(name), key=(node.id, name))
+        if not self._joint:
+            self.step()
+
+    @contextmanager
+    def joint_step(self) -> Iterator[None]:
+        """Inside, `finish_update` only notes gradients; at the end all params are updated together."""
+        self._joint = True
+        try:
+            yield
+            self.step()
+        finally:
+            self._joint = False
+            self._pending.clear()
+
+    def step(self) -> None:
+        """Update every param whose gradient was noted since the last step.
+
+        RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
+        """
+        self._step(lr_scale=1.0)
+
+    def step_schedules(self) -> None:
+        """Move every schedule on by one, each exactly once."""
+        self._schedules.step()
+        for name, schedule in self._settings.items():
+            setattr(self, name, schedule.value)
+
+    def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+        """Update one param at once: thinc's own interface.
+
+        key (Key): Thinc's `(node.id, name)`.
+        weights (Any): Array of floats, updated in place where it can be.
+        gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
+        lr_scale (float): Scales the learning rate.
+        RETURNS (tuple[Any, Any]): Weights and gradient.
+        """
+        if len(gradient) < 1:
+            return weights, gradient
+        if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
+            weights = own_copy(weights)
+        waiting, self._pending = self._pending, {}
+        try:
+            self.set_grad(weights, gradient, key=key)
+            self._step(lr_scale)
+        finally:
+            self._pending = waiting
+        return weights, gradient
+
+    # ------------------------------------------------------------------ thinc's attributes
+
+    @property
+    def learn_rate(self) -> float:
+        """The learning rate of this step."""
+        return self._learn_rate
+
+    @learn_rate.setter
+    def learn_rate(self, value: float) -> None:
+        self._learn_rate = check_number("learn_rate", value)
+
+    @property
+    def grad_clip(self) -> float:
+        """The largest gradient norm of this step. 0: no clipping."""
+        return self._grad_clip
+
+    @grad_clip.setter
+    def grad_clip(self, value: float) -> None:
+        self._grad_clip = check_number("grad_clip", value)
+
+    @property
+    def averages(self) -> dict[Any, Any]:  # type: ignore[override]
+        """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
+        return {} if self._averages is None else self._averages.as_thinc(self._table.shims.values())
+
+    @property
+    def schedules(self) -> dict[str, Any]:  # type: ignore[override]
+        """The sources of all schedules by config path, e.g. "learn_rate", "algorithm.weight_decay"."""
+        return {name: schedule.source for name, schedule in self._schedules.by_name.items()}
+
+    @property
+    def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
+        """How many updates each param had."""
+        return {key: param.steps for key, param in self._table.by_key.items()}
+
+    @property
+    def b1(self) -> float:  # type: ignore[override]
+        """The first of the algorithm's `betas`, else its `momentum`, else 0."""
+        options = self._groups.options
+        return float(options["betas"][0] if "betas" in options else options.get("momentum", 0.0))
+
+    @property
+    def b2(self) -> float:  # type: ignore[override]
+        """The second of the algorithm's `betas`, else 0."""
+        return float(self._groups.options.get("betas", (0.0, 0.0))[1])
+
+    @property
+    def eps(self) -> float:  # type: ignore[override]
+        """The algorithm's `eps`, or 0."""
+        eps = self._groups.options.get("eps", 0.0)
+        return float(eps[-1] if isinstance(eps, tuple) else eps)
+
+    @property
+    def L2(self) -> float:  # type: ignore[override]
+        """The algorithm's weight decay, or 0."""
+        options = self._groups.options
+        return float(options.get("L2", options.get("weight_decay", 0.0)))
+
+    # ------------------------------------------------------------------ one step
+
+    def _step(self, lr_scale: float) -> None:
+        updated = list(self._pending.values())
+        self._pending.clear()
+        if not updated:
+            return
+        tensors = [param.tensor for param in updated]
+        grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        try:
+            self._groups.before_clipping(tensors)
+            factor = self._measure_and_clip(updated, grads)
+            if factor is not None:
+                self._groups.step(tensors, self._learn_rate * lr_scale, factor)
+                for param in updated:
+                    param.steps += 1
+                    if param.callback is not None:
+                        param.callback(array_of(param.tensor))
+        finally:
+            torch._foreach_zero_(grads)
+            for param in updated:
+                param.zero_copied_grad()
+        if factor is not None and self._averages is not None:
+            self._averages.update(updated)
+
+    def _measure_and_clip(self, updated: list[Param], grads: list[torch.Tensor]) -> float | None:
+        """Clip, or say by how much to clip.
+
+        RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
+        """
+        if not (self._grad_clip or self.max_nonfinite):
+            return 1.0
+        norms = grad_norms(grads)
+        self.grad_norm = total_norm(norms)
+        if self.max_nonfinite and not self.grad_norm < float("inf"):
+            self._skip(next(p.name for p, norm in zip(updated, norms) if not norm < float("inf")))
+            return None
+        self._skipped_in_a_row = 0
+        if not self._grad_clip:
+            return 1.0
+        factors = clip_factors(norms, [param.component for param in updated], self._grad_clip, self.clip_by)
+        if isinstance(factors, float):
+            return factors
+        scale_grads(grads, factors)
+        return 1.0
+
+    def _skip(self, name: str) -> None:
+        self.skipped_updates += 1
+        self._skipped_in_a_row += 1
+        if self.skipped_updates == 1:
+            warnings.warn(
+                NonFiniteGradWarning(
+                    f"Skipped an update: the gradient of param '{name}' is not finite. All params stay as they were. "
+                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
+                ),
+                stacklevel=4,
+            )
+        if self._skipped_in_a_row >= self.max_nonfinite:
+            raise NonFiniteGradError(
+                f"Can't go on: {self._skipped_in_a_row} updates in a row had gradients that are not finite, first that of param "
+                f"'{name}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or raise "
+                "max_nonfinite in [training.optimizer]."
+            )
+
+    # ------------------------------------------------------------------ collecting gradients
+
+    def _collect_shim(self, shim: Shim, model: Model) -> None:
+        if not isinstance(shim, PyTorchShim) or type(shim).finish_update is not PyTorchShim.finish_update:
+            self._collect_foreign_shim(shim, model)
+            return
+        overflow = shim._grad_scaler.found_inf
+        for _, param in torch_params(shim):
+            if param.grad is not None:
+                if overflow:
+                    param.grad.zero_()
+                else:
+                    self._table.see_torch_param(param, shim, model)
+                    self.set_grad(param, param.grad)
+        shim._grad_scaler.update()
+
+    def _collect_foreign_shim(self, shim: Shim, model: Model) -> None:
+        """Take the gradients of a shim that keeps its params elsewhere, such as thinc's for TensorFlow and MXNet.
+
+        Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. It is run up to its call of
+        the optimizer, and from the start once more when the result is there.
+        """
+        try:
+            shim.finish_update(_Reader())
+        except _Read as call:
+            key = self._table.name_shim_param(shim, call.name, model)
+            self.set_grad(call.weights, call.gradient, partial(self._write_back, shim, call.name), key=key)
+
+    def _write_back(self, shim: Shim, name: str, values: Any) -> None:
+        def answer(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+            if key[1] == name:
+                return values, gradient * 0
+            # A shim that calls for each of its params: all but the first are updated by themselves.
+            return self(("shim", *key), weights, gradient, lr_scale=lr_scale)
+
+        shim.finish_update(answer)
+
+    def _set_or_schedule(self, name: str, value: FloatOrSchedule | IntOrSchedule) -> None:
+        tracked = self._schedules.track(name, value)
+        if isinstance(tracked, Schedule):
+            self._settings[name] = tracked
+            tracked = tracked.value
+        setattr(self, name, tracked)
+
+
+class _Read(BaseException):
+    """Carries what a shim gives to its optimizer out of the shim."""
+
+    def __init__(self, name: str, weights: Any, gradient: Any):
+        super().__init__(name)
+        self.name = name
+        self.weights = weights
+        self.gradient = gradient
+
+
+class _Reader:
+    """Stands in for an optimizer, up to the moment at which it is called."""
+
+    def __call__(self, key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+        raise _Read(key[1], weights, gradient)
+
+
+hooks.install(TorchOptimizer)

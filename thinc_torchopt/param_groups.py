@@ -1,0 +1,201 @@
+"""From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of options.
+
+A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on between
+steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from .clipping import scale_grads
+from .errors import ConfigError
+from .learn_rate import write_learn_rate
+from .names import match
+from .params import Param
+from .schedules import Schedules, current, is_moving
+from .types import Algorithm
+
+
+class ParamGroups:
+    """The torch optimizers behind a TorchOptimizer.
+
+    algorithm (Algorithm): The algorithm from the config, perhaps with a fallback.
+    schedules (Schedules): Takes in the schedules among its options.
+    """
+
+    def __init__(self, algorithm: Algorithm, schedules: Schedules):
+        self._main = TorchGroup(algorithm, schedules, "algorithm")
+        self._fallback: TorchGroup | None = None
+        if algorithm.fallback is not None:
+            self._fallback = TorchGroup(algorithm.fallback, schedules, "algorithm.fallback")
+        self._patterns = list(algorithm.fallback_params)
+        self._group_of: dict[int, TorchGroup] = {}
+
+    @property
+    def all(self) -> list[TorchGroup]:
+        return [self._main] if self._fallback is None else [self._main, self._fallback]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The main algorithm's options as they are at this step."""
+        return {name: current(value) for name, value in self._main.options.items()}
+
+    def check_patterns(self, names: list[str]) -> None:
+        """Check that every pattern matches a name.
+
+        RAISES (ConfigError): One matches none.
+        """
+        match(self._patterns, names, where="[training.optimizer.algorithm] fallback_params")
+
+    def add(self, params: Iterable[Param]) -> None:
+        """Give each param its group.
+
+        params (Iterable[Param]): Params that have none yet.
+        RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback.
+        """
+        new: dict[int, tuple[TorchGroup, list[torch.Tensor]]] = {}
+        for param in params:
+            group = self._choose(param)
+            self._group_of[id(param.tensor)] = group
+            new.setdefault(id(group), (group, []))[1].append(param.tensor)
+        for group, tensors in new.values():
+            group.add(tensors)
+
+    def drop(self, param: Param) -> None:
+        """Forget a param and its state."""
+        self._group_of.pop(id(param.tensor)).drop(param.tensor)
+
+    def replace(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Let a tensor take the place of another, whose state it gets, on its own device."""
+        group = self._group_of[id(new)] = self._group_of.pop(id(old))
+        group.replace(old, new)
+
+    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let algorithms that want it change the gradients before they are measured."""
+        for group, chosen in self._split(tensors):
+            group.before_clipping(chosen)
+
+    def step(self, tensors: Sequence[torch.Tensor], learn_rate: float, grad_factor: float = 1.0) -> None:
+        """Update params by their gradients.
+
+        tensors (Sequence[Tensor]): The params to update. Each has a `grad`.
+        learn_rate (float): This step's rate.
+        grad_factor (float): Scales all gradients. Rides along in fused kernels.
+        """
+        for group, chosen in self._split(tensors):
+            group.step(chosen, learn_rate, grad_factor)
+
+    def _choose(self, param: Param) -> TorchGroup:
+        if self._fallback is None:
+            if not self._main.algorithm.accepts(param.tensor):
+                raise ConfigError(
+                    f"Can't optimize param '{param.name}' with {self._main.algorithm.label}: it does not take a param of shape "
+                    f"{tuple(param.shape)}. Name an algorithm for such params in [training.optimizer.algorithm.fallback]."
+                )
+            return self._main
+        sent_away = any(fnmatchcase(param.name, pattern) for pattern in self._patterns)
+        return self._fallback if sent_away or not self._main.algorithm.accepts(param.tensor) else self._main
+
+    def _split(self, tensors: Sequence[torch.Tensor]) -> list[tuple[TorchGroup, Sequence[torch.Tensor]]]:
+        if self._fallback is None:
+            return [(self._main, tensors)]
+        chosen = [(group, [t for t in tensors if self._group_of[id(t)] is group]) for group in self.all]
+        return [(group, part) for group, part in chosen if part]
+
+
+class TorchGroup:
+    """One torch optimizer with its params, built when the first param comes.
+
+    algorithm (Algorithm): What to build.
+    schedules (Schedules): Takes in the schedules among the options.
+    path (str): Config path below [training.optimizer].
+    """
+
+    def __init__(self, algorithm: Algorithm, schedules: Schedules, path: str):
+        self.algorithm = algorithm
+        self.options = {name: schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._moving = [name for name, value in self.options.items() if is_moving(value)]
+
+    def add(self, tensors: list[torch.Tensor]) -> None:
+        options = {name: current(value) for name, value in self.options.items()}
+        if "fused" in options and options["fused"] is None:
+            options["fused"] = self._can_fuse(tensors, options) or None
+        built = self.algorithm.build(tensors, lr=0.0, **options)  # each step writes its rate
+        if self.optimizer is None:
+            self.optimizer = built
+        else:
+            # Some classes, Adagrad among them, make a param's state only when they are built: so build, and take it over.
+            self.optimizer.state.update(built.state)
+            self.optimizer.param_groups[0]["params"].extend(tensors)
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        assert self.optimizer is not None
+        group = self.optimizer.param_groups[0]
+        group["params"] = [other for other in group["params"] if other is not tensor]
+        self.optimizer.state.pop(tensor, None)
+
+    def replace(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        assert self.optimizer is not None
+        group = self.optimizer.param_groups[0]
+        group["params"] = [new if other is old else other for other in group["params"]]
+        if old in self.optimizer.state:
+            state = self.optimizer.state.pop(old)
+            self.optimizer.state[new] = {
+                # torch counts steps on the host, unless its kernels read the count.
+                name: value.to(new.device)
+                if isinstance(value, torch.Tensor) and (name != "step" or group.get("fused") or group.get("capturable"))
+                else value
+                for name, value in state.items()
+            }
+
+    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
+        hook = getattr(self.optimizer, "before_clipping", None)
+        if hook is not None:
+            self._write_options()
+            hook(tensors)
+
+    def step(self, tensors: Sequence[torch.Tensor], learn_rate: float, grad_factor: float) -> None:
+        optimizer = self.optimizer
+        assert optimizer is not None
+        write_learn_rate(optimizer, learn_rate)
+        self._write_options()
+        rides_along = grad_factor != 1.0 and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if grad_factor != 1.0 and not rides_along:
+            scale_grads([t.grad for t in tensors if t.grad is not None], [grad_factor] * len(tensors))
+        group = optimizer.param_groups[0]
+        everything = group["params"]
+        try:
+            if rides_along:
+                # What torch.amp.GradScaler sets for fused kernels, which divide by it.
+                optimizer.grad_scale = torch.tensor(1.0 / grad_factor, device=tensors[0].device)  # type: ignore[attr-defined]
+            for part in self._parts(tensors):
+                group["params"] = part
+                optimizer.step()
+        finally:
+            group["params"] = everything
+            if rides_along:
+                del optimizer.grad_scale  # type: ignore[attr-defined]
+
+    def _parts(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
+        """The tensors in as few calls of torch's step as can be: one."""
+        optimizer = self.optimizer
+        if not (isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["fused"]):
+            return [tensors]
+        # The exception: torch's fused SGD can't take params with and without momentum together.
+        fresh = [t for t in tensors if t not in optimizer.state]
+        if len(fresh) in (0, len(tensors)):
+            return [tensors]
+        return [fresh, [t for t in tensors if t in optimizer.state]]
+
+    def _write_options(self) -> None:
+        if self._moving and self.optimizer is not None:
+            self.optimizer.param_groups[0].update({name: current(self.options[name]) for name in self._moving})
+
+    def _can_fuse(self, tensors: list[torch.Tensor], options: dict[str, Any]) -> bool:
+        return not options.get("foreach") and all(t.device.type in self.algorithm.fused_devices for t in tensors)

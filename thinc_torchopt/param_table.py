@@ -1,0 +1,205 @@
+"""Which params there are: every param that the optimizer has met, with its name, and what to do when its array is another one.
+
+Arrays are replaced behind our back, by `from_bytes`, `use_params`, `to_ops`, `resize_output`. A param is known by its key; at each step its
+array is compared with the one that was viewed, by identity. The state in torch stays with the param.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from spacy.language import Language
+from thinc.api import Model, Shim
+
+from .averages import Averages
+from .errors import ParamError, PipelineError, ShapeError
+from .names import clean, shim_paths, torch_params, walk
+from .param_groups import ParamGroups
+from .params import Param, is_viewable, own_copy, view_of
+from .types import Key
+
+
+class ParamTable:
+    """All params of an optimizer by key.
+
+    groups (ParamGroups): Told of every param that comes, goes, or moves to another device.
+    averages (Averages): Told of every param that goes.
+    """
+
+    def __init__(self, groups: ParamGroups, averages: Averages | None):
+        self.by_key: dict[Key, Param] = {}
+        self.names: dict[Key, str] = {}
+        self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
+        self._groups = groups
+        self._averages = averages
+        self._nlp: Callable[[], Language | None] = lambda: None
+
+    def bind(self, nlp: Language, exclude: Collection[str]) -> None:
+        """Take in all params of a pipeline that are to be trained, and forget those that it no longer has.
+
+        RAISES (PipelineError): Nothing to train, or a component that was not initialized.
+        """
+        components = trainable_components(nlp, exclude)
+        if not components:
+            raise PipelineError(
+                f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
+                f"excluded ({list(exclude)}). Add one to [nlp] pipeline, or take it out of [training] frozen_components."
+            )
+        for name, model in components:
+            declared = [node.has_param(param) for node in model.walk() for param in node.param_names]
+            if declared and not any(declared) and not any(node.shims for node in model.walk()):
+                raise PipelineError(
+                    f"Can't train component '{name}': expected an initialized model, found {len(declared)} params, none with a value. "
+                    "Call nlp.initialize() before the optimizer is used."
+                )
+        self._nlp = weakref.ref(nlp)
+        self._name_pipeline(nlp)
+        for _, model in components:
+            for node in model.walk():
+                for shim in node.shims:
+                    for _, param in torch_params(shim):
+                        self.see_torch_param(param, shim, model)
+                for param_name in node.param_names:
+                    if node.has_param(param_name):
+                        self._accept_new_shape(node, param_name)
+                        self.see_node_param(node, param_name, model)
+
+    def see_node_param(self, node: Model, name: str, model: Model) -> Any:
+        """Make sure that a node's param is known, and that its array is one on which torch can work.
+
+        node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
+        RETURNS (Any): Its array. A new one if the old was read-only or not in C order.
+        """
+        key = (node.id, name)
+        array = node.get_param(name)
+        known = self.by_key.get(key)
+        if known is None or known.source is not array:
+            if key not in self.names:
+                self._name_below(model)
+            if hasattr(array, "flags") and not is_viewable(array):
+                array = own_copy(array)
+                node.set_param(name, array)
+            self.see(key, array)
+        return array
+
+    def see_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
+        """Make sure that a torch param is known.
+
+        shim (Shim): Whose it is. model (Model): The root below which it was found.
+        """
+        if id(param) not in self.names:
+            self._name_below(model)
+        self.shims[shim.id] = shim
+        self.see(id(param), param)
+
+    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
+        """Name a param that a shim keeps elsewhere.
+
+        RETURNS (Key): Its key.
+        """
+        key = ("shim", shim.id, name)
+        if key not in self.names:
+            path = next((path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name))
+            self.names[key] = f"{path}/{clean(name)}"
+        return key
+
+    def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
+        """Look a param up; take it in if it is new; notice it if its array is another one than before.
+
+        key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer of ours.
+        RETURNS (Param): The param, or None if it is empty.
+        RAISES (ParamError): It is not of floats. (ShapeError): It has another shape than before.
+        """
+        known = self.by_key.get(key)
+        if known is not None and known.source is source and known.shape == source.shape and known.device == known.tensor.device:
+            return known
+        name = known.name if known is not None else self.names.get(key, f"unnamed/{len(self.by_key)}")
+        view = source if isinstance(source, torch.Tensor) else view_of(source, name)
+        if not view.is_floating_point():
+            raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
+        if known is None:
+            return self._add(key, name, source, view if callback is None else view.detach().clone())
+        if known.shape != view.shape:
+            raise ShapeError(
+                f"Can't update param '{name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)}. The layer was resized "
+                "after training began. If that is meant, call optimizer.initialize(nlp) afterwards: this param's state starts anew."
+            )
+        if callback is not None:
+            known.tensor.copy_(view)
+        elif view is known.tensor or view.device != known.device or view.dtype != known.tensor.dtype:
+            self._groups.replace(known.tensor, view)
+            known.tensor, known.device, known.grad_source = view, view.device, None
+        else:
+            known.tensor.data = view.detach()
+        known.source = source
+        return known
+
+    def forget(self, key: Key) -> None:
+        """Drop a param, its state and its average."""
+        self.names.pop(key, None)
+        param = self.by_key.pop(key, None)
+        if param is not None:
+            self._groups.drop(param)
+        if self._averages is not None:
+            self._averages.drop(key)
+
+    def _add(self, key: Key, name: str, source: Any, tensor: torch.Tensor) -> Param | None:
+        if tensor.numel() == 0:
+            return None
+        param = self.by_key[key] = Param(name, key, source, tensor)
+        self._groups.add([param])
+        return param
+
+    def _accept_new_shape(self, node: Model, name: str) -> None:
+        known = self.by_key.get((node.id, name))
+        if known is not None and known.shape != node.get_param(name).shape:
+            self.forget((node.id, name))
+
+    def _name_below(self, model: Model) -> None:
+        """Name the params of a model in which new ones turned up."""
+        nlp = self._nlp()
+        if nlp is not None and any(getattr(proc, "model", None) is model for _, proc in nlp.pipeline):
+            self._name_pipeline(nlp)
+        else:
+            for found in walk(model, self._prefix_of(model)):
+                self.names.setdefault(found.key, found.name)
+
+    def _name_pipeline(self, nlp: Language) -> None:
+        """Name all params of a pipeline; forget those whose place another took."""
+        names: dict[Key, str] = {}
+        for name, model in components_with_model(nlp):
+            for found in walk(model, name):
+                names.setdefault(found.key, found.name)
+        in_use = set(names.values())
+        for key, name in list(self.names.items()):
+            if key not in names and name in in_use:
+                self.forget(key)
+        for key in names.keys() & self.by_key.keys():
+            self.by_key[key].name = names[key]
+        self.names.update(names)
+
+    def _prefix_of(self, model: Model) -> str:
+        """What the names of a model's params begin with: its component's name, or the name of its root layer."""
+        nlp = self._nlp()
+        for name, found in components_with_model(nlp) if nlp is not None else []:
+            if found is model:
+                return clean(name)
+        prefix = clean(model.name)
+        own = {found.key for found in walk(model, prefix)}
+        taken = any(name.startswith(f"{prefix}/") and key not in own for key, name in self.names.items())
+        return f"{prefix}-{model.id}" if taken else prefix
+
+
+def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[tuple[str, Model]]:
+    """Name and model of each component that spaCy would train: not excluded, not disabled, trainable, with a model."""
+    trainable = {name for name, proc in nlp.pipeline if getattr(proc, "is_trainable", False)}
+    return [(name, model) for name, model in components_with_model(nlp) if name in trainable and name not in exclude]
+
+
+def components_with_model(nlp: Language) -> list[tuple[str, Model]]:
+    """Name and model of each component that has one and is not disabled."""
+    found = [(name, getattr(proc, "model", None)) for name, proc in nlp.pipeline]
+    return [(name, model) for name, model in found if isinstance(model, Model)]

@@ -1,0 +1,112 @@
+"""One param: a torch tensor on the memory of thinc's array, copied nowhere."""
+
+from typing import Any, Optional
+
+import torch
+import torch.utils.dlpack
+
+from .errors import ParamError, ShapeError
+from .types import Key
+
+
+class Param:
+    """One param: a torch tensor that shares its memory with whatever the model holds.
+
+    name (str): Its lasting name.
+    key (Key): Its key in this process.
+    source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
+    tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
+    callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
+    steps (int): How many updates it had.
+    """
+
+    __slots__ = ("callback", "device", "grad_copy", "grad_source", "key", "name", "shape", "source", "steps", "tensor")
+
+    def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor):
+        self.name = name
+        self.key = key
+        self.source = source
+        self.tensor = tensor
+        self.shape = tensor.shape
+        self.device = tensor.device
+        self.grad_source: Any = None
+        self.grad_copy: Optional[torch.Tensor] = None
+        self.callback: Any = None
+        self.steps = 0
+
+    @property
+    def component(self) -> str:
+        """The first part of the name."""
+        return self.name.partition("/")[0]
+
+    @property
+    def value(self) -> Any:
+        """The values as the kind of array that the model holds. Shares memory with `tensor`. Shape: as the param."""
+        return self.tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(self.tensor)
+
+    def set_grad(self, grad: Any) -> None:
+        """Make `grad` the gradient of the tensor, without a copy wherever torch can work on it as it is.
+
+        grad (Any): Array or tensor. Shape: as the param.
+        RAISES (ShapeError): Its shape is another one.
+        """
+        if tuple(grad.shape) != tuple(self.shape):
+            raise ShapeError(
+                f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found {tuple(grad.shape)}. "
+                "The backward pass of its layer is wrong, or the param was resized between forward and backward pass."
+            )
+        self.grad_source = grad
+        view = grad if isinstance(grad, torch.Tensor) else view_of(grad, self.name)
+        like = self.tensor
+        if view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
+            self.grad_copy = None
+            like.grad = view
+        else:
+            # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
+            if self.grad_copy is None:
+                self.grad_copy = torch.empty_like(like)
+            like.grad = self.grad_copy.copy_(view)
+
+    def zero_copied_grad(self) -> None:
+        """Set the gradient to zero at its source, where torch worked on a copy of it."""
+        if self.grad_copy is not None:
+            self.grad_source[...] = 0
+
+
+def view_of(array: Any, name: str) -> torch.Tensor:
+    """A torch tensor on the memory of an array.
+
+    array (Any): NumPy or CuPy array of floats. Shape: any.
+    name (str): The param's name, for the error.
+    RETURNS (torch.Tensor): Shares memory; writable. Shape: as the array.
+    RAISES (ParamError): It is no array of floats.
+    """
+    kind = getattr(getattr(array, "dtype", None), "kind", None)
+    if kind != "f":
+        found = type(array).__name__ if kind is None else f"dtype {array.dtype}"
+        raise ParamError(
+            f"Can't optimize param '{name}': expected an array of floats, found {found}. "
+            "Only floating point params have gradients; keep other data in the layer's attrs."
+        )
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.utils.dlpack.from_dlpack(array)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """The NumPy or CuPy array on the memory of a tensor."""
+    if tensor.is_cuda:
+        import cupy
+
+        return cupy.from_dlpack(tensor.detach())
+    return tensor.detach().numpy()
+
+
+def is_viewable(array: Any) -> bool:
+    """Whether torch can work on the array's memory: torch's fused kernels read plain, writable memory in C order."""
+    return array.flags.c_contiguous and getattr(array.flags, "writeable", True)
+
+
+def own_copy(array: Any) -> Any:
+    """A writable copy in C order, on the same device."""
+    return array.copy(order="C")

@@ -1,0 +1,195 @@
+"""The algorithms of the registry `@torch_optimizers`: torch's own, and with an extra those of the library pytorch-optimizer.
+
+Each registered function takes the arguments of its class in torch, by torch's names and with torch's defaults (read off the
+installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
+which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself differentiated.
+
+Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section with an
+entry for each, in torch's order: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+
+`fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise torch
+decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
+
+import torch
+
+from .compat import import_pytorch_optimizer
+from .errors import ConfigError
+from .types import Algorithm, FloatOrSchedule
+
+AlgorithmFactory = Callable[..., Algorithm]
+
+_ON_CPU = frozenset({"cpu"})
+_ANYWHERE = frozenset({"cpu", "cuda", "mps", "xpu"})
+_NOT_OFFERED = {"self", "params", "lr", "differentiable"}
+_CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
+
+
+def _offer(name: str, source: str, *, fused_devices: frozenset[str] = frozenset(), refusal: str = "") -> AlgorithmFactory:
+    """Make the registered function of one of torch's classes.
+
+    name (str): The class's name in torch.optim.
+    source (str): Where the algorithm comes from.
+    fused_devices (frozenset[str]): Device types for which torch has a fused kernel of it.
+    refusal (str): Why it can't be used, and what to use. Empty: it can.
+    """
+    label = f"torch.{name}.v1"
+    cls: Any = getattr(torch.optim, name, None)
+    if cls is None:
+        refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
+    params = [] if cls is None else _config_params(cls)
+
+    def factory(**given: Any) -> Algorithm:
+        if refusal:
+            raise ConfigError(f"Can't train with '{label}' in [training.optimizer.algorithm]: {refusal}")
+        options = {param.name: _as_torch_takes_it(param, given.get(param.name, param.default)) for param in params}
+        _try_out(cls, label, options)
+        return Algorithm(label, cls, options, fused_devices=fused_devices)
+
+    factory.__name__ = factory.__qualname__ = name
+    factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
+    factory.__annotations__ = {param.name: param.annotation for param in params} | {"return": Algorithm}
+    factory.__signature__ = inspect.Signature(params, return_annotation=Algorithm)  # type: ignore[attr-defined]
+    return factory
+
+
+def _config_params(cls: type) -> list[inspect.Parameter]:
+    """The arguments of a torch class as those of a config block."""
+    init = cls.__init__  # type: ignore[misc]
+    hints = get_type_hints(init)
+    return [
+        param.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_config_type(param, hints.get(name)))
+        for name, param in inspect.signature(init).parameters.items()
+        if name not in _NOT_OFFERED
+    ]
+
+
+def _config_type(param: inspect.Parameter, hint: Any) -> Any:
+    """The type that confection checks an argument against."""
+    default = param.default
+    if param.name in _CHOICES:
+        return _CHOICES[param.name]
+    if isinstance(default, tuple):
+        item: Any = Union[FloatOrSchedule, None] if None in default else FloatOrSchedule
+        return Union[Tuple[(item,) * len(default)], List[item], Dict[str, item]]
+    if isinstance(default, bool) or hint is int:
+        return type(default)
+    return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
+
+
+def _as_torch_takes_it(param: inspect.Parameter, value: Any) -> Any:
+    """A pair as a tuple; everything else untouched."""
+    if not isinstance(param.default, tuple):
+        return value
+    found = tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    if len(found) != len(param.default):
+        raise ConfigError(
+            f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected {len(param.default)} values, as in "
+            f"{list(param.default)}, found {list(found)}."
+        )
+    return found
+
+
+def _try_out(cls: Callable[..., Any], label: str, options: Mapping[str, Any]) -> None:
+    """Build a torch optimizer for one cell, so that torch's own checks come before training. Schedules can't be checked here.
+
+    RAISES (ConfigError): torch refuses an option.
+    """
+    fixed = {name: value for name, value in options.items() if not _may_move(value)}
+    try:
+        cls([torch.zeros(1, 1, requires_grad=True)], lr=0.0, **fixed)
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        reason = str(error).rstrip(".")
+        raise ConfigError(f"Can't build '{label}' in [training.optimizer.algorithm]: {reason}. Options found: {fixed}.") from error
+
+
+def _may_move(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_may_move, value))
+    return isinstance(value, list) or hasattr(value, "__next__")
+
+
+Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
+Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
+Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", fused_devices=_ON_CPU)
+Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", fused_devices=_ANYWHERE)
+Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
+AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", fused_devices=_ANYWHERE)
+ASGD = _offer("ASGD", "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046")
+NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
+RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
+RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
+Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
+SGD = _offer("SGD", "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html", fused_devices=_ANYWHERE)
+LBFGS = _offer(
+    "LBFGS",
+    "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
+    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients before the "
+    "optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
+)
+SparseAdam = _offer(
+    "SparseAdam",
+    "torch, https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html",
+    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use 'torch.Adam.v1'.",
+)
+_muon = _offer("Muon", "Jordan 2024, https://kellerjordan.github.io/posts/muon/")
+
+
+def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [], **options: Any) -> Algorithm:
+    """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
+
+    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for AdamW fits.
+
+    fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
+    fallback_params (list[str]): Patterns of matrices that go to the fallback too: embeddings and output layers, by Muon's
+        author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
+    SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
+    """
+    muon = _muon(**options)
+    return Algorithm(
+        muon.label,
+        muon.build,
+        muon.options,
+        accepts=_is_matrix,
+        fallback=AdamW() if fallback is None else fallback,
+        fallback_params=tuple(fallback_params),
+    )
+
+
+_own_params = [p for p in inspect.signature(Muon).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+Muon.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*inspect.signature(_muon).parameters.values(), *_own_params], return_annotation=Algorithm
+)
+Muon.__annotations__ = {**_muon.__annotations__, **Muon.__annotations__}
+
+
+def _is_matrix(param: torch.Tensor) -> bool:
+    return param.ndim == 2
+
+
+def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
+    """Any optimizer of the library pytorch-optimizer (extra `optimizers`), by its name there.
+
+    name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
+    options (dict[str, Any]): Its keyword arguments, without `lr`. Numbers may be schedules.
+    RAISES (ConfigError): There is none of that name, it refuses an option, or it can't be driven by gradients alone.
+    SOURCE: https://pytorch-optimizers.readthedocs.io
+    """
+    label = f"pytorch-optimizer.create.v1 ({name})"
+    library = import_pytorch_optimizer()
+    try:
+        cls = library.load_optimizer(name)
+    except (NotImplementedError, ValueError, KeyError) as error:
+        from difflib import get_close_matches
+
+        near = ", ".join(get_close_matches(name.lower(), library.get_supported_optimizers(), n=5, cutoff=0.3))
+        raise ConfigError(
+            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Near names: {near or 'none'}."
+        ) from error
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    _try_out(cls, label, options)
+    return Algorithm(label, cls, options)
