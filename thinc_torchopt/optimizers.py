@@ -91,7 +91,7 @@ class TorchOptimizer(Optimizer):
         self.grad_norm: float | None = None
         self.skipped_updates = 0
         self._skipped_in_a_row = 0
-        self._groups = ParamGroups(algorithm, self._schedules)
+        self._groups = ParamGroups(algorithm, self._schedules, self.learn_rate or 0.001)
         self._averages = Averages() if use_averages else None
         self._table = ParamTable(self._groups, self._averages)
         self._pending: dict[Key, Param] = {}

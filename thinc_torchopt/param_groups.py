@@ -26,13 +26,14 @@ class ParamGroups:
 
     algorithm (Algorithm): The algorithm from the config, perhaps with a fallback.
     schedules (Schedules): Takes in the schedules among its options.
+    learn_rate (float): The first rate that is not 0. Each step writes its own; some algorithms want to know it when they are built.
     """
 
-    def __init__(self, algorithm: Algorithm, schedules: Schedules):
-        self._main = TorchGroup(algorithm, schedules, "algorithm")
+    def __init__(self, algorithm: Algorithm, schedules: Schedules, learn_rate: float):
+        self._main = TorchGroup(algorithm, schedules, "algorithm", learn_rate)
         self._fallback: TorchGroup | None = None
         if algorithm.fallback is not None:
-            self._fallback = TorchGroup(algorithm.fallback, schedules, "algorithm.fallback")
+            self._fallback = TorchGroup(algorithm.fallback, schedules, "algorithm.fallback", learn_rate)
         self._patterns = list(algorithm.fallback_params)
         self._group_of: dict[int, TorchGroup] = {}
 
@@ -114,10 +115,12 @@ class TorchGroup:
     algorithm (Algorithm): What to build.
     schedules (Schedules): Takes in the schedules among the options.
     path (str): Config path below [training.optimizer].
+    learn_rate (float): The rate to build it with.
     """
 
-    def __init__(self, algorithm: Algorithm, schedules: Schedules, path: str):
+    def __init__(self, algorithm: Algorithm, schedules: Schedules, path: str, learn_rate: float):
         self.algorithm = algorithm
+        self.learn_rate = learn_rate
         self.options = {name: schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
         self.optimizer: torch.optim.Optimizer | None = None
         self._moving = [name for name, value in self.options.items() if is_moving(value)]
@@ -126,7 +129,7 @@ class TorchGroup:
         options = {name: current(value) for name, value in self.options.items()}
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._can_fuse(tensors, options) or None
-        built = self.algorithm.build(tensors, lr=0.0, **options)  # each step writes its rate
+        built = self.algorithm.build(tensors, lr=self.learn_rate, **options)
         if self.optimizer is None:
             self.optimizer = built
         else:

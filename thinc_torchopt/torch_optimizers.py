@@ -13,6 +13,8 @@ decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figur
 
 import inspect
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
 
 import torch
@@ -95,14 +97,17 @@ def _as_torch_takes_it(param: inspect.Parameter, value: Any) -> Any:
 
 
 def _try_out(cls: Callable[..., Any], label: str, options: Mapping[str, Any]) -> None:
-    """Build a torch optimizer for one cell, so that torch's own checks come before training. Schedules can't be checked here.
+    """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
 
-    RAISES (ConfigError): torch refuses an option.
+    Values of schedules can't be checked here.
+    RAISES (ConfigError): It refuses an option, or can't be driven by gradients alone.
     """
     fixed = {name: value for name, value in options.items() if not _may_move(value)}
+    param = torch.ones(2, 2, requires_grad=True)
+    param.grad = torch.ones(2, 2)
     try:
-        cls([torch.zeros(1, 1, requires_grad=True)], lr=0.0, **fixed)
-    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        cls([param], lr=0.001, **fixed).step()
+    except Exception as error:
         reason = str(error).rstrip(".")
         raise ConfigError(f"Can't build '{label}' in [training.optimizer.algorithm]: {reason}. Options found: {fixed}.") from error
 
@@ -174,6 +179,8 @@ def _is_matrix(param: torch.Tensor) -> bool:
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     """Any optimizer of the library pytorch-optimizer (extra `optimizers`), by its name there.
 
+    Its Muons and others that are for matrices alone leave the rest to torch.AdamW.v1.
+
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
     options (dict[str, Any]): Its keyword arguments, without `lr`. Numbers may be schedules.
     RAISES (ConfigError): There is none of that name, it refuses an option, or it can't be driven by gradients alone.
@@ -181,15 +188,28 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     """
     label = f"pytorch-optimizer.create.v1 ({name})"
     library = import_pytorch_optimizer()
-    try:
-        cls = library.load_optimizer(name)
-    except (NotImplementedError, ValueError, KeyError) as error:
-        from difflib import get_close_matches
-
+    if name.lower() not in library.get_supported_optimizers():
         near = ", ".join(get_close_matches(name.lower(), library.get_supported_optimizers(), n=5, cutoff=0.3))
         raise ConfigError(
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Near names: {near or 'none'}."
-        ) from error
+        )
+    cls = library.load_optimizer(name)
+    known = {key for key in inspect.signature(cls.__init__).parameters if key not in {"self", "params", "lr", "kwargs"}}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(sorted(known))}.")
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    _try_out(cls, label, options)
-    return Algorithm(label, cls, options)
+    matrices_only = name.lower() in _MATRICES_ONLY
+    build = partial(_build_for_matrices, cls) if matrices_only else cls
+    _try_out(build, label, options)
+    if matrices_only:
+        return Algorithm(label, build, options, accepts=_is_matrix, fallback=AdamW())
+    return Algorithm(label, build, options)
+
+
+# pytorch-optimizer's optimizers for matrices. Most want to be told so by a flag in the param group.
+_MATRICES_ONLY = {"adago", "adamuon", "muon", "muonclip", "normuon", "spectralsphere"}
+
+
+def _build_for_matrices(cls: Callable[..., torch.optim.Optimizer], params: Any, **options: Any) -> torch.optim.Optimizer:
+    return cls([{"params": params, "use_muon": True}], **options)

@@ -1,0 +1,188 @@
+"""Time of one update, side by side in one run: bare torch, TorchOptimizer, thinc's Adam.
+
+    python benchmarks/step.py [--rounds 30] [--json out.json]
+
+Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors, 109M params,
+a torch module in a PyTorchWrapper). Two sets of features: `plain` is AdamW and setting the gradients to zero; `full` adds clipping by the
+global norm, skipping of gradients that are not finite, and averages.
+
+An update starts with the gradients in their places and ends with the params updated and the gradients zero. The contestants take turns, each
+on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import spacy
+import thinc
+import torch
+from spacy.training import Example
+from thinc.api import Adam as ThincAdam
+from thinc.api import Model, PyTorchWrapper
+
+from thinc_torchopt import Adam, TorchOptimizer
+from thinc_torchopt.torch_optimizers import AdamW
+
+LEARN_RATE = 1e-4
+MAX_NORM = 1.0
+Contestant = tuple[Callable[[], None], Callable[[], None]]  # fill in the gradients (not timed), update (timed)
+
+
+def cnn_models() -> list[Model]:
+    """The models of a pipeline as spaCy builds it."""
+    nlp = spacy.blank("en")
+    listener = {"model": {"tok2vec": {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}}}
+    nlp.add_pipe("tok2vec")
+    nlp.add_pipe("tagger", config=listener)
+    nlp.add_pipe("parser", config=listener)
+    words = [f"w{i}" for i in range(60)]
+    example = Example.from_dict(
+        spacy.tokens.Doc(nlp.vocab, words=words),
+        {"tags": [f"T{i % 50}" for i in range(60)], "heads": [max(i - 1, 0) for i in range(60)], "deps": [f"d{i % 40}" for i in range(60)]},
+    )
+    nlp.initialize(lambda: [example])
+    return [proc.model for _, proc in nlp.pipeline]
+
+
+def bert_models() -> list[Model]:
+    """BERT base's shapes, nested as in a real implementation."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.output = (torch.nn.Linear(768, 768) for _ in range(4))
+            self.up, self.down = torch.nn.Linear(768, 3072), torch.nn.Linear(3072, 768)
+            self.norm_1, self.norm_2 = torch.nn.LayerNorm(768), torch.nn.LayerNorm(768)
+
+    class Bert(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.positions, self.types = (torch.nn.Embedding(n, 768) for n in (30522, 512, 2))
+            self.norm = torch.nn.LayerNorm(768)
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(12))
+
+    return [PyTorchWrapper(Bert())]
+
+
+def arrays_of(models: list[Model]) -> Iterator[Any]:
+    """Every param, as an array that shares its memory."""
+    for model in models:
+        for node in model.walk():
+            yield from (node.get_param(name) for name in node.param_names)
+            for shim in node.shims:
+                yield from (param.detach().numpy() for param in shim._model.parameters())
+
+
+def grads_of(models: list[Model]) -> list[torch.Tensor]:
+    """Every gradient, allocated, as a tensor that shares its memory. Gradients are small, as in real training."""
+    found = []
+    for model in models:
+        for node in model.walk():
+            for name in node.param_names:
+                node.set_grad(name, numpy.zeros_like(node.get_param(name)))
+                found.append(torch.from_numpy(node.get_grad(name)))
+            for shim in node.shims:
+                for param in shim._model.parameters():
+                    param.grad = torch.zeros_like(param)
+                    found.append(param.grad)
+    return found
+
+
+def thinc_contestant(models: list[Model], optimizer: Any, values: list[torch.Tensor]) -> Contestant:
+    grads = grads_of(models)
+
+    def fill() -> None:
+        torch._foreach_copy_(grads, values)
+
+    def update() -> None:
+        if isinstance(optimizer, TorchOptimizer):
+            with optimizer.joint_step():
+                for model in models:
+                    model.finish_update(optimizer)
+        else:
+            for model in models:
+                model.finish_update(optimizer)
+
+    return fill, update
+
+
+def torch_contestant(arrays: list[Any], values: list[torch.Tensor], *, full: bool) -> Contestant:
+    params = [torch.nn.Parameter(torch.from_numpy(array.copy())) for array in arrays]
+    grads = [torch.zeros_like(param) for param in params]
+    for param, grad in zip(params, grads):
+        param.grad = grad
+    data = [param.detach() for param in params]
+    averages = [torch.zeros_like(param) for param in data]
+    optimizer = torch.optim.AdamW(params, lr=LEARN_RATE, fused=True)
+
+    def fill() -> None:
+        torch._foreach_copy_(grads, values)
+
+    def update() -> None:
+        if full:
+            torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
+        optimizer.step()
+        if full:
+            torch._foreach_lerp_(averages, data, 1e-4)
+        torch._foreach_zero_(grads)
+
+    return fill, update
+
+
+def race(contestants: dict[str, Contestant], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each, after two rounds to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 2):
+        for name, (fill, update) in contestants.items():
+            fill()
+            start = time.perf_counter()
+            update()
+            if turn >= 2:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dict[str, float]:
+    arrays = list(arrays_of(build()))
+    rng = numpy.random.default_rng(0)
+    values = [torch.from_numpy(rng.normal(size=array.shape, scale=1e-3).astype("f")) for array in arrays]
+    features: dict[str, Any] = {"grad_clip": MAX_NORM if full else 0.0, "use_averages": full}
+    ours = TorchOptimizer(AdamW(), LEARN_RATE, max_nonfinite=20 if full else 0, **features)
+    contestants = {
+        "torch AdamW(fused)": torch_contestant(arrays, values, full=full),
+        "TorchOptimizer + torch.AdamW": thinc_contestant(build(), ours, values),
+        "drop-in Adam": thinc_contestant(build(), Adam(LEARN_RATE, L2=0.01, **features), values),
+        "thinc Adam": thinc_contestant(build(), ThincAdam(LEARN_RATE, L2=0.01, **features), values),
+    }
+    return race(contestants, rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", help="Also write the figures to this file.")
+    args = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads; ", end="")
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, thinc {thinc.__version__}, spaCy {spacy.__version__}")
+    results = {}
+    for title, build, rounds in (("(a) CNN pipeline", cnn_models, 10 * args.rounds), ("(b) BERT base", bert_models, args.rounds)):
+        arrays = list(arrays_of(build()))
+        print(f"\n{title}: {len(arrays)} tensors, {sum(array.size for array in arrays) / 1e6:.1f}M params")
+        for features in ("plain", "full"):
+            found = results[f"{title} {features}"] = measure(build, rounds, full=features == "full")
+            bare, theirs = found["torch AdamW(fused)"], found["thinc Adam"]
+            for name, ms in found.items():
+                print(f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster than thinc")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""spaCy's and thinc's own tests, with our drop-ins in the place of thinc's optimizers.
+
+    python tests/host_suites.py training       spaCy's tests of its training
+    python tests/host_suites.py all            also those of its pipeline and parser, and thinc's of models, layers and optimizers
+    python tests/host_suites.py all --without  the same tests with thinc's optimizers, to compare with
+
+Other arguments go to pytest. The oracle: whatever passes without us passes with us. The session fails if a test does, if no step was
+made by torch, or if one was made by thinc, which means that the swap missed a place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import unittest.mock
+from collections import Counter
+from typing import Any
+
+import pytest
+import spacy.util  # noqa: F401  (holds thinc's Adam under a name of its own)
+import thinc.api
+import thinc.optimizers
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from thinc_torchopt import drop_ins
+
+SUITES = {
+    "training": ["spacy.tests.training"],
+    "all": [
+        "spacy.tests.training",
+        "spacy.tests.pipeline",
+        "spacy.tests.parser",
+        "spacy.tests.test_models",
+        "thinc.tests.model",
+        "thinc.tests.layers",
+        "thinc.tests.shims",
+        "thinc.tests.test_optimizers",
+        "thinc.tests.test_config",
+    ],
+}
+
+# The hosts' tests run under the hosts' rules: no configuration and no cache of ours, and a warning is no error.
+OPTIONS = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "default", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
+
+
+class DropIns:
+    """A pytest plugin that puts the drop-ins in the place of thinc's optimizers, before any test is imported."""
+
+    def __init__(self) -> None:
+        self.torch_steps: Counter[str] = Counter()
+        self.thinc_steps = 0
+
+    def pytest_configure(self) -> None:
+        self._count_steps()
+        for name in ("Adam", "RAdam", "SGD"):
+            ours = getattr(drop_ins, name)
+            replace_everywhere(getattr(thinc.optimizers, name), ours)
+            thinc.api.registry.optimizers.register(f"{name}.v1", func=ours)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # thinc's tests of its optimizers call the class itself, which is also our base class.
+        for item in items:
+            if item.module.__name__ == "thinc.tests.test_optimizers":  # type: ignore[attr-defined]
+                item.module.Optimizer = optimizer_as_thincs  # type: ignore[attr-defined]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.testscollected and not session.config.option.collectonly and (self.thinc_steps or not self.torch_steps):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        counts = ", ".join(f"{count} by {name}" for name, count in sorted(self.torch_steps.items()))
+        terminalreporter.section("optimizer steps")
+        terminalreporter.line(f"torch: {counts or 'none: nothing was tested'}")
+        terminalreporter.line(f"thinc: {self.thinc_steps or 'none'}")
+
+    def _count_steps(self) -> None:
+        def count_torch(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self.torch_steps[type(optimizer).__name__] += 1
+
+        def count_thinc(optimizer: thinc.api.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self.thinc_steps += 1
+            return step(optimizer, *args, **kwargs)
+
+        register_optimizer_step_post_hook(count_torch)
+        step = thinc.api.Optimizer.__call__
+        thinc.api.Optimizer.__call__ = count_thinc  # type: ignore[method-assign]
+
+
+def replace_everywhere(old: Any, new: Any) -> None:
+    """Put another object under every name that a loaded module has for `old`."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is old:
+                setattr(module, name, new)
+
+
+def optimizer_as_thincs(learn_rate: Any, *, use_radam: bool = False, **options: Any) -> thinc.api.Optimizer:
+    """The drop-in for a call of thinc's `Optimizer`. Same arguments."""
+    return (drop_ins.RAdam if use_radam else drop_ins.Adam)(learn_rate, **options)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--without", action="store_true", help="leave thinc's optimizers in place")
+    args, rest = parser.parse_known_args()
+    # spaCy's tests import the package `mock`, of which Python has its own.
+    sys.modules.setdefault("mock", unittest.mock)
+    return pytest.main([*OPTIONS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[] if args.without else [DropIns()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Small models, pipelines and training data for the tests."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy
+import spacy
+import torch
+from spacy.language import Language
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+from thinc.api import Linear, Maxout, Model, PyTorchWrapper, chain
+
+from .conftest import SHARED
+
+LISTENER = {"model": {"tok2vec": {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}}}
+
+
+def thinc_model(width: int = 6) -> Model:
+    """Linear, LayerNorm and Maxout layers, initialized."""
+    model = chain(Linear(width, 5), Maxout(nO=width, nI=width, nP=2, normalize=True), Linear(3, width))
+    model.initialize()
+    return model
+
+
+def torch_model(width: int = 6) -> Model:
+    """A torch module in a thinc layer."""
+    module = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.LayerNorm(width), torch.nn.GELU(), torch.nn.Linear(width, 3))
+    return PyTorchWrapper(module)
+
+
+def mixed_model() -> Model:
+    """A thinc layer below a torch module."""
+    model = chain(Linear(5, 5), torch_model())
+    model.initialize()
+    return model
+
+
+def backprop(model: Model, rng: numpy.random.Generator, *, scale: float = 1.0) -> None:
+    """One forward and backward pass over random data: gradients pile up in the model."""
+    X = rng.normal(size=(7, 5)).astype("f")
+    Y, back = model.begin_update(X)
+    back((Y - rng.normal(size=Y.shape).astype("f")) * numpy.float32(scale))
+
+
+def slots(model: Model) -> Iterator[tuple[Any, Any]]:
+    """Each param of a model with its gradient (None if it has none), thinc's arrays and torch's params."""
+    for node in model.walk():
+        for shim in node.shims:
+            yield from ((param, param.grad) for param in shim._model.parameters())
+        for name in node.param_names:
+            yield node.get_param(name), node.get_grad(name) if node.has_grad(name) else None
+
+
+def snapshot(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Copies, as tensors."""
+    return [(v.detach() if isinstance(v, torch.Tensor) else torch.from_numpy(v)).clone() for v in values]
+
+
+def params_of(model: Model) -> list[torch.Tensor]:
+    """Copies of all params."""
+    return snapshot(param for param, _ in slots(model))
+
+
+def grads_of(model: Model) -> list[torch.Tensor]:
+    """Copies of all gradients."""
+    return snapshot(grad for _, grad in slots(model))
+
+
+def pipeline_params(nlp: Language) -> dict[str, list[torch.Tensor]]:
+    """Copies of all params by component."""
+    return {name: params_of(proc.model) for name, proc in nlp.pipeline if isinstance(getattr(proc, "model", None), Model)}
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """Whether tensors are bit-identical."""
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right))
+
+
+def toy_examples(nlp: Language, n: int = 12) -> list[Example]:
+    """Sentences with tags, a tree, entities and a category."""
+    examples = []
+    for i in range(n):
+        words = ["Anna", "likes", "red" if i % 2 else "blue", "London", "."][: 4 + i % 2]
+        gold = {
+            "tags": ["NNP", "VBZ", "JJ", "NNP", "."][: len(words)],
+            "heads": [1, 1, 3, 1, 1][: len(words)],
+            "deps": ["nsubj", "ROOT", "amod", "dobj", "punct"][: len(words)],
+            "entities": ["U-PERSON", "O", "O", "U-CITY", "O"][: len(words)],
+            "cats": {"RED": float(i % 2), "BLUE": float(1 - i % 2)},
+        }
+        examples.append(Example.from_dict(Doc(nlp.vocab, words=words), gold))
+    return examples
+
+
+def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool = True) -> Language:
+    """A pipeline, not initialized. `shared`: with one tok2vec for all."""
+    nlp = spacy.blank("en")
+    if shared:
+        nlp.add_pipe("tok2vec")
+    for name in components:
+        nlp.add_pipe(name, config=copy.deepcopy(LISTENER) if shared and not name.startswith("textcat") else {})
+    return nlp
+
+
+def treebank(nlp: Language, n: int, *, split: str = "train") -> list[Example]:
+    """The first documents of the treebank, with fresh predicted docs."""
+    docs = list(DocBin().from_disk(SHARED / "data" / f"ud-english-ewt-{split}.spacy").get_docs(nlp.vocab))[:n]
+    return [Example(Doc(nlp.vocab, words=[t.text for t in doc], spaces=[bool(t.whitespace_) for t in doc]), doc) for doc in docs]
