@@ -11,13 +11,16 @@ made by torch, or if one was made by thinc, which means that the swap missed a p
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import unittest.mock
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import spacy.util  # noqa: F401  (holds thinc's Adam under a name of its own)
+import thinc
 import thinc.api
 import thinc.optimizers
 import torch
@@ -41,7 +44,8 @@ SUITES = {
 }
 
 # The hosts' tests run under the hosts' rules: no configuration and no cache of ours, and a warning is no error.
-OPTIONS = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "default", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
+OPTIONS = ["-c", os.devnull, "--rootdir", str(Path(thinc.__file__).parents[1]), "-p", "no:cacheprovider", "-p", "no:xdist"]
+WARNINGS = ["-W", "default", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
 
 
 class DropIns:
@@ -107,7 +111,7 @@ def main() -> int:
     args, rest = parser.parse_known_args()
     # spaCy's tests import the package `mock`, of which Python has its own.
     sys.modules.setdefault("mock", unittest.mock)
-    return pytest.main([*OPTIONS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[] if args.without else [DropIns()])
+    return pytest.main([*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[] if args.without else [DropIns()])
 
 
 if __name__ == "__main__":

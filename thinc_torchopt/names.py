@@ -5,8 +5,8 @@
 and after labels were added.
 
 How a name comes about. From the root of a component's model, each step down adds the name of the layer. Shorter, where it can
-be: a layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind that outer layer; a layer that is
-only a combination of others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by its index among
+be: a layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind that outer layer, or behind what
+of it has a name; a layer that is only a combination of others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by its index among
 its siblings, or left out where it has none with params; so is a wrapper around a torch module. Torch's dots become slashes.
 """
 
@@ -102,8 +102,9 @@ def _paths(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
         yield node, path
         for ref in sorted(node.ref_names):
             target = node.maybe_get_ref(ref)
-            if target is not None:
-                by_ref.setdefault(id(target), f"{path}/{clean(ref)}")
+            if target is not None and id(target) not in by_ref:
+                short = f"{_without_indices(path)}/{clean(ref)}"
+                by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short
         siblings = [layer for layer in node.layers if id(layer) in bearing]
         for i, layer in enumerate(node.layers):
             if id(layer) in paths:
@@ -111,6 +112,14 @@ def _paths(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
             part = _part(layer, i, siblings, alone=len(siblings) < 2 and not node.param_names and not node.shims)
             paths[id(layer)] = by_ref.get(id(layer)) or (f"{path}/{part}" if part else path)
             queue.append(layer)
+
+
+def _without_indices(path: str) -> str:
+    """A path up to its last part that is no index."""
+    parts = path.split("/")
+    while len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()
+    return "/".join(parts)
 
 
 def _part(layer: Model, index: int, siblings: list[Model], *, alone: bool) -> Optional[str]:

@@ -56,9 +56,11 @@ class Param:
                 "The backward pass of its layer is wrong, or the param was resized between forward and backward pass."
             )
         self.grad_source = grad
-        view = grad if isinstance(grad, torch.Tensor) else view_of(grad, self.name)
+        is_plain = isinstance(grad, torch.Tensor) or not hasattr(grad, "flags") or is_viewable(grad)
+        source = grad if is_plain else own_copy(grad)
+        view = source if isinstance(source, torch.Tensor) else view_of(source, self.name)
         like = self.tensor
-        if view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
+        if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
             self.grad_copy = None
             like.grad = view
         else:

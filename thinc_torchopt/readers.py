@@ -1,19 +1,20 @@
 """PythonDocs: a corpus that every Python brings along, for a demo that downloads nothing.
 
-`pydoc_data.topics` is what `help("with")` shows: 79 chapters of the Python language reference, some 500 kB of English. Pieces of
-code stand in double quotes there, as in
+`pydoc_data.topics` is what `help("with")` shows: chapters of Python's reference manual, about 500 kB of English in 79 topics. Code
+stands in double quotes there, as in
 
     The "with" statement calls "__enter__()" first.
 
-The reader takes the quotes away and makes an entity CODE of what stood between them. Without its quotes, a word such as with, is or
-class is code only by what stands around it, and that is what an entity recognizer has to learn.
+The reader takes the quotes away, and what stood in them becomes an entity CODE. Without quotes, only the words around it tell whether
+`with`, `class` or `set` is code: that is what an entity recognizer has to learn.
 
-*topic*: one chapter, by its key, e.g. "with". A topic belongs to one split, by the checksum of its key, so the split is the same on
-every machine.
-*paragraph*: lines between two blank lines. Chapters repeat each other: a paragraph belongs to the first topic, by the alphabet, that
-has it, and is read once. Only prose is kept. Headings, grammar, tables, signatures and blocks of code go: they don't begin and end as
-sentences do, or hold signs that prose doesn't.
-SOURCE: Lib/pydoc_data/topics.py of CPython, generated from its Doc/reference. The text differs a little from version to version.
+*topic*: a chapter, by its key, e.g. "with". It is for training or for dev by the checksum of its key, the same on every machine.
+*paragraph*: the lines between two blank lines. Chapters repeat each other; a paragraph is read once, for the first of its topics in
+alphabetical order.
+
+Only running prose is read: no grammar, code blocks, doctests, tables, headings and signatures. Left out too are paragraphs with
+code that has spaces in it, as in "x if C else y": without quotes, nobody can tell where such a piece ends.
+SOURCE: Lib/pydoc_data/topics.py of CPython, made from its Doc/reference. The text differs a little from version to version.
 """
 
 from __future__ import annotations
@@ -24,76 +25,89 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from spacy.language import Language
-from spacy.tokens import Doc
 from spacy.training import Example
 
 from .errors import ConfigError
 
-LABEL = "CODE"
-# Code in its quotes. Quotes that pair up in another way, as in '"\""', make the paragraph unreadable: see _unquote.
-_QUOTED = re.compile(r'(?<![\w"])"(\S|\S[^"]*\S)"(?![\w"])')
-# Grammar, doctests, headings, tables, comments; a term whose definition stands further in.
-_NOT_PROSE = re.compile(r"::=|>>>|^\s*\.\.\. |[*=~-]{4}|\|.*\||(?:^|\s)# |\A( *)(?![*•-] |\d+\.|\[)\S.*\n\1 ", re.MULTILINE)
+_WHERE = "in the block of 'thinc-torchopt.PythonDocs.v1'"
+_MIN_WORDS = 6
+_QUOTED = re.compile(r'(?<![\w"])"([^"\s]+)"(?![\w"])')
+# Bullets, numbers and the like, which are no part of the sentence.
 _MARKER = re.compile(r"^(?:[*•-]|\d+\.|\[\d+\]|\*\*[^*]+:\*\*|Note:|(?:New|Added|Changed|Deprecated) [\w ,.]+:)\s+")
 _SENTENCES = re.compile(r'(?!\*\*)["“(*A-Z].*[.:]["”)]?(?: \[\d+\])*')
-_MIN_WORDS = 6
+_NOT_PROSE = re.compile(
+    r"""::= | >>> | ^\s*\.\.\.\s        # grammar, doctests
+    | [*=~-]{4} | \|.*\|                # underlined headings, tables
+    | (?:^|\s)\#\s                      # comments
+    | \A(\ *)(?![*•-]\ |\d+\.|\[)\S.*\n\1\ # a term, its definition further in""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
-def PythonDocs(split: Literal["train", "dev"], dev_share: float = 0.2) -> Callable[[Language], Iterable[Example]]:
+def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Callable[[Language], Iterable[Example]]:
     """Read Python's own documentation, with its code as entities CODE. Registered as `thinc-torchopt.PythonDocs.v1`.
 
-    split ("train" | "dev"): Which part. No topic and no paragraph is in both.
-    dev_share (float): Share of the topics that are for dev, between 0 and 1. Give both corpora the same.
-    RETURNS (Callable): Yields one Example a paragraph.
-    RAISES (ConfigError): An unknown split, a share that leaves one split empty, or a Python without its documentation.
+    split ("train" | "dev"): Which part. No topic and no paragraph is in both, given that both have the same `dev_share`.
+    dev_share (float): Share of the topics that is for dev, between 0 and 1.
+    RETURNS (Callable): Yields one Example for each paragraph.
+    RAISES (ConfigError): An unknown split, a share that leaves the split empty, or a Python without its documentation.
     """
-    where = "in the block of 'thinc-torchopt.PythonDocs.v1'"
     if split not in ("train", "dev"):
-        raise ConfigError(f"Can't set 'split' {where}: expected 'train' or 'dev', found {split!r}.")
+        raise ConfigError(f"Can't set 'split' {_WHERE}: expected 'train' or 'dev', found {split!r}.")
     if not 0.0 < dev_share < 1.0:
-        raise ConfigError(f"Can't set 'dev_share' {where}: expected a number between 0 and 1, both excluded, found {dev_share}.")
-    paragraphs = [text for topic, text in read_paragraphs(load_topics()) if (_place(topic) < dev_share) == (split == "dev")]
+        raise ConfigError(f"Can't set 'dev_share' {_WHERE}: expected a number above 0 and below 1, found {dev_share}.")
+    paragraphs = [text for topic, text in read_paragraphs(load_topics()) if is_dev(topic, dev_share) == (split == "dev")]
     if not paragraphs:
         raise ConfigError(
-            f"Can't make the split '{split}' {where}: expected at least one topic in it, found none with dev_share = {dev_share}. "
-            "Use a share that is further from 0 and 1, e.g. 0.2."
+            f"Can't read the split '{split}' {_WHERE}: expected at least one topic, found none with dev_share = {dev_share}. "
+            "Choose a share that is further from 0 and 1, e.g. 0.2."
         )
 
     def read(nlp: Language) -> Iterator[Example]:
         for paragraph in paragraphs:
-            reference = _annotate(nlp.make_doc, *_unquote(paragraph))
-            if reference is not None:
-                yield Example(nlp.make_doc(reference.text), reference)
+            text, offsets = unquote(paragraph)
+            reference = nlp.make_doc(text)
+            spans = [reference.char_span(start, end, label="CODE") for start, end in offsets]
+            # In 2 paragraphs of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): those can't be learned.
+            if None not in spans:
+                reference.set_ents(spans)
+                yield Example(nlp.make_doc(text), reference)
 
     return read
 
 
 def load_topics() -> Mapping[str, str]:
-    """The chapters of Python's documentation by topic.
+    """The chapters of Python's documentation, by topic.
 
     RAISES (ConfigError): This Python came without them.
     """
+    topics: dict[str, str]
     try:
         from pydoc_data.topics import topics
     except ImportError:
         topics = {}
     if not topics:
         raise ConfigError(
-            "Can't read Python's documentation for 'thinc-torchopt.PythonDocs.v1': expected the module pydoc_data.topics with its "
-            "chapters, found none. Small builds of Python leave it out. Install the full standard library (Debian: libpython3-stdlib)."
+            "Can't read Python's documentation for 'thinc-torchopt.PythonDocs.v1': expected topics in the module pydoc_data.topics, "
+            "found none. Some small builds of Python leave them out. Install Python with its full standard library."
         )
     return topics
 
 
+def is_dev(topic: str, dev_share: float) -> bool:
+    """Whether a topic is for dev. By a checksum: Python's own hash() of a string changes from process to process."""
+    return zlib.crc32(topic.encode("utf8")) / 2**32 < dev_share
+
+
 def read_paragraphs(topics: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Every paragraph of prose once, in one line, its code still quoted.
+    """Every paragraph of running prose once, as one line, its code still in quotes.
 
     topics (Mapping[str, str]): Chapters by topic.
     YIELDS (tuple[str, str]): The topic that the paragraph belongs to, and the paragraph.
     """
     seen = set()
     for topic in sorted(topics):
-        for block in re.split(r"\n\s*\n", topics[topic]):
+        for block in re.split(r"\n\s*\n", topics[topic].strip("\n")):
             words = re.sub(r"(?<=\w)-\n\s*", "-", block).split()
             text = _MARKER.sub("", " ".join(words))
             is_prose = len(words) >= _MIN_WORDS and _SENTENCES.fullmatch(text) and not _NOT_PROSE.search(block)
@@ -102,26 +116,16 @@ def read_paragraphs(topics: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield topic, text
 
 
-def _place(topic: str) -> float:
-    """Where a topic stands between 0 and 1. A checksum: Python's own hash() changes from process to process."""
-    return zlib.crc32(topic.encode("utf8")) / 2**32
+def unquote(paragraph: str) -> tuple[str, list[tuple[int, int]]]:
+    """Take the quotes away.
 
-
-def _unquote(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Take the quotes away. Also returns where in the new text each piece of code starts and ends."""
-    plain, offsets, end = "", [], 0
-    for quoted in _QUOTED.finditer(text):
-        plain += text[end : quoted.start()]
-        offsets.append((len(plain), len(plain) + len(quoted[1])))
-        plain += quoted[1]
+    paragraph (str): Text with code in quotes.
+    RETURNS (tuple[str, list[tuple[int, int]]]): The text without them; start and end in it of each piece of code.
+    """
+    text, offsets, end = "", [], 0
+    for quoted in _QUOTED.finditer(paragraph):
+        text += paragraph[end : quoted.start()]
+        offsets.append((len(text), len(text) + len(quoted[1])))
+        text += quoted[1]
         end = quoted.end()
-    return plain + text[end:], offsets
-
-
-def _annotate(make_doc: Callable[[str], Doc], text: str, offsets: list[tuple[int, int]]) -> Doc | None:
-    doc = make_doc(text)
-    spans = [doc.char_span(start, end, label=LABEL) for start, end in offsets]
-    if any(span is None for span in spans):
-        return None
-    doc.set_ents(spans)
-    return doc
+    return text + paragraph[end:], offsets

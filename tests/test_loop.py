@@ -1,0 +1,122 @@
+"""Oracle: spaCy's own loop around the same optimizer."""
+
+import numpy
+import pytest
+import spacy.training.loop
+from thinc.api import fix_random_seed
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.errors import PipelineError
+from thinc_torchopt.loop import train_while_improving
+from thinc_torchopt.torch_optimizers import SGD, AdamW
+
+from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
+
+SPACYS = spacy.training.loop.train_while_improving.__wrapped__
+
+
+def run(loop, *, steps=12, exclude=(), **settings):
+    """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
+    fix_random_seed(1)
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    nlp.add_pipe("textcat", name="frozen")
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
+    calls = []
+    options = {
+        "dropout": 0.2,
+        "eval_frequency": 3,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "annotating_components": [],
+        "before_update": lambda nlp, args: calls.append(args),
+        **settings,
+    }
+    data = ((i // 4, examples[(3 * i) % 12 :][:3]) for i in range(steps))
+
+    def evaluate():
+        scores = nlp.evaluate(examples)
+        return scores["tag_acc"], scores
+
+    yielded = []
+    for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
+        info.pop("seconds")
+        scores = {key: value for key, value in (info.pop("other_scores") or {}).items() if key != "speed"}
+        losses = {key: float(value) for key, value in info.pop("losses").items()}
+        yielded.append((len(batch), dict(info, checkpoints=list(info["checkpoints"])), scores, losses, is_best))
+    return pipeline_params(nlp), yielded, calls, optimizer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"accumulate_gradient": 2},
+        {"patience": 2, "eval_frequency": 1},
+        {"max_steps": 5},
+        {"dropout": iter([0.5 / (i + 1) for i in range(99)])},
+        {"annotating_components": ["tagger"]},
+        {"exclude": ["frozen"]},
+    ],
+    ids=lambda settings: next(iter(settings), "defaults"),
+)
+def test_loop_gives_what_spacys_gives(settings):
+    """Same weights, scores, losses and stops. Without clipping, one step for all and one per component are the same."""
+    if "dropout" in settings:
+        runs = [run(loop, dropout=iter([0.5 / (i + 1) for i in range(99)])) for loop in (SPACYS, train_while_improving)]
+    else:
+        runs = [run(loop, **settings) for loop in (SPACYS, train_while_improving)]
+    (theirs, their_yields, their_calls, _), (ours, our_yields, our_calls, _) = runs
+    assert our_yields == their_yields and our_calls == their_calls
+    assert all(same(ours[name], theirs[name]) for name in theirs)
+
+
+def test_loop_makes_one_step_for_the_whole_pipeline(monkeypatch):
+    calls = []
+    original = TorchOptimizer.step
+    monkeypatch.setattr(TorchOptimizer, "step", lambda self: (calls.append(1), original(self)))
+    run(train_while_improving, steps=7)
+    assert len(calls) == 7
+
+
+def test_loop_takes_over_for_our_optimizer_only():
+    _, yielded, _, optimizer = run(spacy.training.loop.train_while_improving, steps=4)
+    assert len(yielded) == 4 and set(optimizer.nr_update.values()) == {4}
+
+
+def test_loop_leaves_frozen_components_alone():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.add_pipe("textcat", name="frozen")
+    nlp.initialize(lambda: toy_examples(nlp))
+    before = params_of(nlp.get_pipe("frozen").model)
+    params, _, _, optimizer = run(train_while_improving, exclude=["frozen"])
+    assert not any(name.startswith("frozen/") for name in optimizer.params)
+    fix_random_seed(1)
+    untrained, *_ = run(train_while_improving, steps=0, exclude=["frozen"])
+    assert same(params["frozen"], untrained["frozen"]) and len(before) == len(params["frozen"])
+    assert not same(params["tagger"], untrained["tagger"])
+
+
+def test_loop_evaluates_the_averages():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(SGD(), 0.1, use_averages=True)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    layer = nlp.get_pipe("tagger").model.get_ref("output_layer")
+    seen = []
+
+    def evaluate():
+        seen.append((layer.get_param("W").copy(), optimizer.averages[layer.id, "W"].copy()))
+        return 0.0, {}
+
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    data = ((0, examples) for _ in range(3))
+    for _ in train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=None, **options):
+        assert not numpy.array_equal(layer.get_param("W"), seen[-1][0])
+    assert len(seen) == 3 and all(numpy.array_equal(used, average) for used, average in seen)
+
+
+def test_loop_says_when_there_is_nothing_to_train():
+    with pytest.raises(PipelineError, match="at least one trainable component"):
+        run(train_while_improving, exclude=["tagger", "ner", "frozen"])

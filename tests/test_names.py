@@ -1,0 +1,151 @@
+import re
+import subprocess
+import sys
+
+import numpy
+import pytest
+import spacy
+import torch
+from confection import Config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.names import clean, match, walk
+from thinc_torchopt.torch_optimizers import AdamW
+
+from .models import toy_examples, toy_pipeline
+
+COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
+ALLOWED = re.compile(r"[A-Za-z0-9_+/-]+")
+
+
+def names_of(nlp):
+    return [
+        (param.name, type(param.owner).__name__)
+        for name, proc in nlp.pipeline
+        if hasattr(proc, "model")
+        for param in walk(proc.model, name)
+    ]
+
+
+def big_pipeline():
+    nlp = toy_pipeline(COMPONENTS, shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    return nlp
+
+
+def test_names_are_as_the_design_says():
+    nlp = toy_pipeline(["ner", "tagger"], shared=False)
+    nlp.initialize(lambda: toy_examples(nlp))
+    names = {name for name, _ in names_of(nlp)}
+    assert {"ner/tok2vec/encode/2/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
+
+
+def test_names_of_torch_modules_are_torchs_with_slashes():
+    module = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))})
+    root = Model("transformer", lambda model, X, is_train: (X, lambda dY: dY), layers=[PyTorchWrapper(module)])
+    assert [param.name for param in walk(root, "transformer")] == [
+        "transformer/encoder/0/weight",
+        "transformer/encoder/0/bias",
+        "transformer/encoder/1/weight",
+        "transformer/encoder/1/bias",
+    ]
+
+
+def test_names_are_unique_and_survive_a_config():
+    names = [name for name, _ in names_of(big_pipeline())]
+    assert len(names) > 100 and len(set(names)) == len(names)
+    assert all(ALLOWED.fullmatch(name) for name in names)
+    config = Config({"training": {"rates": {name: {"learn_rate": 0.1} for name in names}}})
+    assert Config().from_str(config.to_str()) == config
+
+
+def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path):
+    nlp = big_pipeline()
+    nlp.to_disk(tmp_path / "model")
+    expected = names_of(nlp)
+    assert names_of(spacy.load(tmp_path / "model")) == expected
+    code = (
+        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from thinc_torchopt.names import walk;"
+        "nlp = spacy.load(sys.argv[1]); print('\\n'.join(p.name for n, q in nlp.pipeline for p in walk(q.model, n)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [name for name, _ in expected]
+
+
+RESIZABLE = {"model": {"@architectures": "spacy.TextCatBOW.v3", "exclusive_classes": True, "ngram_size": 1, "no_output_layer": False}}
+
+
+@pytest.mark.parametrize("component, label", [("ner", "NEW"), ("parser", "newdep"), ("textcat", "NEW")])
+def test_names_are_the_same_after_labels_were_added(component, label):
+    nlp = toy_pipeline([] if component == "textcat" else [component], shared=False)
+    pipe = nlp.add_pipe(component, config=RESIZABLE) if component == "textcat" else nlp.get_pipe(component)
+    examples = toy_examples(nlp)
+    optimizer = nlp.initialize(lambda: examples, sgd=TorchOptimizer(AdamW(), 0.01))
+    nlp.update(examples, sgd=optimizer)
+    before, ids = names_of(nlp), {node.id for node in pipe.model.walk()}
+    assert set(optimizer.params) == {name for name, _ in before}
+    pipe.add_label(label)
+    for example in examples:
+        example.reference.cats[label] = 0.0
+    nlp.update(examples, sgd=optimizer)
+    assert names_of(nlp) == before
+    assert set(optimizer.params) == {name for name, _ in before}
+    assert {node.id for node in pipe.model.walk()} != ids
+
+
+COMBINATIONS = ["chain", "concatenate", "residual", "clone", "odd name: a.b"]
+LAYERS = st.recursive(
+    st.sampled_from(["linear", "maxout", "norm", "torch"]),
+    lambda inner: st.tuples(
+        st.sampled_from(["chain", "concatenate", "residual", "clone", "odd name: a.b"]), st.lists(inner, min_size=1, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def build(spec):
+    leaves = {
+        "linear": lambda: Linear(2, 2),
+        "maxout": lambda: Maxout(2, 2, nP=2),
+        "norm": lambda: LayerNorm(2),
+        "torch": lambda: PyTorchWrapper(torch.nn.Linear(2, 2)),
+    }
+    if isinstance(spec, str):
+        return leaves[spec]()
+    kind, inner = spec[0], [build(layer) for layer in spec[1]]
+    if kind == "residual":
+        return residual(inner[0])
+    if kind == "clone":
+        return clone(inner[0], 2)
+    if kind == "odd name: a.b":
+        return Model(kind, lambda model, X, is_train: (X, lambda dY: dY), layers=inner, params={"W x": numpy.zeros(2, dtype="f")})
+    return {"chain": chain, "concatenate": concatenate}[kind](*inner) if len(inner) > 1 else inner[0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(LAYERS)
+def test_names_of_any_model_are_unique_lasting_and_complete(spec):
+    first, second = build(spec), build(spec)
+    names = [param.name for param in walk(first, "my pipe.v2")]
+    assert names == [param.name for param in walk(second, "my pipe.v2")]
+    assert len(set(names)) == len(names)
+    assert all(ALLOWED.fullmatch(name) and name.startswith("my_pipe_v2/") for name in names)
+    count = sum(len(node.param_names) + sum(2 for _ in node.shims) for node in first.walk())
+    assert len(names) == count
+
+
+def test_names_clean():
+    assert clean("a.b c:d") == "a_b_c_d" and clean("x-1_y+z") == "x-1_y+z" and clean("") == "_"
+
+
+def test_names_match_takes_globs_and_names_what_matches_nothing():
+    names = ["ner/output/W", "ner/output/b", "tagger/output/W"]
+    assert match(["*/b", "tagger/*"], names, where="[here]") == {"ner/output/b", "tagger/output/W"}
+    assert match([], names, where="[here]") == set()
+    with pytest.raises(ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 3 params.*ner/output/W"):
+        match(["nre/*"], names, where="[here]")

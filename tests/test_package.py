@@ -1,0 +1,66 @@
+"""The package as it is installed: entry points, names, and what importing it costs."""
+
+import ast
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import spacy
+
+import thinc_torchopt
+from thinc_torchopt import errors
+
+PACKAGE = Path(thinc_torchopt.__file__).parent
+
+
+def test_package_all_is_sorted_and_true():
+    assert thinc_torchopt.__all__ == sorted(thinc_torchopt.__all__, key=lambda name: (not name.isupper(), name.startswith("_"), name))
+    for name in thinc_torchopt.__all__:
+        assert getattr(thinc_torchopt, name) is not None
+    assert set(dir(thinc_torchopt)) == set(thinc_torchopt.__all__)
+    try:
+        thinc_torchopt.nonsense  # noqa: B018
+    except AttributeError as error:
+        assert "nonsense" in str(error)
+    else:
+        raise AssertionError("an unknown name was found")
+
+
+def test_package_import_is_cheap():
+    code = "import sys, thinc_torchopt; print([m for m in ('torch', 'cupy', 'thinc', 'spacy', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_package_entry_points_all_load_and_are_seen_by_spacy():
+    import thinc_torchopt.registry  # noqa: F401
+
+    groups = {"thinc_optimizers": "optimizers", "thinc_torch_optimizers": "torch_optimizers", "spacy_readers": "readers"}
+    count = 0
+    for group, registry_name in groups.items():
+        for entry_point in entry_points(group=group):
+            if entry_point.value.startswith("thinc_torchopt."):
+                function = entry_point.load()
+                assert spacy.registry.get(registry_name, entry_point.name) is function
+                count += 1
+    assert count == 21
+
+
+def test_package_learn_rate_has_one_writer():
+    """Nothing but learn_rate.py writes the `lr` of a torch param group."""
+    writers = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+            for target in targets:
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr":
+                    writers.append(path.name)
+    assert writers == ["learn_rate.py"]
+
+
+def test_package_errors_are_builtins_too():
+    ours = [value for value in vars(errors).values() if isinstance(value, type) and value is not errors.TorchOptError]
+    assert len(ours) > 8
+    for cls in ours:
+        assert issubclass(cls, (ValueError, RuntimeError, UserWarning))
+        assert cls.__name__ in errors.__doc__
