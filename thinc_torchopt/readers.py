@@ -34,14 +34,10 @@ _MIN_WORDS = 6
 _QUOTED = re.compile(r'(?<![\w"])"([^"\s]+)"(?![\w"])')
 # Bullets, numbers and the like, which are no part of the sentence.
 _MARKER = re.compile(r"^(?:[*•-]|\d+\.|\[\d+\]|\*\*[^*]+:\*\*|Note:|(?:New|Added|Changed|Deprecated) [\w ,.]+:)\s+")
+# Prose begins and ends as sentences do. Grammar, code, doctests, tables, headings and signatures don't.
 _SENTENCES = re.compile(r'(?!\*\*)["“(*A-Z].*[.:]["”)]?(?: \[\d+\])*')
-_NOT_PROSE = re.compile(
-    r"""::= | >>> | ^\s*\.\.\.\s        # grammar, doctests
-    | [*=~-]{4} | \|.*\|                # underlined headings, tables
-    | (?:^|\s)\#\s                      # comments
-    | \A(\ *)(?![*•-]\ |\d+\.|\[)\S.*\n\1\ # a term, its definition further in""",
-    re.MULTILINE | re.VERBOSE,
-)
+# A first line that is no list item, with lines further in below it: a term and its definition.
+_TERM = re.compile(r"( *)(?![*•-] |\d+\.|\[)\S.*\n\1 ")
 
 
 def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Callable[[Language], Iterable[Example]]:
@@ -110,7 +106,7 @@ def read_paragraphs(topics: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for block in re.split(r"\n\s*\n", topics[topic].strip("\n")):
             words = re.sub(r"(?<=\w)-\n\s*", "-", block).split()
             text = _MARKER.sub("", " ".join(words))
-            is_prose = len(words) >= _MIN_WORDS and _SENTENCES.fullmatch(text) and not _NOT_PROSE.search(block)
+            is_prose = len(words) >= _MIN_WORDS and _SENTENCES.fullmatch(text) and not _TERM.match(block)
             if is_prose and '"' not in _QUOTED.sub("", text) and text not in seen:
                 seen.add(text)
                 yield topic, text
