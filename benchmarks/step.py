@@ -2,12 +2,12 @@
 
     python benchmarks/step.py [--rounds 30] [--json out.json]
 
-Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors, 109M params,
-a torch module in a PyTorchWrapper). Two sets of features: `plain` is AdamW and setting the gradients to zero; `full` adds clipping by the
-global norm, skipping of gradients that are not finite, and averages.
+Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors,
+109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and setting the gradients to zero;
+`full` adds clipping (by the global norm; thinc: tensor by tensor), skipping of gradients that are not finite (not thinc), and averages.
 
-An update starts with the gradients in their places and ends with the params updated and the gradients zero. The contestants take turns, each
-on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
+An update starts with the gradients in their places and ends with the params updated and the gradients zero. The contestants take turns,
+each on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
 """
 
 import argparse

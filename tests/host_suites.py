@@ -119,7 +119,9 @@ def main() -> int:
     args, rest = parser.parse_known_args()
     # spaCy's tests import the package `mock`, of which Python has its own.
     sys.modules.setdefault("mock", unittest.mock)
-    return pytest.main([*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[Seeds()] if args.without else [Seeds(), DropIns()])
+    return pytest.main(
+        [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[Seeds()] if args.without else [Seeds(), DropIns()]
+    )
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
 def test_torch_optimizers_options_may_be_schedules(option):
     values = [0.1 / (1 + step) for step in range(30)]
     schedule = {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 1.0}
-    options = {"betas": {"beta1": schedule, "beta2": 0.9}} if option == "betas.beta1" else {option: schedule}
+    options = {"betas": {"beta2": 0.9, "beta1": schedule}} if option == "betas.beta1" else {option: schedule}
     optimizer = TorchOptimizer(resolve("torch.AdamW.v1", **options), 0.01, grad_clip=0.0)
     model = thinc_model()
     params = [torch.nn.Parameter(value) for value in params_of(model)]
@@ -154,7 +154,9 @@ def test_torch_optimizers_name_a_wrong_argument(options, said):
         resolve("torch.AdamW.v1", **options)
 
 
-@pytest.mark.parametrize("options", [{"betas": [0.9, 1.5]}, {"weight_decay": -1.0}, {"eps": -1e-8}, {"betas": [0.9]}])
+@pytest.mark.parametrize(
+    "options", [{"betas": [0.9, 1.5]}, {"weight_decay": -1.0}, {"eps": -1e-8}, {"betas": [0.9]}, {"betas": {"beta1": 0.9, "b2": 0.99}}]
+)
 def test_torch_optimizers_refuse_a_wrong_value_early(options):
     with pytest.raises(ConfigError, match=r"training\.optimizer\.algorithm"):
         resolve("torch.AdamW.v1", **options)

@@ -4,8 +4,8 @@ Each registered function takes the arguments of its class in torch, by torch's n
 installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
 which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself differentiated.
 
-Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section with an
-entry for each, in torch's order: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section with the
+entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
 
 `fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise torch
 decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures.
@@ -87,13 +87,15 @@ def _as_torch_takes_it(param: inspect.Parameter, value: Any) -> Any:
     """A pair as a tuple; everything else untouched."""
     if not isinstance(param.default, tuple):
         return value
-    found = tuple(value.values()) if isinstance(value, dict) else tuple(value)
-    if len(found) != len(param.default):
+    # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
+    entry = param.name if param.name == "eps" else param.name.removesuffix("s")
+    entries = [f"{entry}{i}" for i in range(1, len(param.default) + 1)]
+    if len(value) != len(entries) or (isinstance(value, dict) and set(value) != set(entries)):
         raise ConfigError(
-            f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected {len(param.default)} values, as in "
-            f"{list(param.default)}, found {list(found)}."
+            f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected {len(entries)} values, as in {list(param.default)}, "
+            f"or a section with {' and '.join(entries)}, found {value}."
         )
-    return found
+    return tuple(value[key] for key in entries) if isinstance(value, dict) else tuple(value)
 
 
 def _try_out(cls: Callable[..., Any], label: str, options: Mapping[str, Any]) -> None:

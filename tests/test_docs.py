@@ -1,0 +1,112 @@
+"""What the docs show is true: every config block resolves, every command runs, every link leads somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import spacy
+from confection import Config
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.compat import has_pytorch_optimizer
+
+from .spacy_cli import QUICK, spacy_cli, toy_corpus
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+
+
+def blocks(language):
+    found = []
+    for page in PAGES:
+        for i, text in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)):
+            found.append(pytest.param(text, id=f"{page.name}-{i}"))
+    return found
+
+
+def commands():
+    """Every command in the docs and in the heads of the configs."""
+    lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
+    for config in sorted((ROOT / "configs").glob("*.cfg")):
+        head = config.read_text().split("\n[")[0].replace("\\\n#", " ")
+        lines += [line.strip("# ") for line in head.splitlines() if line.strip("# ").startswith("spacy ")]
+    return [shlex.split(line, comments=True) for line in dict.fromkeys(lines) if line.strip()]
+
+
+@pytest.mark.parametrize("text", blocks("ini"))
+def test_docs_config_blocks_resolve(text):
+    config = Config().from_str(text.replace("[training.", "["))
+    if "pytorch-optimizer.create.v1" in text and not has_pytorch_optimizer:
+        pytest.skip("pytorch-optimizer is not installed")
+    assert isinstance(spacy.registry.resolve(config)["optimizer"], TorchOptimizer)
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_docs_commands_run(command, tmp_path, monkeypatch):
+    program, *args = command
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert set(args) <= set(targets)  # CI runs `make check` and `make test`; `make demo` has a test below
+    elif program == "pip":
+        setup = ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        extras = {extra for arg in args for extra in re.findall(r"\[(.*)\]", arg)}
+        assert args[0] == "install" and extras <= set(setup["options.extras_require"])
+    elif program == "python":
+        script = ROOT / args[0]
+        if script.parent.name == "benchmarks":
+            assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
+        else:
+            pytest.skip("the demo has a test of its own")
+    else:
+        assert program == "spacy"
+        run_spacy(args, tmp_path, monkeypatch)
+
+
+def run_spacy(args, folder, monkeypatch):
+    """Run a spaCy command of the docs as it stands, in a folder with a small corpus, for a few steps."""
+    if "transformer.cfg" in args[1]:
+        pytest.skip("needs a transformer's weights: test_training.py trains it from a folder, marked slow")
+    if "demo.cfg" in args[1]:
+        pytest.skip("trained by test_docs_demo")
+    toy_corpus(folder)
+    monkeypatch.chdir(folder)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    if "training/pretrain/model-last.bin" in args:
+        paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", f"{name}.spacy")]
+        spacy_cli("pretrain", args[1], "training/pretrain", *paths, "--paths.raw_text", "raw.jsonl")
+    quick = [part for key, value in QUICK.items() for part in (f"--{key}", value)] if args[0] == "train" else []
+    spacy_cli(*args, *quick)
+    assert list((folder / "training").iterdir())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_docs_name_only_what_is_registered():
+    """Every string in the docs that looks like ours or torch's can be found in a registry."""
+    import thinc_torchopt.registry  # noqa: F401
+
+    found = set()
+    for page in [*PAGES, *(ROOT / "configs").glob("*.cfg")]:
+        found |= set(re.findall(r"[`\"]((?:thinc-torchopt|torch|pytorch-optimizer)\.\w+\.v\d)[`\"]", page.read_text()))
+    assert len(found) > 15
+    for name in found:
+        assert any(spacy.registry.has(group, name) for group in ("optimizers", "torch_optimizers", "readers", "schedules")), name
+
+
+def test_docs_demo(tmp_path):
+    """`make demo`, without its set-up: a model that scores well, side by side with thinc's Adam."""
+    command = [sys.executable, ROOT / "examples" / "demo.py", "--output", tmp_path / "demo"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    models = [path.parent for path in (tmp_path / "demo").rglob("model-best/meta.json")]
+    scores = [spacy.load(path).meta["performance"]["ents_f"] for path in models]
+    assert len(scores) == 2 and max(scores) > 0.8
