@@ -6,7 +6,7 @@ import spacy.training.loop
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.errors import PipelineError
+from thinc_torchopt.errors import PipelineWarning
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.torch_optimizers import SGD, AdamW
 
@@ -118,5 +118,24 @@ def test_loop_evaluates_the_averages():
 
 
 def test_loop_says_when_there_is_nothing_to_train():
-    with pytest.raises(PipelineError, match="at least one trainable component"):
-        run(train_while_improving, exclude=["tagger", "ner", "frozen"])
+    """And goes on, as spaCy does: its users run pipelines of rules through the loop, for the scores."""
+    with pytest.warns(PipelineWarning, match="at least one trainable component") as warned:
+        _, yielded, *_ = run(train_while_improving, exclude=["tagger", "ner", "frozen"], steps=3)
+    assert len(warned) == 1 and len(yielded) == 3
+
+
+def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+
+    def before_update(nlp, args):
+        if args["step"] == 0:
+            nlp.initialize(lambda: examples)
+
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    data = ((0, examples) for _ in range(2))
+    evaluate = lambda: (0.0, {})  # noqa: E731
+    steps = train_while_improving(
+        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=before_update, **options
+    )
+    assert len(list(steps)) == 2 and set(optimizer.nr_update.values()) == {2}

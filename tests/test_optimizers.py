@@ -1,6 +1,8 @@
 """TorchOptimizer: gradients in, one torch step, zero gradients out."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy
@@ -502,6 +504,34 @@ def test_optimizers_do_not_keep_a_pipeline_alive():
     del nlp
     gc.collect()
     assert alive() is None and optimizer.params
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_copies_have_the_settings_and_start_anew(make_copy):
+    """A pipeline with its optimizer is pickled by `nlp.pipe(n_process=2)` on some systems. The copy's arrays are other ones."""
+    nlp, examples = trained_pipeline(
+        optimizer := plain(AdamW(weight_decay=0.3), 0.02, use_averages=True), components=["tagger"], shared=False
+    )
+    nlp.update(examples, sgd=optimizer)
+    before = params_of(nlp.get_pipe("tagger").model)
+    other_nlp, other = make_copy((nlp, optimizer))
+    assert (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0) and other.params == {} and other.averages == {}
+    other_nlp.update(examples, sgd=other)
+    assert other.averages and not same(before, params_of(other_nlp.get_pipe("tagger").model))
+    assert same(before, params_of(nlp.get_pipe("tagger").model))
+    nlp.update(examples, sgd=optimizer)
+    assert max(optimizer.nr_update.values()) == 2
+
+
+def test_optimizers_averages_can_be_given_up():
+    model, optimizer = thinc_model(), plain(use_averages=True)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(ConfigError, match=r"'averages'.*expected None, found dict"):
+        optimizer.averages = {}
+    optimizer.averages = None
+    model.finish_update(optimizer)
+    assert optimizer.averages == {}
 
 
 # ---------------------------------------------------------------- gradients that are not finite

@@ -12,6 +12,7 @@ Warning
 └── TorchOptWarning (UserWarning)
     ├── HostWarning                a spaCy or thinc that is not what we know
     ├── NonFiniteGradWarning       an update was skipped
+    ├── PipelineWarning            a pipeline with nothing to train
     └── ScheduleWarning            a schedule ended, its last value stays
 
 The text of each says: what failed, for which (by name or config path), what was expected and found, what to do.
@@ -56,6 +57,10 @@ class HostWarning(TorchOptWarning):
 
 class NonFiniteGradWarning(TorchOptWarning):
     """An update was skipped because a gradient was not finite."""
+
+
+class PipelineWarning(TorchOptWarning):
+    """A pipeline has nothing to train."""
 
 
 class ScheduleWarning(TorchOptWarning):

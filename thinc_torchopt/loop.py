@@ -8,6 +8,7 @@ SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from timeit import default_timer
 from typing import Any
@@ -16,6 +17,7 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
+from .errors import PipelineWarning
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
 
@@ -43,7 +45,6 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     YIELDS (tuple): For each step the batch, what loggers show, and whether this is the best model so far: None if it was not evaluated.
     """
-    optimizer.initialize(nlp, exclude)
     dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     started = default_timer()
     results: list[tuple[float, int]] = []
@@ -52,6 +53,9 @@ def train_while_improving(
     for step, (epoch, batch) in enumerate(train_data):
         if before_update is not None:
             before_update(nlp, {"step": step, "epoch": epoch})
+        if step == 0:
+            # Not earlier: the hook may be what puts the pipeline in order.
+            _introduce(optimizer, nlp, exclude)
         drop = next(dropouts)
         for subbatch in subdivide_batch(batch, accumulate_gradient):
             nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
@@ -82,3 +86,17 @@ def train_while_improving(
         _, best_step = max(results, key=lambda result: (result[0], -result[1]))
         if (patience and step - best_step >= patience) or (max_steps and step >= max_steps):
             break
+
+
+def _introduce(optimizer: TorchOptimizer, nlp: Language, exclude: list[str]) -> None:
+    """Tell the optimizer its pipeline. One that has nothing to train is run all the same, as spaCy does."""
+    if trainable_components(nlp, exclude):
+        optimizer.initialize(nlp, exclude)
+    else:
+        warnings.warn(
+            PipelineWarning(
+                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
+                f"excluded ({exclude}). If that is not meant, take one out of [training] frozen_components."
+            ),
+            stacklevel=2,
+        )

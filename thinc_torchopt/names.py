@@ -4,10 +4,13 @@
 *name*: `component/.../param`, for example `ner/tok2vec/encode/2/maxout/W`. The same in every process, after save and load,
 and after labels were added.
 
-How a name comes about. From the root of a component's model, each step down adds the name of the layer. Shorter, where it can
-be: a layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind that outer layer, or behind what
-of it has a name; a layer that is only a combination of others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by its index among
-its siblings, or left out where it has none with params; so is a wrapper around a torch module. Torch's dots become slashes.
+How a name comes about. From the root of a component's model, each step down adds the name of the layer. It is shortened so:
+
+- A layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind the outer layer's name.
+- A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by its index among
+  its siblings, or left out where no sibling has params. So is a wrapper around a torch module.
+
+Torch's dots become slashes.
 """
 
 import re

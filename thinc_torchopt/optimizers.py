@@ -35,6 +35,7 @@ from .param_table import ParamTable
 from .params import Param, array_of, is_viewable, own_copy
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .schedules import Schedule, Schedules, check_number
+from .threads import threads_for
 from .types import Algorithm, ClipBy, FloatOrSchedule, IntOrSchedule, Key
 
 
@@ -214,9 +215,18 @@ class TorchOptimizer(Optimizer):
         self._grad_clip = check_number("grad_clip", value)
 
     @property
-    def averages(self) -> dict[Any, Any]:  # type: ignore[override]
+    def averages(self) -> dict[Any, Any]:
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
         return {} if self._averages is None else self._averages.as_thinc(self._table.shims.values())
+
+    @averages.setter
+    def averages(self, value: None) -> None:  # type: ignore[override]
+        if value is not None:
+            raise ConfigError(
+                f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the averages and keeps "
+                "no more; to keep some, build the optimizer with use_averages = true."
+            )
+        self._averages = self._table.averages = None
 
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]
@@ -251,6 +261,18 @@ class TorchOptimizer(Optimizer):
         options = self._groups.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
+    # ------------------------------------------------------------------ pickle and copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
+        left_behind: dict[str, Any] = {"_averages": self._averages is not None, "_table": None, "_pending": {}}
+        return {**self.__dict__, "_groups": self._groups.without_params(), **left_behind}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._averages = Averages() if state["_averages"] else None
+        self._table = ParamTable(self._groups, self._averages)
+
     # ------------------------------------------------------------------ one step
 
     def _step(self, lr_scale: float) -> None:
@@ -260,21 +282,27 @@ class TorchOptimizer(Optimizer):
             return
         tensors = [param.tensor for param in updated]
         grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        try:
-            self._groups.before_clipping(tensors)
-            factor = self._measure_and_clip(updated, grads)
-            if factor is not None:
-                self._groups.step(tensors, self._learn_rate * lr_scale, factor)
+        with threads_for(tensors):
+            try:
+                self._groups.before_clipping(tensors)
+                factor = self._measure_and_clip(updated, grads)
+                if factor is not None:
+                    self._groups.step(tensors, self._learn_rate * lr_scale, factor)
+                    self._count(updated)
+            finally:
+                torch._foreach_zero_(grads)
                 for param in updated:
-                    param.steps += 1
-                    if param.callback is not None:
-                        param.callback(array_of(param.tensor))
-        finally:
-            torch._foreach_zero_(grads)
-            for param in updated:
-                param.zero_copied_grad()
-        if factor is not None and self._averages is not None:
-            self._averages.update(updated)
+                    param.zero_copied_grad()
+            if factor is not None and self._averages is not None:
+                self._averages.update(updated)
+
+    @staticmethod
+    def _count(updated: list[Param]) -> None:
+        """Count the update, and write it back to where params are kept elsewhere."""
+        for param in updated:
+            param.steps += 1
+            if param.callback is not None:
+                param.callback(array_of(param.tensor))
 
     def _measure_and_clip(self, updated: list[Param], grads: list[torch.Tensor]) -> float | None:
         """Clip, or say by how much to clip.

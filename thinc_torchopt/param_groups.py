@@ -7,6 +7,7 @@ steps, in thinc's buffers and in torch's, so each step shows torch only the para
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -76,6 +77,14 @@ class ParamGroups:
         group = self._group_of[id(new)] = self._group_of.pop(id(old))
         group.replace(old, new)
 
+    def without_params(self) -> ParamGroups:
+        """The same settings and schedules, for an optimizer that has met no param yet."""
+        fresh = copy(self)
+        fresh._group_of = {}
+        fresh._main = self._main.without_params()
+        fresh._fallback = None if self._fallback is None else self._fallback.without_params()
+        return fresh
+
     def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
         """Let algorithms that want it change the gradients before they are measured."""
         for group, chosen in self._split(tensors):
@@ -136,6 +145,11 @@ class TorchGroup:
             # Some classes, Adagrad among them, make a param's state only when they are built: so build, and take it over.
             self.optimizer.state.update(built.state)
             self.optimizer.param_groups[0]["params"].extend(tensors)
+
+    def without_params(self) -> TorchGroup:
+        fresh = copy(self)
+        fresh.optimizer = None
+        return fresh
 
     def drop(self, tensor: torch.Tensor) -> None:
         assert self.optimizer is not None

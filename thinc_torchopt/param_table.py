@@ -34,7 +34,7 @@ class ParamTable:
         self.names: dict[Key, str] = {}
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self._groups = groups
-        self._averages = averages
+        self.averages = averages
         self._nlp: Callable[[], Language | None] = lambda: None
 
     def bind(self, nlp: Language, exclude: Collection[str]) -> None:
@@ -143,8 +143,8 @@ class ParamTable:
         param = self.by_key.pop(key, None)
         if param is not None:
             self._groups.drop(param)
-        if self._averages is not None:
-            self._averages.drop(key)
+        if self.averages is not None:
+            self.averages.drop(key)
 
     def _add(self, key: Key, name: str, source: Any, tensor: torch.Tensor) -> Param | None:
         if tensor.numel() == 0:

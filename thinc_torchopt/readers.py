@@ -64,7 +64,7 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
             text, offsets = unquote(paragraph)
             reference = nlp.make_doc(text)
             spans = [span for start, end in offsets if (span := reference.char_span(start, end, label="CODE"))]
-            # In 2 paragraphs of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): those can't be learned.
+            # In 1 paragraph of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): it is left out.
             if len(spans) == len(offsets):
                 reference.set_ents(spans)
                 yield Example(nlp.make_doc(text), reference)

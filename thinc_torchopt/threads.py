@@ -1,0 +1,29 @@
+"""How many threads a step on the CPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+# torch splits each kernel between all threads and waits for the last one. For a small model that saves less than a millisecond on an
+# idle machine, and costs tens of them on a busy one, where a thread waits for its turn at every tensor (benchmarks/README.md).
+SMALL = 4_000_000
+
+
+@contextmanager
+def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, torch works on one thread if the tensors are few and small; otherwise on as many as ever.
+
+    tensors (Sequence[Tensor]): What is to be worked on.
+    """
+    before = torch.get_num_threads()
+    if before == 1 or sum(tensor.numel() for tensor in tensors) > SMALL:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
