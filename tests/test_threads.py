@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thinc_torchopt.threads import SMALL, threads_for
+from thinc_torchopt.threads import ONE_THREAD, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +12,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("size, expected", [(10, 1), (SMALL, 1), (SMALL + 1, 2)])
+@pytest.mark.parametrize("size, expected", [(10, 1), (ONE_THREAD, 1), (ONE_THREAD + 1, 2)])
 def test_threads_one_for_a_small_model(size, expected):
     with threads_for([torch.empty(size)]):
         assert torch.get_num_threads() == expected

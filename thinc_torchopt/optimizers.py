@@ -32,7 +32,7 @@ from .errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
 from .names import torch_params
 from .param_groups import ParamGroups
 from .param_table import ParamTable
-from .params import Param, array_of, is_viewable, own_copy
+from .params import Param, array_of, is_viewable, own_copy, zero_grads
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .schedules import Schedule, Schedules, check_number
 from .threads import threads_for
@@ -128,26 +128,27 @@ class TorchOptimizer(Optimizer):
         if key is None:
             key = id(param)
         known = self._table.see(key, param, callback)
-        if known is None:
-            return
-        known.callback = callback
-        if grad is not known.tensor.grad and (known.grad_source is not grad or known.grad_copy is not None):
-            known.set_grad(grad)
-        self._pending[key] = known
+        if known is not None:
+            known.callback = callback
+        self._note(known, grad)
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls this.
 
         model (Model): A component's model, or any other.
         """
-        for node in model.walk():
-            for shim in node.shims:
-                self._collect_shim(shim, model)
-            for name in node.param_names:
-                if node.has_grad(name):
-                    self.set_grad(self._table.see_node_param(node, name, model), node.get_grad(name), key=(node.id, name))
-        if not self._joint:
-            self.step()
+        try:
+            for node in model.walk():
+                for shim in node.shims:
+                    self._collect_shim(shim, model)
+                for name in node.param_names:
+                    if node.has_grad(name):
+                        self._note(self._table.see_node_param(node, name, model), node.get_grad(name))
+            if not self._joint:
+                self.step()
+        except BaseException:
+            self._pending.clear()
+            raise
 
     @contextmanager
     def joint_step(self) -> Iterator[None]:
@@ -219,8 +220,8 @@ class TorchOptimizer(Optimizer):
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
         return {} if self._averages is None else self._averages.as_thinc(self._table.shims.values())
 
-    @averages.setter
-    def averages(self, value: None) -> None:  # type: ignore[override]
+    @averages.setter  # type: ignore[override]
+    def averages(self, value: None) -> None:
         if value is not None:
             raise ConfigError(
                 f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the averages and keeps "
@@ -281,18 +282,15 @@ class TorchOptimizer(Optimizer):
         if not updated:
             return
         tensors = [param.tensor for param in updated]
-        grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
         with threads_for(tensors):
             try:
                 self._groups.before_clipping(tensors)
-                factor = self._measure_and_clip(updated, grads)
+                factor = self._measure_and_clip(updated)
                 if factor is not None:
                     self._groups.step(tensors, self._learn_rate * lr_scale, factor)
                     self._count(updated)
             finally:
-                torch._foreach_zero_(grads)
-                for param in updated:
-                    param.zero_copied_grad()
+                zero_grads(updated)
             if factor is not None and self._averages is not None:
                 self._averages.update(updated)
 
@@ -304,13 +302,14 @@ class TorchOptimizer(Optimizer):
             if param.callback is not None:
                 param.callback(array_of(param.tensor))
 
-    def _measure_and_clip(self, updated: list[Param], grads: list[torch.Tensor]) -> float | None:
+    def _measure_and_clip(self, updated: list[Param]) -> float | None:
         """Clip, or say by how much to clip.
 
         RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
         """
         if not (self._grad_clip or self.max_nonfinite):
             return 1.0
+        grads = [param.grad for param in updated]
         norms = grad_norms(grads)
         self.grad_norm = total_norm(norms)
         if self.max_nonfinite and not self.grad_norm < float("inf"):
@@ -345,6 +344,13 @@ class TorchOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ collecting gradients
 
+    def _note(self, param: Param | None, grad: Any) -> None:
+        if param is None:
+            return
+        if (param.grad_source is not grad and param.tensor.grad is not grad) or param.grad_copy is not None:
+            param.set_grad(grad)
+        self._pending[param.key] = param
+
     def _collect_shim(self, shim: Shim, model: Model) -> None:
         if not isinstance(shim, PyTorchShim) or type(shim).finish_update is not PyTorchShim.finish_update:
             self._collect_foreign_shim(shim, model)
@@ -355,8 +361,7 @@ class TorchOptimizer(Optimizer):
                 if overflow:
                     param.grad.zero_()
                 else:
-                    self._table.see_torch_param(param, shim, model)
-                    self.set_grad(param, param.grad)
+                    self._note(self._table.see_torch_param(param, shim, model), param.grad)
         shim._grad_scaler.update()
 
     def _collect_foreign_shim(self, shim: Shim, model: Model) -> None:

@@ -67,33 +67,34 @@ class ParamTable:
                         self._accept_new_shape(node, param_name)
                         self.see_node_param(node, param_name, model)
 
-    def see_node_param(self, node: Model, name: str, model: Model) -> Any:
-        """Make sure that a node's param is known, and that its array is one on which torch can work.
+    def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
+        """Look a node's param up, or take it in. An array that is read-only or not in C order is replaced by a plain copy.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
-        RETURNS (Any): Its array. A new one if the old was read-only or not in C order.
+        RETURNS (Param): The param, or None if it is empty.
         """
         key = (node.id, name)
         array = node.get_param(name)
         known = self.by_key.get(key)
-        if known is None or known.source is not array:
-            if key not in self.names:
-                self._name_below(model)
-            if hasattr(array, "flags") and not is_viewable(array):
-                array = own_copy(array)
-                node.set_param(name, array)
-            self.see(key, array)
-        return array
+        if known is not None and known.source is array:
+            return known
+        if key not in self.names:
+            self._name_below(model)
+        if hasattr(array, "flags") and not is_viewable(array):
+            array = own_copy(array)
+            node.set_param(name, array)
+        return self.see(key, array)
 
-    def see_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
-        """Make sure that a torch param is known.
+    def see_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
+        """Look a torch param up, or take it in.
 
         shim (Shim): Whose it is. model (Model): The root below which it was found.
+        RETURNS (Param): The param, or None if it is empty.
         """
         if id(param) not in self.names:
             self._name_below(model)
         self.shims[shim.id] = shim
-        self.see(id(param), param)
+        return self.see(id(param), param)
 
     def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
         """Name a param that a shim keeps elsewhere.

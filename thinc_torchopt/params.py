@@ -1,5 +1,6 @@
 """One param: a torch tensor on the memory of thinc's array, copied nowhere."""
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -69,10 +70,20 @@ class Param:
                 self.grad_copy = torch.empty_like(like)
             like.grad = self.grad_copy.copy_(view)
 
-    def zero_copied_grad(self) -> None:
-        """Set the gradient to zero at its source, where torch worked on a copy of it."""
-        if self.grad_copy is not None:
-            self.grad_source[...] = 0
+    @property
+    def grad(self) -> torch.Tensor:
+        """The gradient on which torch works."""
+        assert self.tensor.grad is not None
+        return self.tensor.grad
+
+
+def zero_grads(params: Sequence[Param]) -> None:
+    """Set gradients to zero in place, also at their source where torch worked on a copy."""
+    if params:
+        torch._foreach_zero_([param.grad for param in params])
+    for param in params:
+        if param.grad_copy is not None:
+            param.grad_source[...] = 0
 
 
 def view_of(array: Any, name: str) -> torch.Tensor:

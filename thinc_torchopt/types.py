@@ -31,7 +31,7 @@ class Algorithm:
     accepts (Callable): Whether the algorithm can optimize a param. The rest goes to `fallback`.
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
-    fused_devices (frozenset[str]): Device types on which its fused step runs, by default at once.
+    fused_devices (frozenset[str]): Device types on which its fused step runs.
     """
 
     label: str
