@@ -1,6 +1,6 @@
 """Time of one update, side by side in one run: bare torch, TorchOptimizer, thinc's Adam.
 
-    python benchmarks/step.py [--rounds 30] [--json out.json]
+    python benchmarks/step.py [--rounds 30] [--busy 2] [--json out.json]
 
 Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors,
 109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and setting the gradients to zero;
@@ -14,8 +14,11 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy
@@ -163,25 +166,39 @@ def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dic
     return race(contestants, rounds)
 
 
+def keep_busy(stack: ExitStack, processes: int) -> None:
+    """Start processes that do nothing but keep a core busy each, until the stack is closed."""
+    for _ in range(processes):
+        stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--busy", type=int, default=0, help="How many other processes keep a core busy meanwhile.")
     parser.add_argument("--json", help="Also write the figures to this file.")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads; ", end="")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, thinc {thinc.__version__}, spaCy {spacy.__version__}")
-    results = {}
-    for title, build, rounds in (("(a) CNN pipeline", cnn_models, 10 * args.rounds), ("(b) BERT base", bert_models, args.rounds)):
-        arrays = list(arrays_of(build()))
-        print(f"\n{title}: {len(arrays)} tensors, {sum(array.size for array in arrays) / 1e6:.1f}M params")
-        for features in ("plain", "full"):
-            found = results[f"{title} {features}"] = measure(build, rounds, full=features == "full")
-            bare, theirs = found["torch AdamW(fused)"], found["thinc Adam"]
-            for name, ms in found.items():
-                print(f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster than thinc")
+    results: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        keep_busy(stack, args.busy)
+        measure_all(args.rounds, results)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=2)
+
+
+def measure_all(rounds: int, results: dict[str, dict[str, float]]) -> None:
+    """Measure both models with both sets of features, and print what comes out."""
+    for title, build, turns in (("(a) CNN pipeline", cnn_models, 10 * rounds), ("(b) BERT base", bert_models, rounds)):
+        arrays = list(arrays_of(build()))
+        print(f"\n{title}: {len(arrays)} tensors, {sum(array.size for array in arrays) / 1e6:.1f}M params")
+        for features in ("plain", "full"):
+            found = results[f"{title} {features}"] = measure(build, turns, full=features == "full")
+            bare, theirs = found["torch AdamW(fused)"], found["thinc Adam"]
+            for name, ms in found.items():
+                print(f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster than thinc")
 
 
 if __name__ == "__main__":

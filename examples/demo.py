@@ -5,7 +5,6 @@ differ in the block [training.optimizer] alone: same data, seed, steps, learning
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -48,14 +47,11 @@ def main() -> None:
 
 def train(config: Path, output: Path, *, show: bool = True) -> float:
     """Run `spacy train`. Returns the seconds that it took, from start to exit."""
-    # This pipeline is so small that a second thread of torch's brings nothing; where other programs keep the cores busy, torch then
-    # waits for it at each step: 117 seconds in place of 30, on two cores with one other program.
-    env = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, "-m", "spacy", "train", str(config), "--output", str(output)]
     # In a pipe, our lines would otherwise come after those of the process.
     sys.stdout.flush()
     start = time.perf_counter()
-    done = subprocess.run(command, env=env, text=True, stdout=None if show else subprocess.PIPE, stderr=None if show else subprocess.STDOUT)
+    done = subprocess.run(command, text=True, stdout=None if show else subprocess.PIPE, stderr=None if show else subprocess.STDOUT)
     if done.returncode != 0:
         msg.fail(f"spacy train {config} stopped with exit code {done.returncode}", done.stdout or "See above.", exits=1)
     return time.perf_counter() - start

@@ -754,3 +754,25 @@ def test_optimizers_torch_model_alone_in_a_loop_without_spacy():
         back((Y - target) / 32)
         model.finish_update(optimizer)
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_optimizers_follow_a_model_to_another_device():
+    """The state goes along: the steps are those of a model that stayed."""
+    start = thinc_model()
+    found = []
+    for moves in (False, True):
+        model, optimizer = start.copy(), plain(use_averages=True)
+        for step in range(6):
+            if moves and step == 3:
+                model.to_gpu(0)
+            for node in model.walk():
+                for name in node.param_names:
+                    grad = numpy.full(node.get_param(name).shape, 0.1 * (step + 1), dtype="f")
+                    node.set_grad(name, node.ops.asarray(grad))
+            model.finish_update(optimizer)
+        found.append([tensor.cpu().clone() for tensor in optimizer.params.values()])
+    for ours, theirs in zip(*found):
+        # float32: CUDA's kernel rounds in another order.
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
