@@ -71,8 +71,6 @@ def run_spacy(args, folder, monkeypatch):
     """Run a spaCy command of the docs as it stands, in a folder with a small corpus, for a few steps."""
     if "transformer.cfg" in args[1]:
         pytest.skip("needs a transformer's weights: test_training.py trains it from a folder, marked slow")
-    if "demo.cfg" in args[1]:
-        pytest.skip("trained by test_docs_demo")
     toy_corpus(folder)
     monkeypatch.chdir(folder)
     (folder / "configs").symlink_to(ROOT / "configs")

@@ -295,11 +295,8 @@ def shim_model(shim):
     return chain(Linear(3, 3), Model("store", lambda model, X, is_train: (X, lambda dY: dY), shims=[shim])).initialize()
 
 
-@pytest.mark.parametrize("kind", [StoreShim, PerParamShim])
-@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("kind, clip", [(StoreShim, 0.0), (StoreShim, 0.5), (PerParamShim, 0.0)])
 def test_optimizers_write_back_to_shims_with_a_store_of_their_own(kind, clip):
-    if kind is PerParamShim and clip:
-        pytest.skip("such a shim's later params are updated by themselves, clipped by their own norm")
     shim = kind([numpy.ones((2, 3)), numpy.arange(4.0)])
     model = shim_model(shim)
     optimizer = plain(grad_clip=clip)

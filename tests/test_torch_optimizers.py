@@ -209,8 +209,8 @@ def test_torch_optimizers_create_names_what_is_wrong():
         resolve("pytorch-optimizer.create.v1", name="lion", options={"nonsense": 1})
 
 
-@pytest.mark.skipif(has_pytorch_optimizer, reason="pytorch-optimizer is installed")
-def test_torch_optimizers_create_names_its_extra():
+def test_torch_optimizers_create_names_its_extra(monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.compat.has_pytorch_optimizer", False)
     with pytest.raises(ImportError, match=r"thinc-torchopt\[optimizers\]"):
         resolve("pytorch-optimizer.create.v1", name="lion")
 
