@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import spacy.training.loop
+from spacy.language import Language
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
@@ -122,6 +123,32 @@ def test_loop_says_when_there_is_nothing_to_train():
     with pytest.warns(PipelineWarning, match="at least one trainable component") as warned:
         _, yielded, *_ = run(train_while_improving, exclude=["tagger", "ner", "frozen"], steps=3)
     assert len(warned) == 1 and len(yielded) == 3
+
+
+def test_loop_calls_components_with_models_that_are_not_thincs():
+    class Pipe:
+        is_trainable, model, finished = True, object(), 0
+
+        def __call__(self, doc):
+            return doc
+
+        def update(self, examples, **kwargs):
+            return {}
+
+        def finish_update(self, sgd):
+            self.finished += 1
+
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    Language.component("foreign", func=(pipe := Pipe()))
+    nlp.add_pipe("foreign")
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "before_update": None}
+    data = ((0, examples) for _ in range(3))
+    list(
+        train_while_improving(nlp, TorchOptimizer(AdamW(), 0.01), data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+    )
+    assert pipe.finished == 3
 
 
 def test_loop_lets_the_first_hook_put_the_pipeline_in_order():

@@ -3,13 +3,14 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import numpy
 import pytest
 import torch
 from spacy.language import Language
-from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper, Shim, chain
+from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper, Shim, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import (
@@ -324,6 +325,70 @@ def test_optimizers_write_back_to_shims_with_a_store_of_their_own(kind, clip):
         assert sum(name.endswith("/store-shim") for name in optimizer.params) == 1
 
 
+def test_optimizers_finish_a_shim_after_a_skipped_update():
+    """Such a shim lets go of its gradients when it has its answer: a NaN must not stay with it."""
+
+    class Accumulating(StoreShim):
+        def add(self, value):
+            grad = numpy.full(3, value, dtype="f")
+            self.gradients = [grad] if self.gradients is None else [self.gradients[0] + grad]
+
+    shim = Accumulating([numpy.ones(3)])
+    model, optimizer = shim_model(shim), plain(SGD(), 0.5)
+    for value in (numpy.nan, 1.0, 1.0):
+        shim.add(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteGradWarning)
+            model.finish_update(optimizer)
+    assert optimizer.skipped_updates == 1 and (shim.values[0] == 0.0).all() and shim.finished == 3
+
+
+def test_optimizers_custom_torch_shim_is_run_once_and_joins_the_step():
+    class Scaled(PyTorchShim):
+        """Prepares its gradients, then does as thinc's."""
+
+        def finish_update(self, optimizer):
+            for param in self._model.parameters():
+                param.grad *= 10
+            super().finish_update(optimizer)
+
+    module = torch.nn.Linear(2, 2)
+    model = Model("scaled", lambda model, X, is_train: (X, lambda dY: dY), shims=[Scaled(module)])
+    optimizer = plain(SGD(), 0.01, use_averages=True)
+    for step in range(3):
+        for param in module.parameters():
+            param.data.fill_(1.0) if step == 0 else None
+            param.grad = torch.ones_like(param)
+        with optimizer.joint_step():
+            model.finish_update(optimizer)
+            before = [param.detach().clone() for param in module.parameters()]
+        expected = torch.tensor(1.0 - 0.1 * (step + 1))
+        for param, value in zip(module.parameters(), before):
+            # float32: 0.9, 0.8, 0.7 by repeated subtraction.
+            torch.testing.assert_close(param.detach(), expected.expand_as(param), rtol=1e-6, atol=1e-7)
+            assert not torch.equal(param, value)
+    with model.use_params(optimizer.averages):
+        assert all((param > 0.7).all() for param in module.parameters())
+
+
+def test_optimizers_copied_torch_layers_have_averages_of_their_own():
+    """Model.copy, and with it nlp.replace_listeners, copies a shim with its id."""
+    first = torch_model()
+    second = first.copy()
+    assert first.shims[0].id == second.shims[0].id
+    optimizer = plain(use_averages=True)
+    rng = numpy.random.default_rng(0)
+    for _ in range(5):
+        for model in (first, second):
+            backprop(model, rng, scale=1.0 if model is first else 3.0)
+            model.finish_update(optimizer)
+    for model in (first, second):
+        with model.use_params(optimizer.averages):
+            found = params_of(model)
+        expected = [optimizer._table.averages._tensors[id(param)] for param in model.shims[0]._model.parameters()]
+        assert same(found, expected)
+
+
 def test_optimizers_reuse_one_buffer_for_a_shim():
     shim = StoreShim([numpy.ones(5)])
     model, optimizer = shim_model(shim), plain()
@@ -346,7 +411,96 @@ def test_optimizers_set_grad_with_a_callback():
     optimizer.set_grad(value, numpy.ones((2, 2), dtype="f"), received.append)
     optimizer.step()
     assert numpy.array_equal(received[0], numpy.full((2, 2), 0.5, dtype="f"))
-    assert value.all() and (value == 1).all()
+    assert (value == 1).all()
+
+
+def test_optimizers_callback_param_whose_store_changes_in_place():
+    optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
+
+    def update():
+        optimizer.set_grad(store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store")
+        optimizer.step()
+
+    update()
+    store[:] = 100
+    update()
+    assert (store == 99).all()
+
+
+def test_optimizers_refuse_to_write_to_a_read_only_array():
+    value = numpy.ones(2, dtype="f")
+    value.flags.writeable = False
+    with pytest.raises(ParamError, match="expected a writable one in C order"):
+        plain().set_grad(value, numpy.ones(2, dtype="f"))
+
+
+def test_optimizers_inner_joint_step_ends_with_the_outer_one():
+    models, optimizer = [thinc_model(), thinc_model()], plain()
+    before = [params_of(model) for model in models]
+    with optimizer.joint_step():
+        for model in models:
+            backprop(model, numpy.random.default_rng(0))
+            with optimizer.joint_step():
+                model.finish_update(optimizer)
+            assert same(before[models.index(model)], params_of(model))
+    assert set(optimizer.nr_update.values()) == {1}
+
+
+def test_optimizers_leave_frozen_and_quantized_torch_params_alone():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+            self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+            self.lazy = torch.nn.LazyLinear(2)
+
+        def forward(self, X):
+            return self.lazy(X)
+
+    nlp = toy_pipeline([], shared=False)
+    pipe = nlp.add_pipe("tagger")
+    nlp.initialize(lambda: toy_examples(nlp))
+    wrapper = PyTorchWrapper(Module())
+    pipe.model.layers.append(wrapper)
+    optimizer = plain()
+    optimizer.initialize(nlp)
+    assert not any("codes" in name or "frozen" in name or "lazy" in name for name in optimizer.params)
+    Y, back = wrapper.begin_update(numpy.ones((4, 5), dtype="f"))
+    back(Y)
+    pipe.finish_update(optimizer)
+    assert {name.rsplit("/", 2)[-2] for name in optimizer.params if "lazy" in name} == {"lazy"}
+
+
+def test_optimizers_components_with_names_that_look_alike_keep_apart():
+    nlp = toy_pipeline([], shared=False)
+    for name in ("my cat", "my_cat", "é", "ü"):
+        nlp.add_pipe("tagger", name=name)
+    examples, optimizer = toy_examples(nlp), plain()
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    assert {name.split("/")[0] for name in optimizer.params} == {"my_cat", "my_cat-2", "_", "_-2"}
+    assert len(optimizer.params) == sum(len(params) for params in pipeline_params(nlp).values())
+
+
+def test_optimizers_forget_components_that_were_removed_or_excluded():
+    nlp, _ = trained_pipeline(optimizer := plain(), components=["tagger", "ner"], shared=False)
+    nlp.add_pipe("textcat").initialize(lambda: toy_examples(nlp), nlp=nlp)
+    optimizer.initialize(nlp)
+    assert {name.split("/")[0] for name in optimizer.params} == {"tagger", "ner", "textcat"}
+    nlp.remove_pipe("textcat")
+    optimizer.initialize(nlp, exclude=["ner"])
+    assert {name.split("/")[0] for name in optimizer.params} == {"tagger"}
+    assert len(optimizer._groups.all[0].optimizer.param_groups[0]["params"]) == len(optimizer.params)
+
+
+def test_optimizers_keep_the_state_of_a_disabled_component():
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["tagger", "ner"], shared=False)
+    nlp.update(examples, sgd=optimizer)
+    with nlp.select_pipes(disable=["ner"]):
+        nlp.add_pipe("textcat").initialize(lambda: examples, nlp=nlp)
+        nlp.update(examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    steps = {param.name.split("/")[0]: param.steps for param in optimizer._table.by_key.values()}
+    assert steps == {"tagger": 3, "ner": 2, "textcat": 2}
 
 
 def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():
@@ -580,6 +734,38 @@ def test_optimizers_good_updates_start_the_count_of_bad_ones_anew():
             model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), value))
             model.finish_update(optimizer)
     assert optimizer.skipped_updates == 3
+
+
+def test_optimizers_stop_when_one_of_several_models_stays_bad():
+    good, bad, optimizer = thinc_model(), thinc_model(), plain(max_nonfinite=3)
+
+    def update():
+        bad.layers[0].set_grad("W", numpy.full_like(bad.layers[0].get_param("W"), numpy.nan))
+        backprop(good, numpy.random.default_rng(0))
+        good.finish_update(optimizer)
+        bad.finish_update(optimizer)
+
+    with pytest.warns(NonFiniteGradWarning):
+        update()
+        update()
+    with pytest.raises(NonFiniteGradError, match="3 updates in a row"):
+        update()
+
+
+def test_optimizers_clip_nothing_when_a_gradient_is_infinite_and_nobody_looks():
+    weights, grad = numpy.ones(2, dtype="f"), numpy.array([numpy.inf, 1.0], dtype="f")
+    plain(SGD(), 0.5, grad_clip=1.0, max_nonfinite=0)((0, "W"), weights, grad)
+    assert weights.tolist() == [-numpy.inf, 0.5]
+
+
+def test_optimizers_say_when_a_schedule_does_not_move():
+    """A loop that never calls step_schedules trains at the first rate of its schedule, which is 0 for a warm-up."""
+    model, optimizer = thinc_model(), plain(learn_rate=warmup_linear(0.1, 10, 100))
+    with pytest.warns(ScheduleWarning, match=r"learning rate 0.*optimizer\.step_schedules\(\)") as warned:
+        for _ in range(120):
+            backprop(model, numpy.random.default_rng(0))
+            model.finish_update(optimizer)
+    assert len(warned) == 1
 
 
 def test_optimizers_look_away_when_told_to():

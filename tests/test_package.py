@@ -35,7 +35,12 @@ def test_package_import_is_cheap():
 def test_package_entry_points_all_load_and_are_seen_by_spacy():
     import thinc_torchopt.registry  # noqa: F401
 
-    groups = {"thinc_optimizers": "optimizers", "thinc_torch_optimizers": "torch_optimizers", "spacy_readers": "readers"}
+    groups = {
+        "thinc_optimizers": "optimizers",
+        "thinc_torch_optimizers": "torch_optimizers",
+        "thinc_schedules": "schedules",
+        "spacy_readers": "readers",
+    }
     count = 0
     for group, registry_name in groups.items():
         for entry_point in entry_points(group=group):
@@ -43,7 +48,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
                 function = entry_point.load()
                 assert spacy.registry.get(registry_name, entry_point.name) is function
                 count += 1
-    assert count == 21
+    assert count == 28
 
 
 def test_package_learn_rate_has_one_writer():

@@ -13,7 +13,7 @@ from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError
 
 from .conftest import needs_gpu
-from .models import backprop, grads_of, mixed_model, params_of, slots, thinc_model, torch_model
+from .models import backprop, grads_of, mixed_model, params_of, slots, thinc_model, torch_model, toy_examples, toy_pipeline
 
 NAMES = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 FUSED = {"Adagrad", "Adam", "AdamW", "SGD"}
@@ -93,18 +93,72 @@ def test_torch_optimizers_muon_takes_matrices_and_its_fallback_the_rest():
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
-    fallback = {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
-    model = mixed_model()
-    patterns = ["*/linear/W"]
+    patterns, fallback = ["*/hashembed/E", "ner/upper/W"], {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
     optimizer = TorchOptimizer(resolve("torch.Muon.v1", fallback_params=patterns, fallback=fallback), 0.01, grad_clip=0.0)
+    nlp = toy_pipeline(["ner"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    twins = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in optimizer.params.items()}
+    muon = [twins["ner/tok2vec/linear/W"]]
+    bare = (
+        torch.optim.Muon(muon, lr=0.01),
+        torch.optim.SGD([p for p in twins.values() if p is not muon[0]], lr=0.01, momentum=0.5, fused=True),
+    )
+    for _ in range(5):
+        nlp.update(examples, sgd=False)
+        for (name, tensor), (_, grad) in zip(twins.items(), slots(nlp.get_pipe("ner").model)):
+            assert name in optimizer.params
+            tensor.grad = torch.from_numpy(grad.copy())
+        for algorithm in bare:
+            algorithm.step()
+        nlp.get_pipe("ner").finish_update(optimizer)
+    assert all(torch.equal(tensor, twins[name]) for name, tensor in optimizer.params.items())
 
-    def bare(params):
-        chosen = {id(p) for p, (value, _) in zip(params, slots(model)) if p.ndim != 2 or isinstance(value, numpy.ndarray)}
-        rest = torch.optim.SGD([p for p in params if id(p) in chosen], lr=0.01, momentum=0.5, fused=True)
-        return [torch.optim.Muon([p for p in params if id(p) not in chosen], lr=0.01), rest]
 
-    ours, theirs = train_beside_torch(model, optimizer, bare)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
+    """They have two dimensions."""
+    model = thinc_model()
+    optimizer = TorchOptimizer(resolve("torch.Muon.v1"), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    of_muon = {id(tensor) for tensor in optimizer._groups.all[0].optimizer.param_groups[0]["params"]}
+    names = {name.split("/", 1)[1] for name, tensor in optimizer.params.items() if id(tensor) in of_muon}
+    assert names == {"linear-0/W", "linear-2/W"}
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_torch_optimizers_patterns_need_a_pipeline():
+    model, optimizer = mixed_model(), TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/E"]), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    with pytest.raises(ConfigError, match=r"optimizer\.initialize\(nlp\)"):
+        model.finish_update(optimizer)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize("frozen", [[], ["tagger"]])
+def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen, tmp_path):
+    """`spacy train` shows the optimizer one part of such a pipeline after the other."""
+    from confection import Config
+    from spacy.training.initialize import init_nlp
+
+    from .conftest import CONFIGS
+    from .spacy_cli import toy_corpus
+
+    source = toy_pipeline(["tagger"], shared=False)
+    source.initialize(lambda: toy_examples(source))
+    source.to_disk(tmp_path / "source")
+    corpus = toy_corpus(tmp_path)
+    config = Config().from_disk(CONFIGS / "muon.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")})
+    config["nlp"]["pipeline"] = ["tagger", "ner"]
+    config["components"] = {"tagger": {"source": str(tmp_path / "source")}, "ner": {"factory": "ner"}}
+    config["training"]["frozen_components"] = frozen
+    config["training"]["optimizer"]["algorithm"]["fallback_params"] = ["tagger/*", "ner/upper/W"]
+    nlp = init_nlp(config)
+    optimizer = spacy.registry.resolve({"o": config["training"]["optimizer"]})["o"]
+    optimizer.initialize(nlp, exclude=frozen)
+    assert {name.split("/")[0] for name in optimizer.params} == {"tagger", "ner"} - set(frozen)
+    nlp._optimizer.initialize(nlp)
 
 
 @pytest.mark.parametrize("option", ["weight_decay", "eps", "betas.beta1"])
@@ -173,15 +227,21 @@ def test_torch_optimizers_say_why_some_cannot_be_used(name, why):
         resolve(f"torch.{name}.v1")
 
 
-def test_torch_optimizers_pattern_that_matches_nothing():
-    from .models import toy_examples, toy_pipeline
+def test_torch_optimizers_name_an_unknown_argument_in_python():
+    with pytest.raises(ConfigError, match=r"'torch\.AdamW\.v1': it has no option weigth_decay\. It has: .*weight_decay"):
+        torch_optimizers.AdamW(weigth_decay=0.5)
+    with pytest.raises(ConfigError, match=r"'weight_decay'.*expected a number, found 'x'"):
+        torch_optimizers.AdamW(weight_decay="x")
 
+
+def test_torch_optimizers_pattern_that_matches_nothing():
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
     nlp = toy_pipeline()
     optimizer = TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/hashembd/E"]), 0.01)
+    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
     with pytest.raises(ConfigError, match=r"'\*/hashembd/E' in \[training.optimizer.algorithm\] fallback_params.*hashembed/E"):
-        nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
+        optimizer.initialize(nlp)
 
 
 def test_torch_optimizers_without_muon_in_torch(monkeypatch):
@@ -199,6 +259,31 @@ def test_torch_optimizers_create_equals_the_library(name):
     cls = pytorch_optimizer.load_optimizer(name)
     ours, theirs = train_beside_torch(mixed_model(), optimizer, lambda params: [cls(params, lr=0.01, weight_decay=0.01)])
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+@pytest.mark.parametrize("name", ["adabelief", "adan", "lamb"])
+def test_torch_optimizers_create_counts_steps_per_param(name):
+    """The library counts them per group. Two models, updated together or one after the other: the same result."""
+    found = []
+    for together in (True, False):
+        models = [torch_model(), torch_model()]
+        for model in models:
+            torch.manual_seed(0)
+            for param in model.shims[0]._model.parameters():
+                torch.nn.init.normal_(param)
+        optimizer, rng = TorchOptimizer(resolve("pytorch-optimizer.create.v1", name=name), 0.01, grad_clip=0.0), numpy.random.default_rng(0)
+        for _ in range(5):
+            for model in models:
+                backprop(model, rng)
+                if not together:
+                    model.finish_update(optimizer)
+            if together:
+                with optimizer.joint_step():
+                    for model in models:
+                        model.finish_update(optimizer)
+        found.append([param for model in models for param in params_of(model)])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")

@@ -51,14 +51,20 @@ def clip_factors(norms: Sequence[float], components: Sequence[str], max_norm: fl
     SOURCE: torch.nn.utils.clip_grad_norm_ ("global", "component"); thinc.backends.Ops.clip_gradient ("param").
     """
     if by == "global":
-        return min(1.0, max_norm / (total_norm(norms) + NORM_EPS))
+        return _factor(norms, max_norm)
     if by == "param":
-        return [max_norm / norm if norm >= max_norm else 1.0 for norm in norms]
+        return [max_norm / norm if max_norm <= norm < math.inf else 1.0 for norm in norms]
     of_component: dict[str, list[float]] = {}
     for component, norm in zip(components, norms):
         of_component.setdefault(component, []).append(norm)
-    factors = {name: min(1.0, max_norm / (total_norm(group) + NORM_EPS)) for name, group in of_component.items()}
+    factors = {name: _factor(group, max_norm) for name, group in of_component.items()}
     return [factors[component] for component in components]
+
+
+def _factor(norms: Sequence[float], max_norm: float) -> float:
+    norm = total_norm(norms)
+    # Nothing can be clipped to a norm that is not finite; whether such an update is made is not decided here.
+    return min(1.0, max_norm / (norm + NORM_EPS)) if norm < math.inf else 1.0
 
 
 def scale_grads(grads: Sequence[torch.Tensor], factors: Sequence[float]) -> None:

@@ -43,6 +43,9 @@ def Adam(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """thinc's Adam.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if isinstance(beta, (int, float)) and not 0.0 <= beta < 1.0:
+            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected a number of at least 0 and below 1, found {beta}.")
     options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay}
     algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)

@@ -17,7 +17,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import spacy.about
@@ -27,7 +26,7 @@ import thinc
 import thinc.model
 from thinc.api import Optimizer
 
-from .errors import HostWarning, PipelineError
+from .errors import HostWarning
 
 _MARK = "__thinc_torchopt_hook__"
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
@@ -116,9 +115,7 @@ def _introduce(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
         optimizer = original(self, *args, **kwargs)
         if isinstance(optimizer, _ours):
-            # Nothing to train, or not yet: spaCy allows it here. Training itself says it.
-            with suppress(PipelineError):
-                optimizer.initialize(self)  # type: ignore[attr-defined]
+            optimizer.introduce(self)  # type: ignore[attr-defined]
         return optimizer
 
     return hook

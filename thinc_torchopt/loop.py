@@ -60,8 +60,9 @@ def train_while_improving(
         for subbatch in subdivide_batch(batch, accumulate_gradient):
             nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
         with optimizer.joint_step():
-            for name, _ in trainable_components(nlp, exclude):
-                nlp.get_pipe(name).finish_update(optimizer)  # type: ignore[attr-defined]
+            for name, proc in nlp.pipeline:
+                if name not in exclude and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
         optimizer.step_schedules()
         words += sum(len(example) for example in batch)
         score, other_scores, is_best = None, None, None
@@ -88,11 +89,16 @@ def train_while_improving(
             break
 
 
+def is_trained(proc: Any) -> bool:
+    """Whether spaCy's loop calls a component's `finish_update`, whatever kind of model it has."""
+    return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
+
+
 def _introduce(optimizer: TorchOptimizer, nlp: Language, exclude: list[str]) -> None:
     """Tell the optimizer its pipeline. One that has nothing to train is run all the same, as spaCy does."""
     if trainable_components(nlp, exclude):
         optimizer.initialize(nlp, exclude)
-    else:
+    elif not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
                 f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "

@@ -48,11 +48,11 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     taken: set[str] = set()
     for node, path in _paths(model, clean(prefix)):
         for param_name in node.param_names:
-            yield NamedParam(_unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, param_name)
+            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, param_name)
         for shim in node.shims:
             for param_name, param in torch_params(shim):
                 name = "/".join([path, *map(clean, param_name.split("."))])
-                yield NamedParam(_unique(name, taken), id(param), shim, param_name)
+                yield NamedParam(unique(name, taken), id(param), shim, param_name)
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
@@ -144,7 +144,8 @@ def _bearing_nodes(root: Model) -> set[int]:
     return bearing
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def unique(name: str, taken: set[str]) -> str:
+    """The name, or the name with a number behind it if it is taken. It is then."""
     candidate, n = name, 2
     while candidate in taken:
         candidate, n = f"{name}-{n}", n + 1

@@ -15,9 +15,10 @@ else `finish_update` does 3 to 5 before it returns.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -28,15 +29,18 @@ from thinc.api import Model, Optimizer, PyTorchShim, Shim
 from . import hooks
 from .averages import Averages
 from .clipping import clip_factors, grad_norms, scale_grads, total_norm
-from .errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
+from .errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning, ParamError, PipelineError, ScheduleWarning
 from .names import torch_params
 from .param_groups import ParamGroups
-from .param_table import ParamTable
+from .param_table import ParamTable, all_names
 from .params import Param, array_of, is_viewable, own_copy, zero_grads
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
-from .schedules import Schedule, Schedules, check_number
+from .scheduled_values import Schedule, Schedules, check_number
 from .threads import threads_for
 from .types import Algorithm, ClipBy, FloatOrSchedule, IntOrSchedule, Key
+
+# After so many updates at a rate of 0 somebody should be told that the schedule does not move.
+IDLE_UPDATES = 50
 
 
 def create_optimizer(
@@ -55,8 +59,8 @@ def create_optimizer(
     grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
     clip_by ("global" | "component" | "param"): Whose norm: of all gradients together, of each component's, of each tensor's.
     use_averages (bool): Keep averages of all params, and evaluate and save those.
-    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: gradients are
-        not looked at, which saves a pass over them.
+    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: such updates are
+        made; without clipping, that saves a pass over the gradients.
     """
     return TorchOptimizer(
         algorithm, learn_rate, grad_clip=grad_clip, clip_by=clip_by, use_averages=use_averages, max_nonfinite=max_nonfinite
@@ -91,7 +95,8 @@ class TorchOptimizer(Optimizer):
         self.max_nonfinite = max_nonfinite
         self.grad_norm: float | None = None
         self.skipped_updates = 0
-        self._skipped_in_a_row = 0
+        self._bad_param = ""
+        self._idle_updates = 0
         self._groups = ParamGroups(algorithm, self._schedules, self.learn_rate or 0.001)
         self._averages = Averages() if use_averages else None
         self._table = ParamTable(self._groups, self._averages)
@@ -105,10 +110,16 @@ class TorchOptimizer(Optimizer):
 
         nlp (Language): The pipeline, initialized.
         exclude (Collection[str]): Components that are not trained.
-        RAISES (PipelineError): Nothing to train, or a component that was not initialized.
+        RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in the settings that
+            matches no param.
         """
+        self._groups.check_patterns(all_names(nlp))
         self._table.bind(nlp, exclude)
-        self._groups.check_patterns(list(self.params))
+
+    def introduce(self, nlp: Language) -> None:
+        """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins."""
+        with suppress(PipelineError):
+            self._table.bind(nlp, ())
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
@@ -127,6 +138,11 @@ class TorchOptimizer(Optimizer):
         """
         if key is None:
             key = id(param)
+        if callback is None and hasattr(param, "flags") and not is_viewable(param):
+            raise ParamError(
+                "Can't update an array in place: expected a writable one in C order, found one that is read-only or in another order. "
+                "Copy it first, or give a callback that takes the new values."
+            )
         known = self._table.see(key, param, callback)
         if known is not None:
             known.callback = callback
@@ -153,6 +169,9 @@ class TorchOptimizer(Optimizer):
     @contextmanager
     def joint_step(self) -> Iterator[None]:
         """Inside, `finish_update` only notes gradients; at the end all params are updated together."""
+        if self._joint:  # inside another one, whose end is the end
+            yield
+            return
         self._joint = True
         try:
             yield
@@ -170,6 +189,7 @@ class TorchOptimizer(Optimizer):
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
+        self._idle_updates = 0
         self._schedules.step()
         for name, schedule in self._settings.items():
             setattr(self, name, schedule.value)
@@ -277,7 +297,7 @@ class TorchOptimizer(Optimizer):
     # ------------------------------------------------------------------ one step
 
     def _step(self, lr_scale: float) -> None:
-        updated = list(self._pending.values())
+        updated = [param for param in self._pending.values() if param.tensor.grad is not None]
         self._pending.clear()
         if not updated:
             return
@@ -289,18 +309,32 @@ class TorchOptimizer(Optimizer):
                 if factor is not None:
                     self._groups.step(tensors, self._learn_rate * lr_scale, factor)
                     self._count(updated)
+                # After a skipped update too: who keeps params elsewhere waits for this to let go of their gradients.
+                for param in updated:
+                    if param.callback is not None:
+                        param.callback(array_of(param.tensor))
+                if factor is None:
+                    self._check_skipped(updated)
             finally:
                 zero_grads(updated)
             if factor is not None and self._averages is not None:
                 self._averages.update(updated)
 
-    @staticmethod
-    def _count(updated: list[Param]) -> None:
-        """Count the update, and write it back to where params are kept elsewhere."""
+    def _count(self, updated: list[Param]) -> None:
         for param in updated:
             param.steps += 1
-            if param.callback is not None:
-                param.callback(array_of(param.tensor))
+            param.skipped = 0
+        if self._learn_rate == 0.0 and "learn_rate" in self._settings:
+            self._idle_updates += 1
+            if self._idle_updates == IDLE_UPDATES:
+                warnings.warn(
+                    ScheduleWarning(
+                        f"{IDLE_UPDATES} updates in a row had the learning rate 0, at which the schedule of 'learn_rate' stands: "
+                        "nothing is learned. Schedules move when optimizer.step_schedules() is called: spaCy's training loop does it after "
+                        "each step; a loop of your own must, and spacy pretrain does not: give it a learn_rate that is a number."
+                    ),
+                    stacklevel=5,
+                )
 
     def _measure_and_clip(self, updated: list[Param]) -> float | None:
         """Clip, or say by how much to clip.
@@ -312,10 +346,9 @@ class TorchOptimizer(Optimizer):
         grads = [param.grad for param in updated]
         norms = grad_norms(grads)
         self.grad_norm = total_norm(norms)
-        if self.max_nonfinite and not self.grad_norm < float("inf"):
-            self._skip(next(p.name for p, norm in zip(updated, norms) if not norm < float("inf")))
+        if self.max_nonfinite and not self.grad_norm < math.inf:
+            self._bad_param = next(param.name for param, norm in zip(updated, norms) if not norm < math.inf)
             return None
-        self._skipped_in_a_row = 0
         if not self._grad_clip:
             return 1.0
         factors = clip_factors(norms, [param.component for param in updated], self._grad_clip, self.clip_by)
@@ -324,22 +357,25 @@ class TorchOptimizer(Optimizer):
         scale_grads(grads, factors)
         return 1.0
 
-    def _skip(self, name: str) -> None:
+    def _check_skipped(self, updated: list[Param]) -> None:
+        """Count a skipped update; warn at the first, stop at too many in a row."""
         self.skipped_updates += 1
-        self._skipped_in_a_row += 1
+        for param in updated:
+            param.skipped += 1
         if self.skipped_updates == 1:
             warnings.warn(
                 NonFiniteGradWarning(
-                    f"Skipped an update: the gradient of param '{name}' is not finite. All params stay as they were. "
+                    f"Skipped an update: the gradient of param '{self._bad_param}' is not finite. All params stay as they were. "
                     "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
                 ),
-                stacklevel=4,
+                stacklevel=5,
             )
-        if self._skipped_in_a_row >= self.max_nonfinite:
+        in_a_row = max(param.skipped for param in updated)
+        if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
-                f"Can't go on: {self._skipped_in_a_row} updates in a row had gradients that are not finite, first that of param "
-                f"'{name}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or raise "
-                "max_nonfinite in [training.optimizer]."
+                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
+                f"'{self._bad_param}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
+                "raise max_nonfinite in [training.optimizer]."
             )
 
     # ------------------------------------------------------------------ collecting gradients
@@ -352,17 +388,35 @@ class TorchOptimizer(Optimizer):
         self._pending[param.key] = param
 
     def _collect_shim(self, shim: Shim, model: Model) -> None:
-        if not isinstance(shim, PyTorchShim) or type(shim).finish_update is not PyTorchShim.finish_update:
+        if not isinstance(shim, PyTorchShim):
             self._collect_foreign_shim(shim, model)
-            return
-        overflow = shim._grad_scaler.found_inf
-        for _, param in torch_params(shim):
-            if param.grad is not None:
-                if overflow:
-                    param.grad.zero_()
-                else:
-                    self._note(self._table.see_torch_param(param, shim, model), param.grad)
-        shim._grad_scaler.update()
+        elif type(shim).finish_update is not PyTorchShim.finish_update:
+            self._collect_custom_torch_shim(shim, model)
+        else:
+            overflow = shim._grad_scaler.found_inf
+            for _, param in torch_params(shim):
+                if param.grad is not None:
+                    if overflow:
+                        param.grad.zero_()
+                    else:
+                        self._note(self._table.see_torch_param(param, shim, model), param.grad)
+            shim._grad_scaler.update()
+
+    def _collect_custom_torch_shim(self, shim: PyTorchShim, model: Model) -> None:
+        """Take the gradients of a torch shim with a `finish_update` of its own: as it gives them to its optimizer."""
+        params = dict(torch_params(shim))
+        given: dict[str, torch.Tensor] = {}
+
+        def record(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+            if key[1] in params:
+                # A copy: the shim sets its own to zero as soon as it has its answer.
+                given[key[1]] = torch.as_tensor(gradient, device=params[key[1]].device).clone()
+                return weights, gradient
+            return self(("shim", *key), weights, gradient, lr_scale=lr_scale)
+
+        shim.finish_update(record)  # type: ignore[arg-type]
+        for name, grad in given.items():
+            self._note(self._table.see_torch_param(params[name], shim, model), grad)
 
     def _collect_foreign_shim(self, shim: Shim, model: Model) -> None:
         """Take the gradients of a shim that keeps its params elsewhere, such as thinc's for TensorFlow and MXNet.

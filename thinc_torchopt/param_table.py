@@ -16,7 +16,7 @@ from thinc.api import Model, Shim
 
 from .averages import Averages
 from .errors import ParamError, PipelineError, ShapeError
-from .names import clean, shim_paths, torch_params, walk
+from .names import clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
 from .types import Key
@@ -33,15 +33,23 @@ class ParamTable:
         self.by_key: dict[Key, Param] = {}
         self.names: dict[Key, str] = {}
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
-        self._groups = groups
         self.averages = averages
+        self._groups = groups
         self._nlp: Callable[[], Language | None] = lambda: None
+        self._of_pipeline: set[Key] = set()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it was told a pipeline."""
+        return self._nlp() is not None
 
     def bind(self, nlp: Language, exclude: Collection[str]) -> None:
-        """Take in all params of a pipeline that are to be trained, and forget those that it no longer has.
+        """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
 
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
+        self._nlp = weakref.ref(nlp)
+        self._name_pipeline(nlp)
         components = trainable_components(nlp, exclude)
         if not components:
             raise PipelineError(
@@ -55,17 +63,26 @@ class ParamTable:
                     f"Can't train component '{name}': expected an initialized model, found {len(declared)} params, none with a value. "
                     "Call nlp.initialize() before the optimizer is used."
                 )
-        self._nlp = weakref.ref(nlp)
-        self._name_pipeline(nlp)
+        for name, proc in nlp.components:
+            if name in exclude and isinstance(getattr(proc, "model", None), Model):
+                for found in walk(proc.model, name):  # type: ignore[attr-defined]
+                    self.forget(found.key, keep_name=True)
         for _, model in components:
-            for node in model.walk():
-                for shim in node.shims:
-                    for _, param in torch_params(shim):
+            self._take_in(model)
+
+    def _take_in(self, model: Model) -> None:
+        for node in model.walk():
+            for shim in node.shims:
+                for _, param in torch_params(shim):
+                    # The others are taken in when they have a gradient: a param that was frozen, or a layer that makes its own later.
+                    if param.requires_grad and not torch.nn.parameter.is_lazy(param):
                         self.see_torch_param(param, shim, model)
-                for param_name in node.param_names:
-                    if node.has_param(param_name):
-                        self._accept_new_shape(node, param_name)
-                        self.see_node_param(node, param_name, model)
+            for name in node.param_names:
+                if node.has_param(name):
+                    known = self.by_key.get((node.id, name))
+                    if known is not None and known.shape != node.get_param(name).shape:
+                        self.forget(known.key, keep_name=True)
+                    self.see_node_param(node, name, model)
 
     def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
         """Look a node's param up, or take it in. An array that is read-only or not in C order is replaced by a plain copy.
@@ -93,6 +110,11 @@ class ParamTable:
         """
         if id(param) not in self.names:
             self._name_below(model)
+        if self.shims.get(shim.id, shim) is not shim:
+            # A copied layer: thinc copies the id as well, and averages go by it.
+            with Shim.global_id_lock:
+                Shim.global_id += 1
+                shim.id = Shim.global_id
         self.shims[shim.id] = shim
         return self.see(id(param), param)
 
@@ -115,7 +137,7 @@ class ParamTable:
         RAISES (ParamError): It is not of floats. (ShapeError): It has another shape than before.
         """
         known = self.by_key.get(key)
-        if known is not None and known.source is source and known.shape == source.shape and known.device == known.tensor.device:
+        if known is not None and callback is None and known.is_on(source):
             return known
         name = known.name if known is not None else self.names.get(key, f"unnamed/{len(self.by_key)}")
         view = source if isinstance(source, torch.Tensor) else view_of(source, name)
@@ -130,17 +152,18 @@ class ParamTable:
             )
         if callback is not None:
             known.tensor.copy_(view)
-        elif view is known.tensor or view.device != known.device or view.dtype != known.tensor.dtype:
+        elif view is known.tensor or view.device != known.device or view.dtype != known.dtype:
             self._groups.replace(known.tensor, view)
-            known.tensor, known.device, known.grad_source = view, view.device, None
+            known.put_on(view)
         else:
             known.tensor.data = view.detach()
         known.source = source
         return known
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: Key, *, keep_name: bool = False) -> None:
         """Drop a param, its state and its average."""
-        self.names.pop(key, None)
+        if not keep_name:
+            self.names.pop(key, None)
         param = self.by_key.pop(key, None)
         if param is not None:
             self._groups.drop(param)
@@ -150,57 +173,64 @@ class ParamTable:
     def _add(self, key: Key, name: str, source: Any, tensor: torch.Tensor) -> Param | None:
         if tensor.numel() == 0:
             return None
-        param = self.by_key[key] = Param(name, key, source, tensor)
-        self._groups.add([param])
+        param = Param(name, key, source, tensor)
+        self._groups.add([param], names_are_lasting=self.is_bound)
+        self.by_key[key] = param
         return param
-
-    def _accept_new_shape(self, node: Model, name: str) -> None:
-        known = self.by_key.get((node.id, name))
-        if known is not None and known.shape != node.get_param(name).shape:
-            self.forget((node.id, name))
 
     def _name_below(self, model: Model) -> None:
         """Name the params of a model in which new ones turned up."""
         nlp = self._nlp()
-        if nlp is not None and any(getattr(proc, "model", None) is model for _, proc in nlp.pipeline):
+        if nlp is not None and any(found is model for _, found in components_with_model(nlp)):
             self._name_pipeline(nlp)
         else:
             for found in walk(model, self._prefix_of(model)):
                 self.names.setdefault(found.key, found.name)
 
     def _name_pipeline(self, nlp: Language) -> None:
-        """Name all params of a pipeline; forget those whose place another took."""
+        """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
         names: dict[Key, str] = {}
         for name, model in components_with_model(nlp):
             for found in walk(model, name):
                 names.setdefault(found.key, found.name)
         in_use = set(names.values())
         for key, name in list(self.names.items()):
-            if key not in names and name in in_use:
+            if key not in names and (key in self._of_pipeline or name in in_use):
                 self.forget(key)
         for key in names.keys() & self.by_key.keys():
             self.by_key[key].name = names[key]
         self.names.update(names)
+        self._of_pipeline = set(names)
 
     def _prefix_of(self, model: Model) -> str:
         """What the names of a model's params begin with: its component's name, or the name of its root layer."""
         nlp = self._nlp()
         for name, found in components_with_model(nlp) if nlp is not None else []:
             if found is model:
-                return clean(name)
+                return name
         prefix = clean(model.name)
         own = {found.key for found in walk(model, prefix)}
         taken = any(name.startswith(f"{prefix}/") and key not in own for key, name in self.names.items())
         return f"{prefix}-{model.id}" if taken else prefix
 
 
+def all_names(nlp: Language) -> list[str]:
+    """The names of all params of a pipeline, also of what is disabled or not trained."""
+    return [found.name for name, model in components_with_model(nlp) for found in walk(model, name)]
+
+
 def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[tuple[str, Model]]:
-    """Name and model of each component that spaCy would train: not excluded, not disabled, trainable, with a model."""
-    trainable = {name for name, proc in nlp.pipeline if getattr(proc, "is_trainable", False)}
-    return [(name, model) for name, model in components_with_model(nlp) if name in trainable and name not in exclude]
+    """Name and model of each component that is trained: not excluded, not disabled, trainable, with a thinc model."""
+    trained = {
+        id(proc.model)  # type: ignore[attr-defined]
+        for name, proc in nlp.pipeline
+        if name not in exclude and getattr(proc, "is_trainable", False) and isinstance(getattr(proc, "model", None), Model)
+    }
+    return [(name, model) for name, model in components_with_model(nlp) if id(model) in trained]
 
 
 def components_with_model(nlp: Language) -> list[tuple[str, Model]]:
-    """Name and model of each component that has one and is not disabled."""
-    found = [(name, getattr(proc, "model", None)) for name, proc in nlp.pipeline]
-    return [(name, model) for name, model in found if isinstance(model, Model)]
+    """Each component that has a thinc model, disabled ones too, by its name as it stands in names of params: cleaned, and unique."""
+    taken: set[str] = set()
+    named = [(unique(clean(name), taken), getattr(proc, "model", None)) for name, proc in nlp.components]
+    return [(name, model) for name, model in named if isinstance(model, Model)]

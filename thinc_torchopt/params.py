@@ -19,9 +19,10 @@ class Param:
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     steps (int): How many updates it had.
+    skipped (int): How many updates were skipped since the last one that it had.
     """
 
-    __slots__ = ("callback", "device", "grad_copy", "grad_source", "key", "name", "shape", "source", "steps", "tensor")
+    __slots__ = ("callback", "device", "dtype", "grad_copy", "grad_source", "key", "name", "shape", "skipped", "source", "steps", "tensor")
 
     def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor):
         self.name = name
@@ -30,10 +31,22 @@ class Param:
         self.tensor = tensor
         self.shape = tensor.shape
         self.device = tensor.device
+        self.dtype = tensor.dtype
         self.grad_source: Any = None
         self.grad_copy: Optional[torch.Tensor] = None
         self.callback: Any = None
         self.steps = 0
+        self.skipped = 0
+
+    def is_on(self, source: Any) -> bool:
+        """Whether this is the array or tensor that the param was on, in the state in which it was."""
+        tensor = self.tensor
+        return self.source is source and self.shape == source.shape and self.device == tensor.device and self.dtype == tensor.dtype
+
+    def put_on(self, tensor: torch.Tensor) -> None:
+        """Go over to a tensor on another device or of another dtype."""
+        self.tensor, self.device, self.dtype = tensor, tensor.device, tensor.dtype
+        self.grad_source = self.grad_copy = None
 
     @property
     def component(self) -> str:

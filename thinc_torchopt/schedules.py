@@ -1,130 +1,315 @@
-"""Values that move with the step.
+"""The schedules of the registry `@schedules`: what a setting is at each step of the training.
 
-*source*: what the config gives: a number, a list of numbers, or one of thinc's schedules, which are generators.
-*schedule*: a source that moves, with its current value and position. A source that stands in several places is one
-schedule, and moves once a step.
+A schedule is a function of the step, counted from 0, and comes as thinc's do, as a generator of one value a step: thinc's own
+optimizers take it too. Any setting may be one, so *rate* below stands for whatever it drives. Arguments are checked when the
+config is read. No schedule ends: after `total_steps` it stays at its last value.
+
+`warmup_linear` starts above 0. The other warm-ups start at 0, as in transformers, whose values they are.
 """
 
-from __future__ import annotations
-
 import math
-import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import chain, count, repeat
+from numbers import Integral, Real
+from typing import Any, Dict, List, Literal, Optional, Tuple
 
-from .errors import ConfigError, ScheduleError, ScheduleWarning
+from .errors import ScheduleError
+from .types import FloatOrSchedule
+
+Curve = Literal["linear", "cosine", "1-sqrt"]
 
 
-class Schedule:
-    """One moving value.
+def warmup_linear(initial_rate: float, warmup_steps: int, total_steps: int) -> Iterator[float]:
+    """Rise to `initial_rate` in a line, then fall to 0 in a line.
 
-    name (str): Where it stands in the config, for messages.
-    source (Iterator): Yields the value of each step.
-    RAISES (ScheduleError): The source yields nothing, or no number.
+    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value is
+    initial_rate / warmup_steps. The fall is thinc's.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is 0, at least `warmup_steps`.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: thinc/schedules.py (8.3), warmup_linear.
+    """
+    check = _Arguments("thinc-torchopt.warmup_linear.v1")
+    check.number("initial_rate", initial_rate)
+    check.warmup(warmup_steps, total_steps)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * (step + 1) / warmup_steps
+        if step >= total_steps:
+            return 0.0
+        return initial_rate * (total_steps - step) / (total_steps - warmup_steps)
+
+    return _each_step(value_at)
+
+
+def warmup_cosine(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, cycles: int = 1) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a cosine, once or several times.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    cycles (int): How often it falls. Each fall but the first is a warm restart at `initial_rate`. All are equally long.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; transformers/optimization.py,
+        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which go on to swing after the last
+        step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
+    """
+    check = _Arguments("thinc-torchopt.warmup_cosine.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.warmup(warmup_steps, total_steps)
+    check.steps("cycles", cycles, at_least=1)
+    decay_steps = total_steps - warmup_steps
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        if step >= total_steps:
+            return min_rate
+        # In whole numbers: a fraction of one rounding too little would put a restart one step late.
+        done = cycles * (step - warmup_steps) % decay_steps / decay_steps
+        return _between(min_rate, initial_rate, _fall("cosine", done))
+
+    return _each_step(value_at)
+
+
+def one_cycle(
+    max_rate: float,
+    total_steps: int,
+    *,
+    pct_start: float = 0.3,
+    anneal_strategy: Literal["cos", "linear"] = "cos",
+    div_factor: float = 25.0,
+    final_div_factor: float = 10000.0,
+    three_phase: bool = False,
+) -> Iterator[float]:
+    """Rise from a low rate to `max_rate`, then fall to a rate far below the first one.
+
+    total_steps (int): Length of the cycle. The lowest rate is reached at the step before.
+    pct_start (float): Part of the cycle in which the rate rises, 0 to 1; up to 0.5 with `three_phase`.
+    anneal_strategy (str): Whether it moves along a cosine or in a line.
+    div_factor (float): The first rate is max_rate / div_factor.
+    final_div_factor (float): The last rate is the first one / final_div_factor.
+    three_phase (bool): Fall to the first rate in as many steps as it rose, and only then to the last one.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Smith and Topin 2017, https://arxiv.org/abs/1708.07120; torch.optim.lr_scheduler.OneCycleLR, which raises an error
+        after `total_steps`, and if pct_start x total_steps is 1.
+    """
+    check = _Arguments("thinc-torchopt.one_cycle.v1")
+    check.number("max_rate", max_rate)
+    check.steps("total_steps", total_steps, at_least=1)
+    check.number("pct_start", pct_start, at_most=0.5 if three_phase else 1.0)
+    check.choice("anneal_strategy", anneal_strategy, ["cos", "linear"])
+    check.number("div_factor", div_factor, above=0.0)
+    check.number("final_div_factor", final_div_factor, above=0.0)
+    curve: Curve = "cosine" if anneal_strategy == "cos" else "linear"
+    first_rate, last_step = max_rate / div_factor, total_steps - 1
+    last_rate = first_rate / final_div_factor
+    # Each: the step at which it ends, the rates at its begin and end.
+    phases = [(pct_start * total_steps - 1, first_rate, max_rate), (last_step, max_rate, last_rate)]
+    if three_phase:
+        phases[1:] = [(2 * pct_start * total_steps - 2, max_rate, first_rate), (last_step, first_rate, last_rate)]
+
+    def value_at(step: int) -> float:
+        step, begin = min(step, last_step), 0.0
+        for end, start_rate, end_rate in phases:
+            if step <= end:
+                done = (step - begin) / (end - begin) if end > begin else 1.0
+                return _between(end_rate, start_rate, _fall(curve, done))
+            begin = end
+        return last_rate
+
+    return _each_step(value_at)
+
+
+def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[int] = None) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall with one over the root of the step, without an end.
+
+    warmup_steps (int): Steps before the fall begins.
+    timescale (int): Steps after warm-up at which the rate is initial_rate / sqrt(2). Default: `warmup_steps`, or 10,000 without.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Zhai et al. 2021, https://arxiv.org/abs/2106.04560; transformers/optimization.py, get_inverse_sqrt_schedule.
+    """
+    check = _Arguments("thinc-torchopt.inverse_sqrt.v1")
+    check.number("initial_rate", initial_rate)
+    check.steps("warmup_steps", warmup_steps)
+    scale = (warmup_steps or 10_000) if timescale is None else timescale
+    check.steps("timescale", scale, at_least=1)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        return initial_rate / math.sqrt((step - warmup_steps + scale) / scale)
+
+    return _each_step(value_at)
+
+
+def polynomial(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, power: float = 1.0) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a power of what is left.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    power (float): 1: a line. Above: falls fast first. Below: falls fast last.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, whose lr_end is 1e-7 by default.
+    """
+    check = _Arguments("thinc-torchopt.polynomial.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.number("power", power, above=0.0)
+    check.warmup(warmup_steps, total_steps)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        if step >= total_steps:
+            return min_rate
+        left = (total_steps - step) / (total_steps - warmup_steps)
+        return _between(min_rate, initial_rate, left**power)
+
+    return _each_step(value_at)
+
+
+def warmup_stable_decay(
+    initial_rate: float,
+    warmup_steps: int,
+    decay_steps: int,
+    total_steps: int,
+    *,
+    min_rate: float = 0.0,
+    warmup_type: Curve = "linear",
+    decay_type: Curve = "cosine",
+) -> Iterator[float]:
+    """Rise from `min_rate` to `initial_rate`, stay, and fall back to `min_rate` at the end.
+
+    decay_steps (int): Steps of the fall. What warm-up and fall leave of `total_steps` is the time in between.
+    total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps.
+    warmup_type (str): The curve of the rise.
+    decay_type (str): The curve of the fall; "1-sqrt" is that of the paper below.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Hu et al. 2024, https://arxiv.org/abs/2404.06395; Hägele et al. 2024, https://arxiv.org/abs/2405.18392;
+        transformers/optimization.py, get_wsd_schedule, with stable steps counted from `total_steps`.
+    """
+    check = _Arguments("thinc-torchopt.warmup_stable_decay.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.choice("warmup_type", warmup_type, ["linear", "cosine", "1-sqrt"])
+    check.choice("decay_type", decay_type, ["linear", "cosine", "1-sqrt"])
+    check.steps("decay_steps", decay_steps)
+    check.warmup(warmup_steps, total_steps, decay_steps)
+    decay_begin = total_steps - decay_steps
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return _between(min_rate, initial_rate, _rise(warmup_type, step / warmup_steps))
+        if step < decay_begin:
+            return initial_rate
+        if step < total_steps:
+            return _between(min_rate, initial_rate, _fall(decay_type, (step - decay_begin) / decay_steps))
+        return min_rate
+
+    return _each_step(value_at)
+
+
+def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
+    """Several schedules in a row. Each begins at its own step 0 when its turn comes.
+
+    parts (Dict[str, Dict]): By a name of your choice, in their order in the config: `steps`, how many steps it lasts, and
+        `schedule`, a schedule, a number, or a list. The last part may leave out `steps`: it goes on. A list that ends before its
+        part, or a last part whose steps are over, stays at its last value.
+    RAISES (ScheduleError): A part lacks one of the two, has something else, or its schedule yields no number.
+    SOURCE: torch.optim.lr_scheduler.SequentialLR.
+    """
+    check = _Arguments("thinc-torchopt.sequence.v1")
+    if not isinstance(parts, dict) or not parts:
+        check.refuse("parts", "a section with at least one part", parts)
+    in_a_row: List[Tuple[Optional[int], Iterator[Any]]] = []
+    for i, (name, part) in enumerate(parts.items()):
+        path = f"parts.{name}"
+        is_last = i == len(parts) - 1
+        if not isinstance(part, dict) or not {"schedule"} <= set(part) <= {"steps", "schedule"}:
+            check.refuse(path, "a section with 'steps' and 'schedule'", sorted(part) if isinstance(part, dict) else part)
+        if "steps" not in part and not is_last:
+            check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
+        if "steps" in part:
+            check.steps(f"{path}.steps", part["steps"], at_least=1)
+        in_a_row.append((part.get("steps"), check.values(f"{path}.schedule", part["schedule"])))  # type: ignore[arg-type]
+
+    return _in_a_row(in_a_row)
+
+
+def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:
+    """Make a generator, which is what thinc takes for a schedule, of a function of the step."""
+    for step in count():
+        yield value_at(step)
+
+
+def _in_a_row(parts: List[Tuple[Optional[int], Iterator[Any]]]) -> Iterator[Any]:
+    value = None
+    for steps, values in parts:
+        for _ in count() if steps is None else range(steps):
+            value = next(values, value)
+            yield value
+    while True:
+        yield value
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + (high - low) * part
+
+
+def _fall(curve: Curve, done: float) -> float:
+    """A fall from 1 to 0. done (float): How much of it is over, 0 to 1."""
+    if curve == "linear":
+        return 1.0 - done
+    return 0.5 * (1.0 + math.cos(math.pi * done)) if curve == "cosine" else 1.0 - math.sqrt(done)
+
+
+def _rise(curve: Curve, done: float) -> float:
+    """A rise from 0 to 1, and no reversed fall: "1-sqrt" is slow first. done (float): How much of it is over, 0 to 1."""
+    return 1.0 - math.sqrt(1.0 - done) if curve == "1-sqrt" else 1.0 - _fall(curve, done)
+
+
+class _Arguments:
+    """Checks the arguments of one schedule. confection lets numbers in quotes pass, and generators in the place of anything.
+
+    label (str): What the config calls the schedule.
     """
 
-    def __init__(self, name: str, source: Iterator[Any]):
-        self.name = name
-        self.source = source
-        self.position = 0
-        self._ended = False
-        try:
-            first = next(source)
-        except StopIteration:
-            raise ScheduleError(
-                f"Can't use the schedule of '{name}': expected at least one value, found none. Either the list is empty, "
-                "or the schedule was used up before. Give each training run a schedule of its own."
-            ) from None
-        self.value = self._check(first)
+    def __init__(self, label: str):
+        self.label = label
 
-    def step(self) -> None:
-        """Move on by one. At the end of the source the last value stays, as in thinc."""
-        if self._ended:
-            return
-        try:
-            value = next(self.source)
-        except StopIteration:
-            self._ended = True
-            warnings.warn(
-                ScheduleWarning(
-                    f"The schedule of '{self.name}' ended after {self.position + 1} steps. Its last value, {self.value}, "
-                    "stays from here on. If that is not meant, use a schedule that lasts for all of [training] max_steps."
-                ),
-                stacklevel=2,
-            )
-            return
-        self.position += 1
-        self.value = self._check(value)
+    def refuse(self, name: str, expected: str, found: Any) -> None:
+        raise ScheduleError(f"Can't build the schedule '{self.label}': expected '{name}' to be {expected}, found {found!r}.")
 
-    def _check(self, value: Any) -> float:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise ScheduleError(
-                f"Can't use the schedule of '{self.name}' at step {self.position}: expected a number, found {value!r}."
-            ) from None
+    def number(self, name: str, value: Any, *, at_least: float = 0.0, at_most: float = math.inf, above: float = -math.inf) -> None:
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not (is_number and at_least <= value <= at_most and value > above):
+            low = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}"
+            high = f" and at most {at_most:g}" if at_most < math.inf else ""
+            self.refuse(name, f"a number {low}{high}", value)
 
+    def steps(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> None:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
+            self.refuse(name, f"a whole number of at least {at_least}{because}", value)
 
-class Schedules:
-    """All schedules of an optimizer, by the places in which they stand."""
+    def warmup(self, warmup_steps: Any, total_steps: Any, decay_steps: int = 0) -> None:
+        self.steps("warmup_steps", warmup_steps)
+        used = warmup_steps + decay_steps
+        because = "" if not used else " (warmup_steps + decay_steps)" if decay_steps else " (warmup_steps)"
+        self.steps("total_steps", total_steps, at_least=max(1, used), because=because)
 
-    def __init__(self) -> None:
-        self.by_name: dict[str, Schedule] = {}
-        self._by_source: dict[int, Schedule] = {}
+    def choice(self, name: str, value: Any, choices: List[str]) -> None:
+        if value not in choices:
+            self.refuse(name, "one of " + ", ".join(f"'{choice}'" for choice in choices), value)
 
-    def track(self, name: str, value: Any) -> Any:
-        """Make a schedule of a value that is one.
-
-        name (str): Where the value stands in the config, e.g. "learn_rate" or "algorithm.weight_decay".
-        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Others are left alone.
-        RETURNS (Any): The value, with a Schedule in the place of each list or iterator.
-        """
-        if isinstance(value, tuple):
-            return tuple(self.track(f"{name}.{i}", item) for i, item in enumerate(value))
-        if isinstance(value, list):
-            value = iter(value)
-        if not isinstance(value, Iterator):
-            return value
-        schedule = self._by_source.get(id(value))
-        if schedule is None:
-            schedule = self._by_source[id(value)] = Schedule(name, value)
-        self.by_name[name] = schedule
-        return schedule
-
-    def step(self) -> None:
-        """Move every schedule on by one, each exactly once."""
-        for schedule in self._by_source.values():
-            schedule.step()
-
-
-def current(value: Any) -> Any:
-    """The value of this step: of a schedule, of a tuple that holds some, or of anything else."""
-    if isinstance(value, Schedule):
-        return value.value
-    if isinstance(value, tuple):
-        return tuple(current(item) for item in value)
-    return value
-
-
-def is_moving(value: Any) -> bool:
-    """Whether a value is a schedule, or a tuple that holds one."""
-    return isinstance(value, Schedule) or (isinstance(value, tuple) and any(map(is_moving, value)))
-
-
-def check_number(name: str, value: Any) -> float:
-    """Check a setting that must be a number of at least 0.
-
-    name (str): Its config path below [training.optimizer].
-    value (Any): What the config or a schedule gives.
-    RETURNS (float): The number.
-    RAISES (ConfigError): It is none, or negative, or not finite.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 <= number < math.inf:
-        raise ConfigError(
-            f"Can't set '{name}' in [training.optimizer]: expected a number of at least 0, or a schedule of such, found {value!r}."
-        )
-    return number
+    def values(self, name: str, source: Any) -> Iterator[Any]:
+        """An iterator over the values of a number, a list or a schedule, of which the first was looked at."""
+        if isinstance(source, Real):
+            source = repeat(source)
+        values = iter(source) if isinstance(source, (list, Iterator)) else iter(())
+        first = next(values, None)
+        if not isinstance(first, Real) or isinstance(first, bool):
+            self.refuse(name, "a number, or a list or schedule of numbers", source if first is None else first)
+        return chain([first], values)

@@ -19,7 +19,7 @@ def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     tensors (Sequence[Tensor]): What is to be worked on.
     """
     before = torch.get_num_threads()
-    if before == 1 or sum(tensor.numel() for tensor in tensors) > ONE_THREAD:
+    if before == 1 or not any(tensor.is_cpu for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > ONE_THREAD:
         yield
         return
     torch.set_num_threads(1)

@@ -48,6 +48,9 @@ def _offer(name: str, source: str, *, fused_devices: frozenset[str] = frozenset(
     def factory(**given: Any) -> Algorithm:
         if refusal:
             raise ConfigError(f"Can't train with '{label}' in [training.optimizer.algorithm]: {refusal}")
+        unknown = sorted(set(given) - {param.name for param in params})
+        if unknown:
+            raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
         options = {param.name: _as_torch_takes_it(param, given.get(param.name, param.default)) for param in params}
         _try_out(cls, label, options)
         return Algorithm(label, cls, options, fused_devices=fused_devices)
@@ -85,6 +88,8 @@ def _config_type(param: inspect.Parameter, hint: Any) -> Any:
 
 def _as_torch_takes_it(param: inspect.Parameter, value: Any) -> Any:
     """A pair as a tuple; everything else untouched."""
+    if isinstance(value, str) and isinstance(param.default, (int, float)):
+        raise ConfigError(f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected a number, found {value!r}.")
     if not isinstance(param.default, tuple):
         return value
     # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
@@ -105,8 +110,10 @@ def _try_out(cls: Callable[..., Any], label: str, options: Mapping[str, Any]) ->
     RAISES (ConfigError): It refuses an option, or can't be driven by gradients alone.
     """
     fixed = {name: value for name, value in options.items() if not _may_move(value)}
-    param = torch.ones(2, 2, requires_grad=True)
-    param.grad = torch.ones(2, 2)
+    # capturable: torch checks for a device that has graphs.
+    device = "cuda" if fixed.get("capturable") and torch.cuda.is_available() else "cpu"
+    param = torch.ones(2, 2, device=device, requires_grad=True)
+    param.grad = torch.ones(2, 2, device=device)
     try:
         cls([param], lr=0.001, **fixed).step()
     except Exception as error:
@@ -174,8 +181,9 @@ Muon.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 Muon.__annotations__ = {**_muon.__annotations__, **Muon.__annotations__}
 
 
-def _is_matrix(param: torch.Tensor) -> bool:
-    return param.ndim == 2
+def _is_matrix(name: str, param: torch.Tensor) -> bool:
+    # The biases of thinc's maxout layers have two dimensions.
+    return param.ndim == 2 and not name.endswith(("/b", "/bias"))
 
 
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
@@ -205,8 +213,8 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     build = partial(_build_for_matrices, cls) if matrices_only else cls
     _try_out(build, label, options)
     if matrices_only:
-        return Algorithm(label, build, options, accepts=_is_matrix, fallback=AdamW())
-    return Algorithm(label, build, options)
+        return Algorithm(label, build, options, accepts=_is_matrix, fallback=AdamW(), counts_for_group=True)
+    return Algorithm(label, build, options, counts_for_group=True)
 
 
 # pytorch-optimizer's optimizers for matrices. Most want to be told so by a flag in the param group.

@@ -17,7 +17,7 @@ ClipBy = Literal["global", "component", "param"]
 Key = Hashable
 
 
-def accepts_all(param: torch.Tensor) -> bool:
+def accepts_all(name: str, param: torch.Tensor) -> bool:
     return True
 
 
@@ -28,16 +28,18 @@ class Algorithm:
     label (str): What the config calls it, for error messages, e.g. "torch.AdamW.v1".
     build (Callable): `build(params, lr=..., **options)` returns a `torch.optim.Optimizer`.
     options (Mapping[str, Any]): Hyper-parameters by torch's names; a value may be a schedule.
-    accepts (Callable): Whether the algorithm can optimize a param. The rest goes to `fallback`.
+    accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. The rest goes to `fallback`.
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
     fused_devices (frozenset[str]): Device types on which its fused step runs.
+    counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in pytorch-optimizer.
     """
 
     label: str
     build: Callable[..., torch.optim.Optimizer]
     options: Mapping[str, Any] = field(default_factory=dict)
-    accepts: Callable[[torch.Tensor], bool] = accepts_all
+    accepts: Callable[[str, torch.Tensor], bool] = accepts_all
     fallback: Algorithm | None = None
     fallback_params: tuple[str, ...] = ()
     fused_devices: frozenset[str] = frozenset()
+    counts_for_group: bool = False
