@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import spacy
 from confection import Config
+from thinc.api import warmup_linear
 
-from thinc_torchopt import TorchOptimizer
+from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.compat import has_pytorch_optimizer
 
+from .models import toy_examples, toy_pipeline
 from .spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,6 +82,23 @@ def run_spacy(args, folder, monkeypatch):
     quick = [part for key, value in QUICK.items() for part in (f"--{key}", value)] if args[0] == "train" else []
     spacy_cli(*args, *quick)
     assert list((folder / "training").iterdir())
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
+    """With the names that the text around them explains: an optimizer, and models with gradients."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), Adam(warmup_linear(0.1, 5, 10))
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=False)
+    (tmp_path / "training" / "cnn").mkdir(parents=True)
+    nlp.to_disk(tmp_path / "training" / "cnn" / "model-last")
+    monkeypatch.chdir(tmp_path)
+    exec(text, {"optimizer": optimizer, "models": [nlp.get_pipe("tagger").model]})
+    if "joint_step" in text:
+        assert set(optimizer.nr_update.values()) == {1} and optimizer.learn_rate > 0
+    if "print(" in text:
+        assert "tagger/output_layer/W" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

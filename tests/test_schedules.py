@@ -2,12 +2,14 @@
 
 import inspect
 import math
+import re
 from itertools import islice
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from confection import Config
+from confection import Config, ConfigValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import registry
@@ -262,6 +264,8 @@ def test_schedules_warmup_stable_decay_equals_transformers(transformers, rate, p
 # ---------------------------------------------------------------- sequence
 
 
+# Older versions of torch's SequentialLR give their parts an epoch, of which torch itself warns.
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
 @settings(deadline=None)
 @given(rate=RATES, steps=st.tuples(DECAYS, DECAYS, DECAYS))
 def test_schedules_sequence_equals_torchs(rate, steps):
@@ -358,13 +362,24 @@ def test_schedules_drive_other_settings_too():
         sgd.step_schedules()
 
 
+def test_schedules_in_several_places_move_once():
+    """The Python code of the docs, run."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "schedules.md"
+    found = {}
+    exec(re.search(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)[1], found)
+    optimizer, expected = found["optimizer"], schedules.warmup_cosine(0.01, 100, 1000)
+    for rate in islice(expected, 150):
+        assert optimizer.learn_rate == optimizer.L2 == rate
+        optimizer.step_schedules()
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_schedules_are_checked_by_confection(name):
     good = block(name)
     for key in EXAMPLES[name]:
-        with pytest.raises(ValueError, match=key):
+        with pytest.raises(ConfigValidationError, match=key):
             registry.resolve({"s": {**good, key: {"a": 1}}})
-    with pytest.raises(ValueError, match="mistyped"):
+    with pytest.raises(ConfigValidationError, match="mistyped"):
         registry.resolve({"s": {**good, "mistyped": 1}})
 
 
@@ -416,7 +431,7 @@ def test_schedules_refuse_bad_arguments_when_the_config_is_read(name, arguments,
     "name, option", [("one_cycle", "anneal_strategy"), ("warmup_stable_decay", "warmup_type"), ("warmup_stable_decay", "decay_type")]
 )
 def test_schedules_refuse_unknown_choices(name, option):
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ConfigValidationError, match=option):
         registry.resolve({"s": {**block(name), option: "steep"}})
     with pytest.raises(ScheduleError, match=f"'{option}' to be one of .*, found 'steep'"):
         getattr(schedules, name)(**{**EXAMPLES[name], option: "steep"})

@@ -6,10 +6,13 @@ The look costs one pass over the gradients and one host sync, however many tenso
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 
+from .errors import NonFiniteGradError, NonFiniteGradWarning
+from .params import Param
 from .types import ClipBy
 
 # torch.nn.utils.clip_grad_norm_ adds it to the norm; so do we where we have its meaning ("global", "component").
@@ -72,3 +75,51 @@ def scale_grads(grads: Sequence[torch.Tensor], factors: Sequence[float]) -> None
     scaled = [(grad, factor) for grad, factor in zip(grads, factors) if factor != 1.0]
     if scaled:
         torch._foreach_mul_([grad for grad, _ in scaled], [factor for _, factor in scaled])
+
+
+class Guard:
+    """Keeps gradients that are not finite from the params.
+
+    max_nonfinite (int): After so many skipped updates in a row it stops the training. 0: it lets everything pass.
+    """
+
+    def __init__(self, max_nonfinite: int):
+        self.max_nonfinite = max_nonfinite
+        self.skipped = 0
+        self._culprit = ""
+
+    def lets_pass(self, params: Sequence[Param], norms: Sequence[float]) -> bool:
+        """Whether the update may be made.
+
+        params (Sequence[Param]): The params that are to be updated.
+        norms (Sequence[float]): The norm of each gradient.
+        """
+        bad = [param.name for param, norm in zip(params, norms) if not norm < math.inf]
+        if bad and self.max_nonfinite:
+            self._culprit = bad[0]
+            return False
+        return True
+
+    def skip(self, params: Sequence[Param]) -> None:
+        """Count a skipped update; warn at the first. Updates "in a row" are counted for each param: models may be updated in turns.
+
+        RAISES (NonFiniteGradError): There were too many in a row.
+        """
+        self.skipped += 1
+        for param in params:
+            param.skipped += 1
+        if self.skipped == 1:
+            warnings.warn(
+                NonFiniteGradWarning(
+                    f"Skipped an update: the gradient of param '{self._culprit}' is not finite. All params stay as they were. "
+                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
+                ),
+                stacklevel=6,
+            )
+        in_a_row = max(param.skipped for param in params)
+        if in_a_row >= self.max_nonfinite:
+            raise NonFiniteGradError(
+                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
+                f"'{self._culprit}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
+                "raise max_nonfinite in [training.optimizer]."
+            )

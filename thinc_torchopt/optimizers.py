@@ -15,7 +15,6 @@ else `finish_update` does 3 to 5 before it returns.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -28,14 +27,14 @@ from thinc.api import Model, Optimizer, PyTorchShim, Shim
 
 from . import hooks
 from .averages import Averages
-from .clipping import clip_factors, grad_norms, scale_grads, total_norm
-from .errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning, ParamError, PipelineError, ScheduleWarning
-from .names import torch_params
+from .clipping import Guard, clip_factors, grad_norms, scale_grads, total_norm
+from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
 from .params import Param, array_of, is_viewable, own_copy, zero_grads
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .scheduled_values import Schedule, Schedules, check_number
+from .shims import foreign_grad, torch_grads, write_back
 from .threads import threads_for
 from .types import Algorithm, ClipBy, FloatOrSchedule, IntOrSchedule, Key
 
@@ -88,14 +87,11 @@ class TorchOptimizer(Optimizer):
         self._settings: dict[str, Schedule] = {}
         self._set_or_schedule("learn_rate", learn_rate)
         self._set_or_schedule("grad_clip", grad_clip)
-        check_number("max_nonfinite", max_nonfinite)
         if clip_by not in ("global", "component", "param"):
             raise ConfigError(f"Can't set 'clip_by' in [training.optimizer]: expected 'global', 'component' or 'param', found {clip_by!r}.")
         self.clip_by: ClipBy = clip_by
-        self.max_nonfinite = max_nonfinite
         self.grad_norm: float | None = None
-        self.skipped_updates = 0
-        self._bad_param = ""
+        self._guard = Guard(int(check_number("max_nonfinite", max_nonfinite)))
         self._idle_updates = 0
         self._groups = ParamGroups(algorithm, self._schedules, self.learn_rate or 0.001)
         self._averages = Averages() if use_averages else None
@@ -215,6 +211,11 @@ class TorchOptimizer(Optimizer):
             self._pending = waiting
         return weights, gradient
 
+    @property
+    def skipped_updates(self) -> int:
+        """How many updates were skipped because of a gradient that was not finite."""
+        return self._guard.skipped
+
     # ------------------------------------------------------------------ thinc's attributes
 
     @property
@@ -314,7 +315,7 @@ class TorchOptimizer(Optimizer):
                     if param.callback is not None:
                         param.callback(array_of(param.tensor))
                 if factor is None:
-                    self._check_skipped(updated)
+                    self._guard.skip(updated)
             finally:
                 zero_grads(updated)
             if factor is not None and self._averages is not None:
@@ -341,13 +342,12 @@ class TorchOptimizer(Optimizer):
 
         RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
         """
-        if not (self._grad_clip or self.max_nonfinite):
+        if not (self._grad_clip or self._guard.max_nonfinite):
             return 1.0
         grads = [param.grad for param in updated]
         norms = grad_norms(grads)
         self.grad_norm = total_norm(norms)
-        if self.max_nonfinite and not self.grad_norm < math.inf:
-            self._bad_param = next(param.name for param, norm in zip(updated, norms) if not norm < math.inf)
+        if not self._guard.lets_pass(updated, norms):
             return None
         if not self._grad_clip:
             return 1.0
@@ -356,27 +356,6 @@ class TorchOptimizer(Optimizer):
             return factors
         scale_grads(grads, factors)
         return 1.0
-
-    def _check_skipped(self, updated: list[Param]) -> None:
-        """Count a skipped update; warn at the first, stop at too many in a row."""
-        self.skipped_updates += 1
-        for param in updated:
-            param.skipped += 1
-        if self.skipped_updates == 1:
-            warnings.warn(
-                NonFiniteGradWarning(
-                    f"Skipped an update: the gradient of param '{self._bad_param}' is not finite. All params stay as they were. "
-                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
-                ),
-                stacklevel=5,
-            )
-        in_a_row = max(param.skipped for param in updated)
-        if in_a_row >= self.max_nonfinite:
-            raise NonFiniteGradError(
-                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
-                f"'{self._bad_param}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
-                "raise max_nonfinite in [training.optimizer]."
-            )
 
     # ------------------------------------------------------------------ collecting gradients
 
@@ -388,56 +367,12 @@ class TorchOptimizer(Optimizer):
         self._pending[param.key] = param
 
     def _collect_shim(self, shim: Shim, model: Model) -> None:
-        if not isinstance(shim, PyTorchShim):
-            self._collect_foreign_shim(shim, model)
-        elif type(shim).finish_update is not PyTorchShim.finish_update:
-            self._collect_custom_torch_shim(shim, model)
-        else:
-            overflow = shim._grad_scaler.found_inf
-            for _, param in torch_params(shim):
-                if param.grad is not None:
-                    if overflow:
-                        param.grad.zero_()
-                    else:
-                        self._note(self._table.see_torch_param(param, shim, model), param.grad)
-            shim._grad_scaler.update()
-
-    def _collect_custom_torch_shim(self, shim: PyTorchShim, model: Model) -> None:
-        """Take the gradients of a torch shim with a `finish_update` of its own: as it gives them to its optimizer."""
-        params = dict(torch_params(shim))
-        given: dict[str, torch.Tensor] = {}
-
-        def record(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-            if key[1] in params:
-                # A copy: the shim sets its own to zero as soon as it has its answer.
-                given[key[1]] = torch.as_tensor(gradient, device=params[key[1]].device).clone()
-                return weights, gradient
-            return self(("shim", *key), weights, gradient, lr_scale=lr_scale)
-
-        shim.finish_update(record)  # type: ignore[arg-type]
-        for name, grad in given.items():
-            self._note(self._table.see_torch_param(params[name], shim, model), grad)
-
-    def _collect_foreign_shim(self, shim: Shim, model: Model) -> None:
-        """Take the gradients of a shim that keeps its params elsewhere, such as thinc's for TensorFlow and MXNet.
-
-        Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. It is run up to its call of
-        the optimizer, and from the start once more when the result is there.
-        """
-        try:
-            shim.finish_update(_Reader())
-        except _Read as call:
-            key = self._table.name_shim_param(shim, call.name, model)
-            self.set_grad(call.weights, call.gradient, partial(self._write_back, shim, call.name), key=key)
-
-    def _write_back(self, shim: Shim, name: str, values: Any) -> None:
-        def answer(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-            if key[1] == name:
-                return values, gradient * 0
-            # A shim that calls for each of its params: all but the first are updated by themselves.
-            return self(("shim", *key), weights, gradient, lr_scale=lr_scale)
-
-        shim.finish_update(answer)
+        if isinstance(shim, PyTorchShim):
+            for param, grad in torch_grads(shim, self):
+                self._note(self._table.see_torch_param(param, shim, model), grad)
+        elif (found := foreign_grad(shim)) is not None:
+            key = self._table.name_shim_param(shim, found.name, model)
+            self.set_grad(found.weights, found.gradient, partial(write_back, shim, found.name, self), key=key)
 
     def _set_or_schedule(self, name: str, value: FloatOrSchedule | IntOrSchedule) -> None:
         tracked = self._schedules.track(name, value)
@@ -445,23 +380,6 @@ class TorchOptimizer(Optimizer):
             self._settings[name] = tracked
             tracked = tracked.value
         setattr(self, name, tracked)
-
-
-class _Read(BaseException):
-    """Carries what a shim gives to its optimizer out of the shim."""
-
-    def __init__(self, name: str, weights: Any, gradient: Any):
-        super().__init__(name)
-        self.name = name
-        self.weights = weights
-        self.gradient = gradient
-
-
-class _Reader:
-    """Stands in for an optimizer, up to the moment at which it is called."""
-
-    def __call__(self, key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        raise _Read(key[1], weights, gradient)
 
 
 hooks.install(TorchOptimizer)

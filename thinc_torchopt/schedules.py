@@ -112,7 +112,7 @@ def one_cycle(
         phases[1:] = [(2 * pct_start * total_steps - 2, max_rate, first_rate), (last_step, first_rate, last_rate)]
 
     def value_at(step: int) -> float:
-        step, begin = min(step, last_step), 0.0
+        begin = 0.0
         for end, start_rate, end_rate in phases:
             if step <= end:
                 done = (step - begin) / (end - begin) if end > begin else 1.0
@@ -186,7 +186,7 @@ def warmup_stable_decay(
     decay_steps (int): Steps of the fall. What warm-up and fall leave of `total_steps` is the time in between.
     total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps.
     warmup_type (str): The curve of the rise.
-    decay_type (str): The curve of the fall; "1-sqrt" is that of the paper below.
+    decay_type (str): The curve of the fall; "1-sqrt" is that of Hägele et al.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Hu et al. 2024, https://arxiv.org/abs/2404.06395; Hägele et al. 2024, https://arxiv.org/abs/2405.18392;
         transformers/optimization.py, get_wsd_schedule, with stable steps counted from `total_steps`.
@@ -202,7 +202,7 @@ def warmup_stable_decay(
 
     def value_at(step: int) -> float:
         if step < warmup_steps:
-            return _between(min_rate, initial_rate, _rise(warmup_type, step / warmup_steps))
+            return _between(min_rate, initial_rate, _fall(warmup_type, 1.0 - step / warmup_steps))
         if step < decay_begin:
             return initial_rate
         if step < total_steps:
@@ -260,15 +260,10 @@ def _between(low: float, high: float, part: float) -> float:
 
 
 def _fall(curve: Curve, done: float) -> float:
-    """A fall from 1 to 0. done (float): How much of it is over, 0 to 1."""
+    """A fall from 1 to 0, and read backwards a rise. done (float): How much of it is over, 0 to 1."""
     if curve == "linear":
         return 1.0 - done
     return 0.5 * (1.0 + math.cos(math.pi * done)) if curve == "cosine" else 1.0 - math.sqrt(done)
-
-
-def _rise(curve: Curve, done: float) -> float:
-    """A rise from 0 to 1, and no reversed fall: "1-sqrt" is slow first. done (float): How much of it is over, 0 to 1."""
-    return 1.0 - math.sqrt(1.0 - done) if curve == "1-sqrt" else 1.0 - _fall(curve, done)
 
 
 class _Arguments:
