@@ -59,6 +59,14 @@ def test_clipping_by_component_is_global_within_each(shapes, seed, max_norm, dat
         assert {factor for factor, component in zip(factors, components) if component == name} == {expected}
 
 
+def test_clipping_norm_of_a_large_gradient():
+    """An embedding's size, where torch's own float32 norm is off by a thousandth."""
+    grad = 0.01 * torch.randn(6_000_000, generator=torch.Generator().manual_seed(0))
+    # Chunks of a million are summed in float32, by 16 lanes or more: 1e-7 x the root of 65,536.
+    assert grad_norms([grad])[0] == pytest.approx(grad.double().norm().item(), rel=2.5e-5)
+    assert grad_norms([grad.view(2000, 3000).t()])[0] == pytest.approx(grad.double().norm().item(), rel=2.5e-5)
+
+
 def test_clipping_norms_of_several_dtypes():
     grads = [torch.full((300, 300), 500.0, dtype=torch.float16), torch.ones(4, dtype=torch.float64), torch.ones(9)]
     # 500 x 300 = 150,000 is above what float16 can hold; 1e-3: its sum is made in float32.

@@ -2,7 +2,7 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
-│   └── ScheduleError              a schedule that yields nothing, or not a valid number
+│   └── ScheduleError              a schedule without values, or with arguments or values that can't be
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape is not the one that it had before
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
@@ -28,7 +28,7 @@ class ConfigError(TorchOptError, ValueError):
 
 
 class ScheduleError(ConfigError):
-    """A schedule that yields nothing, or something that is not a valid number."""
+    """A schedule that has no values, or arguments or values that can't be."""
 
 
 class ParamError(TorchOptError, ValueError):
