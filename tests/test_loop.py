@@ -44,6 +44,10 @@ def run(loop, *, steps=12, exclude=(), **settings):
     yielded = []
     for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
         info.pop("seconds")
+        ours = {key: info.pop(key, None) for key in ("learn_rates", "grad_norm", "skipped_updates")}
+        if loop is not SPACYS:
+            assert ours == {"learn_rates": {"default": 0.01 / (info["step"] + 1)}, "grad_norm": optimizer.grad_norm, "skipped_updates": 0}
+            assert not optimizer.params or optimizer.grad_norm > 0
         scores = {key: value for key, value in (info.pop("other_scores") or {}).items() if key != "speed"}
         losses = {key: float(value) for key, value in info.pop("losses").items()}
         yielded.append((len(batch), dict(info, checkpoints=list(info["checkpoints"])), scores, losses, is_best))

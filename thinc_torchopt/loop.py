@@ -44,6 +44,8 @@ def train_while_improving(
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     YIELDS (tuple): For each step the batch, what loggers show, and whether this is the best model so far: None if it was not evaluated.
+        Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step), `grad_norm` (over all
+        gradients, before clipping; None if nobody looked) and `skipped_updates` (so far).
     """
     dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     started = default_timer()
@@ -63,6 +65,7 @@ def train_while_improving(
             for name, proc in nlp.pipeline:
                 if name not in exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
+        learn_rate = optimizer.learn_rate
         optimizer.step_schedules()
         words += sum(len(example) for example in batch)
         score, other_scores, is_best = None, None, None
@@ -80,6 +83,9 @@ def train_while_improving(
             "checkpoints": results,
             "seconds": int(default_timer() - started),
             "words": words,
+            "learn_rates": {"default": learn_rate},
+            "grad_norm": optimizer.grad_norm,
+            "skipped_updates": optimizer.skipped_updates,
         }
         yield batch, info, is_best
         if is_best is not None:
