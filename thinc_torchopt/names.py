@@ -35,7 +35,6 @@ class NamedParam(NamedTuple):
     name: str
     key: Key
     owner: Any  # thinc's node or shim
-    local_name: str  # its name there
 
 
 def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
@@ -48,11 +47,11 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     taken: set[str] = set()
     for node, path in _paths(model, clean(prefix)):
         for param_name in node.param_names:
-            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, param_name)
+            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node)
         for shim in node.shims:
             for param_name, param in torch_params(shim):
                 name = "/".join([path, *map(clean, param_name.split("."))])
-                yield NamedParam(unique(name, taken), id(param), shim, param_name)
+                yield NamedParam(unique(name, taken), id(param), shim)
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:

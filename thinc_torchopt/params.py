@@ -53,11 +53,6 @@ class Param:
         """The first part of the name."""
         return self.name.partition("/")[0]
 
-    @property
-    def value(self) -> Any:
-        """The values as the kind of array that the model holds. Shares memory with `tensor`. Shape: as the param."""
-        return self.tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(self.tensor)
-
     def set_grad(self, grad: Any) -> None:
         """Make `grad` the gradient of the tensor, without a copy wherever torch can work on it as it is.
 
