@@ -16,7 +16,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch setuptools
-	$(PIP) --editable '.[dev,optimizers]'
+	$(PIP) --editable '.[dev,optimizers,plot,tensorboard]'
 	touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed

@@ -8,18 +8,21 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.training.initialize import init_nlp
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.compat import has_pytorch_optimizer
+from thinc_torchopt.compat import has_pytorch_optimizer, has_tensorboard
 
 from .conftest import CONFIGS
 from .spacy_cli import spacy_cli, toy_corpus, train
 
+TRANSFORMERS = ("fine_tuning.cfg", "transformer.cfg")
 NAMES = sorted(path.name for path in CONFIGS.glob("*.cfg"))
 
 
 def skip_without(name):
     if name == "pytorch_optimizer.cfg" and not has_pytorch_optimizer:
         pytest.skip("pytorch-optimizer is not installed")
-    if name == "transformer.cfg":
+    if name == "loggers.cfg" and not has_tensorboard:
+        pytest.skip("tensorboard is not installed")
+    if name in TRANSFORMERS:
         pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
 
 
@@ -29,7 +32,7 @@ def test_configs_resolve_fill_and_come_back_the_same(name, tmp_path):
     corpus = toy_corpus(tmp_path)
     paths = Config().from_disk(CONFIGS / name)["paths"]
     config = Config().from_disk(CONFIGS / name, overrides={f"paths.{key}": str(corpus[key]) for key in corpus if key in paths})
-    nlp = util.load_model_from_config(config, auto_fill=True) if name != "transformer.cfg" else None
+    nlp = util.load_model_from_config(config, auto_fill=True) if name not in TRANSFORMERS else None
     filled = nlp.config if nlp is not None else spacy.registry.fill(config, validate=False)
     again = Config().from_str(filled.to_str())
     assert again["training"]["optimizer"] == filled.interpolate()["training"]["optimizer"]
@@ -39,11 +42,12 @@ def test_configs_resolve_fill_and_come_back_the_same(name, tmp_path):
         assert spacy.registry.resolve(again["training"], schema=ConfigSchemaTraining)["optimizer"].learn_rate == resolved.learn_rate
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("transformer.cfg", "pretrain.cfg", "demo.cfg")])
-def test_configs_train(name, tmp_path):
-    """The transformer and pretraining have tests of their own, in test_training.py; the demo is in test_docs.py."""
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TRANSFORMERS, "pretrain.cfg", "demo.cfg")])
+def test_configs_train(name, tmp_path, monkeypatch):
+    """For 20 steps. Transformers and pretraining have tests of their own, in test_training.py; the demo is in test_docs.py."""
     skip_without(name)
-    train(name, tmp_path / "out", toy_corpus(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    train(name, tmp_path / "out", toy_corpus(tmp_path), training__max_steps=20, training__eval_frequency=10)
     assert (tmp_path / "out" / "model-best").is_dir()
 
 

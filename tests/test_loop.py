@@ -16,6 +16,9 @@ from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
 
+OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates")
+
+
 def run(loop, *, steps=12, exclude=(), **settings):
     """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
     fix_random_seed(1)
@@ -44,9 +47,11 @@ def run(loop, *, steps=12, exclude=(), **settings):
     yielded = []
     for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
         info.pop("seconds")
-        ours = {key: info.pop(key, None) for key in ("learn_rates", "grad_norm", "skipped_updates")}
+        ours = {key: info.pop(key, None) for key in OURS}
         if loop is not SPACYS:
-            assert ours == {"learn_rates": {"default": 0.01 / (info["step"] + 1)}, "grad_norm": optimizer.grad_norm, "skipped_updates": 0}
+            rate = 0.01 / (info["step"] + 1)
+            assert ours["learn_rates"] == {"default": rate} and ours["learn_rate_default"] == rate
+            assert ours["grad_norm"] == optimizer.grad_norm and ours["skipped_updates"] == 0
             assert not optimizer.params or optimizer.grad_norm > 0
         scores = {key: value for key, value in (info.pop("other_scores") or {}).items() if key != "speed"}
         losses = {key: float(value) for key, value in info.pop("losses").items()}

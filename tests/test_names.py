@@ -13,7 +13,7 @@ from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, c
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.names import clean, match, walk
+from thinc_torchopt.names import Pattern, clean, layers_of, walk
 from thinc_torchopt.torch_optimizers import AdamW
 
 from .models import toy_examples, toy_pipeline
@@ -143,9 +143,45 @@ def test_names_clean():
     assert clean("a.b c:d") == "a_b_c_d" and clean("x-1_y+z") == "x-1_y+z" and clean("") == "_"
 
 
-def test_names_match_takes_globs_and_names_what_matches_nothing():
-    names = ["ner/output/W", "ner/output/b", "tagger/output/W"]
-    assert match(["*/b", "tagger/*"], names, where="[here]") == {"ner/output/b", "tagger/output/W"}
-    assert match([], names, where="[here]") == set()
-    with pytest.raises(ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 3 params.*ner/output/W"):
-        match(["nre/*"], names, where="[here]")
+def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_nothing():
+    names = ["ner/output/W", "ner/output/b", "tagger/output/W", "ner/layer/11/W"]
+    assert [name for name in names if Pattern("*/b", "[here]")(name)] == ["ner/output/b"]
+    assert [name for name in names if Pattern("re:^ner/.*W$", "[here]")(name)] == ["ner/output/W", "ner/layer/11/W"]
+    assert not Pattern("ner", "[here]")(names[0]) and Pattern("re:ner", "[here]")(names[0])
+    Pattern("ner/*", "[here]").check(names)
+    with pytest.raises(ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 4 params.*ner/output/W.*spacy torchopt params"):
+        Pattern("nre/*", "[here]").check(names)
+    with pytest.raises(ConfigError, match=r"'re:\(' in \[here\]: expected a regular expression"):
+        Pattern("re:(", "[here]")
+
+
+def test_names_tell_the_layer():
+    bert = [f"trf/encoder/layer/{i}/output/dense/weight" for i in range(12)]
+    others = ["trf/embeddings/word_embeddings/weight", "trf/embeddings/LayerNorm/bias", "trf/pooler/dense/weight", "ner/lower/W"]
+    found = layers_of([*bert, *others])
+    assert [found[name] for name in bert] == [(i, 12) for i in range(12)]
+    assert [found.get(name) for name in others] == [(0, 12), (0, 12), (12, 12), None]
+    # Of two numbered stacks the one with more params holds the layers; a head with two numbered parts is above them.
+    head = ["trf/classifier/0/weight", "trf/classifier/2/weight"]
+    assert [layers_of([*bert, *head])[name] for name in head] == [(12, 12), (12, 12)]
+
+
+def test_names_tell_layers_biases_and_norms_of_real_models():
+    nlp = toy_pipeline(["tagger"])
+    nlp.initialize(lambda: toy_examples(nlp))
+    walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
+    layers = layers_of([found.name for found in walked])
+    assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 3} == {"3"}
+    assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
+    assert {depth for _, depth in layers.values()} == {4}
+    spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
+    assert spared == {"b", "G"} and {found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm} == {"E", "W"}
+
+
+def test_names_tell_biases_and_norms_of_torch_modules():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(4), torch.nn.LSTM(4, 4), torch.nn.MultiheadAttention(4, 2)
+    )
+    spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
+    expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0", "4/in_proj_bias", "4/out_proj/bias"}
+    assert spared == {f"m/{name}" for name in expected}

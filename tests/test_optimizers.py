@@ -489,7 +489,7 @@ def test_optimizers_forget_components_that_were_removed_or_excluded():
     nlp.remove_pipe("textcat")
     optimizer.initialize(nlp, exclude=["ner"])
     assert {name.split("/")[0] for name in optimizer.params} == {"tagger"}
-    assert len(optimizer._groups.all[0].optimizer.param_groups[0]["params"]) == len(optimizer.params)
+    assert len(optimizer.torch_optimizers["algorithm"].param_groups[0]["params"]) == len(optimizer.params)
 
 
 def test_optimizers_keep_the_state_of_a_disabled_component():
@@ -545,7 +545,7 @@ def test_optimizers_tensors_of_several_dtypes_in_one_group():
         model.finish_update(optimizer)
     assert optimizer.grad_norm < 1
     assert all(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
-    assert len(optimizer._groups.all[0].optimizer.param_groups) == 1
+    assert len(optimizer.torch_optimizers["algorithm"].param_groups) == 1
     with model.use_params(optimizer.averages):
         assert not any(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
 
@@ -626,13 +626,13 @@ def test_optimizers_forget_the_state_of_a_replaced_output_layer():
     examples, optimizer = toy_examples(nlp), plain()
     nlp.initialize(lambda: examples, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
-    names, tensors = set(optimizer.params), len(optimizer._groups.all[0].optimizer.state)
+    names, tensors = set(optimizer.params), len(optimizer.torch_optimizers["algorithm"].state)
     nlp.get_pipe("textcat").add_label("GREEN")
     for example in examples:
         example.reference.cats["GREEN"] = 0.0
     nlp.update(examples, sgd=optimizer)
     assert set(optimizer.params) == names
-    assert len(optimizer._groups.all[0].optimizer.state) == tensors
+    assert len(optimizer.torch_optimizers["algorithm"].state) == tensors
     assert optimizer.params["textcat/output_layer/b"].shape[0] == 3
 
 

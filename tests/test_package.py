@@ -39,6 +39,8 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
         "thinc_optimizers": "optimizers",
         "thinc_torch_optimizers": "torch_optimizers",
         "thinc_schedules": "schedules",
+        "spacy_cli": "cli",
+        "spacy_loggers": "loggers",
         "spacy_readers": "readers",
     }
     count = 0
@@ -48,11 +50,11 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
                 function = entry_point.load()
                 assert spacy.registry.get(registry_name, entry_point.name) is function
                 count += 1
-    assert count == 28
+    assert count == 33
 
 
 def test_package_learn_rate_has_one_writer():
-    """Nothing but learn_rate.py writes the `lr` of a torch param group."""
+    """Nothing but learn_rate/controller.py writes the `lr` of a torch param group."""
     writers = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -60,7 +62,7 @@ def test_package_learn_rate_has_one_writer():
             for target in targets:
                 if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr":
                     writers.append(path.name)
-    assert writers == ["learn_rate.py"]
+    assert writers == ["controller.py"]
 
 
 def test_package_errors_are_builtins_too():

@@ -1,12 +1,18 @@
 import itertools
+import json
+import math
+import warnings
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinc.api import Adam
+from thinc.api import Adam, registry
 
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning
 from thinc_torchopt.scheduled_values import Schedules, check_number, current, is_moving
+from thinc_torchopt.schedules import plateau, sequence
+
+from .test_schedules import EXAMPLES
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
@@ -73,3 +79,236 @@ def test_scheduled_values_name_a_bad_source(source, said):
 def test_scheduled_values_check_number_refuses(value):
     with pytest.raises(ConfigError, match=r"'learn_rate' in \[training\.optimizer\]: expected a number of at least 0"):
         check_number("learn_rate", value)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def tracked(**values):
+    schedules = Schedules()
+    for name, value in values.items():
+        schedules.track(name, value)
+    return schedules
+
+
+def test_scheduled_values_follow_a_score_without_a_step():
+    schedules = tracked(learn_rate=plateau(1.0, factor=0.5, patience=0), grad_clip=itertools.count())
+    schedules.step()
+    for score, rate in [(0.5, 1.0), (0.4, 0.5), (0.3, 0.25), (0.6, 0.25)]:
+        schedules.observe(score)
+        assert schedules.by_name["learn_rate"].value == rate
+    assert {schedule.position for schedule in schedules.by_name.values()} == {1}
+    assert schedules.by_name["grad_clip"].value == 1.0
+
+
+def test_scheduled_values_shared_source_sees_a_score_once():
+    source = plateau(1.0, factor=0.5, patience=0)
+    schedules = tracked(x=source, y=source)
+    schedules.observe(0.5)
+    schedules.observe(0.5)
+    assert current(schedules.by_name["x"]) == current(schedules.by_name["y"]) == 0.5
+
+
+class Watching:
+    """A schedule of one's own that watches scores and ends after three steps. Its state holds the position too."""
+
+    def __init__(self):
+        self.value, self.left = 1.0, 3
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return self.value
+
+    def observe(self, score):
+        self.value = score
+
+    def state_dict(self):
+        return {"value": self.value, "left": self.left}
+
+    def load_state_dict(self, state):
+        self.value, self.left = state["value"], state["left"]
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.ScheduleWarning")
+def test_scheduled_values_keep_the_last_value_also_of_a_source_that_watches():
+    schedules = tracked(x=Watching())
+    for score, value in [(2.0, 2.0), (3.0, 3.0), (4.0, 3.0)]:
+        schedules.step()
+        schedules.observe(score)
+        assert schedules.by_name["x"].value == value
+
+
+def test_scheduled_values_name_a_bad_value_after_a_score():
+    with pytest.raises(ScheduleError, match="'x' at step 0: expected a number, found 'a'"):
+        tracked(x=Watching()).observe("a")
+
+
+# ---------------------------------------------------------------- restart
+
+
+@given(values=RATES, position=st.integers(0, 30), more=st.integers(0, 10))
+def test_scheduled_values_move_to_a_position(values, position, more):
+    """Warnings too: a source that ended on the way was reported by the run that stopped there, one that ends later was not."""
+    stepped, moved = tracked(x=list(values)), tracked(x=list(values))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(position):
+            stepped.step()
+    moved.by_name["x"].move_to(position)
+    for _ in range(more):
+        assert moved.by_name["x"].value == stepped.by_name["x"].value
+        assert moved.by_name["x"].position == stepped.by_name["x"].position
+        assert said_by(stepped.step) == said_by(moved.step)
+
+
+def said_by(step):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("position", [2, -1, 4.0, None, "4"])
+def test_scheduled_values_move_only_forwards(position):
+    schedule = tracked(x=itertools.count()).by_name["x"]
+    schedule.move_to(3)
+    with pytest.raises(ScheduleError, match=f"'x': expected a step of at least 3, at which it stands, found {position!r}"):
+        schedule.move_to(position)
+    assert schedule.position == 3 and schedule.value == 3.0
+
+
+NUMBERS = st.floats(0.0, 1.0)
+THINCS = [
+    {"@schedules": "constant.v1", "rate": 0.1},
+    {"@schedules": "constant_then.v1", "rate": 0.1, "steps": 3, "schedule": {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 0.5}},
+    {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 0.5},
+    {"@schedules": "compounding.v1", "start": 1.0, "stop": 9.0, "compound": 1.3},
+    {"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 4, "total_steps": 12},
+    {"@schedules": "slanted_triangular.v1", "max_rate": 0.1, "num_steps": 20},
+    {"@schedules": "cyclic_triangular.v1", "min_lr": 0.1, "max_lr": 0.5, "period": 4},
+]
+OURS = [{"@schedules": f"thinc-torchopt.{name}.v1", **arguments} for name, arguments in EXAMPLES.items()]
+PLATEAUS = st.fixed_dictionaries(
+    {
+        "@schedules": st.just("thinc-torchopt.plateau.v1"),
+        "initial_rate": st.floats(0.1, 1.0),
+        "factor": st.just(0.7),
+        "patience": st.integers(0, 2),
+        "mode": st.sampled_from(["max", "min"]),
+        "cooldown": st.integers(0, 2),
+    }
+)
+# What a config may have: a block, or a list; blocks may hold others.
+SOURCES = st.recursive(
+    st.sampled_from(THINCS + OURS) | PLATEAUS | st.lists(NUMBERS, min_size=1, max_size=6),
+    lambda sources: st.lists(st.tuples(st.integers(1, 6), sources | NUMBERS), min_size=1, max_size=4).map(
+        lambda parts: {
+            "@schedules": "thinc-torchopt.sequence.v1",
+            "parts": {f"part{i}": {"steps": steps, "schedule": source} for i, (steps, source) in enumerate(parts)},
+        }
+    ),
+    max_leaves=6,
+)
+# One entry a step: the score, if there was an evaluation.
+ENTRIES = st.none() | st.sampled_from([0.2, 0.5, 0.7, math.nan])
+RUNS = st.lists(ENTRIES, max_size=6) | st.lists(ENTRIES, min_size=10, max_size=20)
+
+
+def built(sources, shared):
+    """All places of a config, some of which share a source."""
+    schedules = Schedules()
+    resolved = registry.resolve({f"s{i}": source for i, source in enumerate(sources)})
+    for name, source in resolved.items():
+        source = iter(source) if isinstance(source, list) else source
+        schedules.track(name, source)
+        if shared[int(name[1:])]:
+            schedules.track(f"algorithm.{name}", (0.9, source))
+    return schedules
+
+
+def run(schedules, scores):
+    values = []
+    for score in scores:
+        said = said_by(schedules.step)
+        if score is not None:
+            schedules.observe(score)
+        values.append(({name: (schedule.value, schedule.position) for name, schedule in schedules.by_name.items()}, said))
+    return values
+
+
+@settings(deadline=None)
+@given(sources=st.lists(PLATEAUS | SOURCES, min_size=1, max_size=3), shared=st.tuples(*[st.booleans()] * 3), before=RUNS, after=RUNS)
+def test_scheduled_values_go_on_exactly_where_a_saved_run_stood(sources, shared, before, after):
+    """Values, positions and warnings. Through JSON, into objects that were built anew."""
+    through, resumed = built(sources, shared), built(sources, shared)
+    run(through, before)
+    state = json.loads(json.dumps(through.state_dict(), allow_nan=False))
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert {name: current(schedule) for name, schedule in resumed.by_name.items()} == {
+        name: current(schedule) for name, schedule in through.by_name.items()
+    }
+    assert run(resumed, after) == run(through, after)
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_scheduled_values_load_a_state_that_holds_the_position_too(steps):
+    through, resumed = tracked(x=Watching()), tracked(x=Watching())
+    run(through, [2.0, 3.0, 4.0, 5.0][:steps])
+    resumed.load_state_dict(through.state_dict())
+    assert resumed.by_name["x"].value == through.by_name["x"].value
+    assert run(resumed, [6.0, None, 7.0]) == run(through, [6.0, None, 7.0])
+
+
+def of_kinds():
+    source = plateau(1.0, factor=0.5, patience=0)
+    return tracked(learn_rate=source, grad_clip=itertools.count(), x=source, y=sequence({"a": {"schedule": plateau(2.0)}}))
+
+
+STATE = {
+    "learn_rate": {"position": 2, "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0}},
+    "grad_clip": {"position": 2},
+    "x": {"position": 2, "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0}},
+    "y": {"position": 2, "source": {"a": {"rate": 2.0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}}},
+}
+
+
+def test_scheduled_values_state_is_by_config_path():
+    schedules = of_kinds()
+    for score in (0.25, 0.25):
+        schedules.step()
+        schedules.observe(score)
+    assert schedules.state_dict() == STATE
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"grad_clip": None}, r"found none for \['grad_clip'\], and unexpected ones for \[\]"),
+        ({"algorithm.eps": {"position": 2}}, r"found none for \[\], and unexpected ones for \['algorithm.eps'\]"),
+        ({"grad_clip": {"position": 2, "source": {}}}, r"'grad_clip': expected \['position'\], found \['position', 'source'\]"),
+        ({"grad_clip": [2]}, r"'grad_clip': expected \['position'\], found \[2\]"),
+        ({"grad_clip": {"position": -1}}, "'grad_clip': expected a step of at least 0"),
+        ({"y": {"position": 2}}, r"'y': expected \['position', 'source'\], found \['position'\]"),
+        ({"y": {"position": 2, "source": {"b": {}}}}, r"'parts' to be a section with \['a'\], found \['b'\]. This is the schedule of 'y'"),
+        ({"y": {"position": 2, "source": {"a": {}}}}, "plateau.v1': expected 'state' to be a section.*This is the schedule of 'y'"),
+        ({"x": {**STATE["x"], "position": 3}}, "expected one state for 'learn_rate' and 'x', which share a schedule, found"),
+    ],
+)
+def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said):
+    state = {name: part for name, part in {**STATE, **change}.items() if part is not None}
+    schedules = of_kinds()
+    before = schedules.state_dict()
+    with pytest.raises(ScheduleError, match=said):
+        schedules.load_state_dict(state)
+    assert schedules.state_dict() == before
+
+
+def test_scheduled_values_say_what_is_missing_of_a_state_that_is_none():
+    with pytest.raises(ScheduleError, match=r"found none for \['x'\]"):
+        tracked(x=itertools.count()).load_state_dict(None)

@@ -1,6 +1,7 @@
 """Each schedule against torch's schedulers, which are always there, and against transformers' where it is installed."""
 
 import inspect
+import json
 import math
 import re
 from itertools import islice
@@ -10,7 +11,7 @@ import numpy
 import pytest
 import torch
 from confection import Config, ConfigValidationError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from thinc.api import registry
 from thinc.api import warmup_linear as thincs_warmup_linear
@@ -31,6 +32,7 @@ RISE = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.1, "w
 EXAMPLES = {
     "inverse_sqrt": {"initial_rate": 0.1, "warmup_steps": 4},
     "one_cycle": {"max_rate": 0.1, "total_steps": 25, "three_phase": True},
+    "plateau": {"initial_rate": 0.1, "factor": 0.5, "patience": 2, "mode": "min"},
     "polynomial": {"initial_rate": 0.1, "warmup_steps": 4, "total_steps": 25, "power": 2.0},
     "sequence": {
         "parts": {
@@ -261,6 +263,191 @@ def test_schedules_warmup_stable_decay_equals_transformers(transformers, rate, p
     assert same(ours, theirs, rate)
 
 
+# ---------------------------------------------------------------- plateau
+
+# Few values, so that the same comes twice, and some just above and below a threshold; and any others.
+SCORES = st.lists(st.sampled_from([math.nan, 0.0, 0.5, 0.50004, 0.5001, 0.6, -0.5]) | st.floats(-2.0, 2.0), max_size=40)
+
+
+def values_after(schedule, scores):
+    """The values of a schedule that sees a score after each step, as in our loop: when the next value was drawn."""
+    values = [next(schedule)]
+    for score in scores:
+        next(schedule)
+        schedule.observe(score)
+        values.append(schedule.value)
+    return values
+
+
+def torchs_plateau(rate, scores, **options):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    scheduler, rates = torchs.ReduceLROnPlateau(optimizer, **options), [rate]
+    for score in scores:
+        scheduler.step(score)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+@settings(deadline=None)
+@given(
+    rate=RATES,
+    part=PARTS,
+    scores=SCORES,
+    worst=st.booleans(),
+    options=st.fixed_dictionaries(
+        {
+            "factor": PARTS,
+            "patience": st.integers(0, 4),
+            "mode": st.sampled_from(["max", "min"]),
+            "threshold": st.sampled_from([0.0, 1e-4, 0.1, 1.0, 2.0]),
+            "threshold_mode": st.sampled_from(["rel", "abs"]),
+            "cooldown": st.integers(0, 4),
+            "eps": st.sampled_from([0.0, 1e-8, 0.05]),
+        }
+    ),
+)
+@example(
+    rate=1.0, part=0.0, scores=[0.5, 0.5], worst=False, options={"factor": 0.5, "patience": 0, "mode": "max", "eps": 0.5}
+)  # a fall of eps
+def test_schedules_plateau_equals_torchs(rate, part, scores, worst, options):
+    """To the last bit: the same operations in the same order."""
+    if worst:
+        scores = [-math.inf if options["mode"] == "max" else math.inf, *scores]
+    theirs = torchs_plateau(rate, scores, min_lr=part * rate, **options)
+    assert values_after(schedules.plateau(rate, min_rate=part * rate, **options), scores) == theirs
+
+
+def test_schedules_plateau_defaults_are_torchs_but_for_the_mode():
+    theirs = inspect.signature(torchs.ReduceLROnPlateau).parameters
+    ours = inspect.signature(schedules.plateau).parameters
+    for name in ("factor", "patience", "threshold", "threshold_mode", "cooldown", "eps"):
+        assert ours[name].default == theirs[name].default
+    assert ours["min_rate"].default == theirs["min_lr"].default and ours["mode"].default == "max"
+
+
+@pytest.mark.parametrize("mode, best", [("max", math.inf), ("min", -math.inf)])
+def test_schedules_plateau_takes_no_infinite_score_for_the_best(mode, best):
+    """Where torch never finds a better one again, and lowers the rate for good."""
+    scores = [best, 0.5, 0.5, best, 0.5]
+    options = {"factor": 0.5, "patience": 2, "mode": mode}
+    assert values_after(schedules.plateau(1.0, **options), scores) == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
+    assert torchs_plateau(1.0, scores, **options) == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def warmup_then(schedule, **last):
+    warmup = schedules.warmup_linear(1.0, 3, 3)
+    return schedules.sequence({"rise": {"steps": 3, "schedule": warmup}, "then": {"schedule": schedule, **last}})
+
+
+def test_schedules_plateau_after_a_warmup():
+    """It sees the score that comes when its first value was drawn, and none before."""
+    ours = warmup_then(schedules.plateau(1.0, factor=0.5, patience=0))
+    assert values_after(ours, [0.9, 0.8, 0.1, 0.2, 0.1, 0.1]) == [1 / 3, 2 / 3, 1.0, 1.0, 1.0, 0.5, 0.25]
+
+
+def test_schedules_plateau_in_a_sequence_sees_no_score_when_its_turn_is_over():
+    plateau = schedules.plateau(1.0, factor=0.5, patience=0)
+    ours = schedules.sequence({"a": {"steps": 3, "schedule": plateau}, "b": {"steps": 2, "schedule": [7.0]}})
+    assert values_after(ours, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]) == [1.0, 1.0, 0.5, 7.0, 7.0, 7.0, 7.0]
+    assert plateau.value == 0.5
+    assert values_after(warmup_then(schedules.plateau(1.0, factor=0.5, patience=0), steps=2), [0.5] * 7) == [
+        1 / 3,
+        2 / 3,
+        1,
+        1,
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+    ]
+
+
+@settings(deadline=None)
+@given(scores=SCORES, first=st.integers(1, 9), second=st.integers(1, 9))
+def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
+    """Each plateau is as one of its own that sees the scores of its turn."""
+    options = {"factor": 0.5, "patience": 1}
+    inner = schedules.sequence(
+        {"a": {"steps": first, "schedule": schedules.plateau(1.0, **options)}, "b": {"schedule": schedules.plateau(9.0, **options)}}
+    )
+    outer = warmup_then(inner, steps=first + second)
+    one, two = 2 + first, 2 + first + second
+    expected = [1 / 3, 2 / 3, 1.0]
+    # The value of the step at which a turn begins is the first that its plateau can change.
+    expected += values_after(schedules.plateau(1.0, **options), scores[2:one])[1:]
+    expected += values_after(schedules.plateau(9.0, **options), scores[one:two])[1:]
+    expected = (expected + [expected[-1]] * len(scores))[: len(scores) + 1]
+    assert values_after(outer, scores) == expected
+
+
+@settings(deadline=None)
+@given(scores=SCORES, patience=st.integers(0, 2))
+def test_schedules_plateau_may_see_a_score_before_or_after_the_next_value_is_drawn(scores, patience):
+    before, after = (schedules.plateau(1.0, factor=0.5, patience=patience) for _ in range(2))
+    for score in scores:
+        before.observe(score)
+        value = next(before)
+        next(after)
+        after.observe(score)
+        assert before.value == after.value == value
+
+
+class Falling:
+    """The least that a schedule of one's own needs to watch scores."""
+
+    def __init__(self):
+        self.value = 1.0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.value
+
+    def observe(self, score):
+        self.value -= score
+
+
+def test_schedules_sequence_passes_scores_on_to_any_schedule_that_watches():
+    ours = warmup_then(Falling())
+    assert values_after(ours, [0.5, 0.25, 0.25, 0.125])[3:] == [0.75, 0.625]
+    assert ours.state_dict() == {}
+
+
+PLATEAU_STATE = {"rate": 0.5, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}
+
+
+def test_schedules_plateau_saves_its_state_in_plain_json():
+    ours = schedules.plateau(1.0, factor=0.5, patience=1)
+    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == {**PLATEAU_STATE, "rate": 1.0, "best": None, "bad_evaluations": 0}
+    values_after(ours, [0.25, 0.2, 0.2, math.nan])
+    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == PLATEAU_STATE
+
+
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        (None, "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found None"),
+        ({"rate": 0.5}, "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found ['rate']"),
+        ({**PLATEAU_STATE, "rate": -1.0}, "'rate' to be a number of at least 0, found -1.0"),
+        ({**PLATEAU_STATE, "best": math.inf}, "'best' to be a number that is finite, found inf"),
+        ({**PLATEAU_STATE, "bad_evaluations": -1}, "'bad_evaluations' to be a whole number of at least 0, found -1"),
+        ({**PLATEAU_STATE, "cooldown_left": 0.5}, "'cooldown_left' to be a whole number of at least 0, found 0.5"),
+    ],
+)
+def test_schedules_refuse_a_bad_state_and_change_nothing(state, said):
+    plateau = schedules.plateau(1.0)
+    before = plateau.state_dict()
+    with pytest.raises(ScheduleError) as error:
+        plateau.load_state_dict(state)
+    assert f"Can't load the state of the schedule 'thinc-torchopt.plateau.v1': expected {said}" in str(error.value)
+    sequence = schedules.sequence({"a": {"steps": 1, "schedule": plateau}, "b": {"schedule": schedules.plateau(2.0)}})
+    for parts in ({"a": PLATEAU_STATE, "b": state}, {"a": PLATEAU_STATE}, None):
+        with pytest.raises(ScheduleError, match="'parts' to be a section with|" + re.escape(said)):
+            sequence.load_state_dict(parts)
+    assert plateau.state_dict() == before
+
+
 # ---------------------------------------------------------------- sequence
 
 
@@ -409,6 +596,14 @@ BAD = [
     ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number of at least 0, found -1"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "initial_rate": -0.1}, "'initial_rate'"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1"),
+    ("plateau", {"initial_rate": -0.1}, "'initial_rate' to be a number of at least 0, found -0.1"),
+    ("plateau", {"initial_rate": 0.1, "factor": 1.0}, "'factor' to be a number of at least 0 and below 1, found 1.0"),
+    ("plateau", {"initial_rate": 0.1, "factor": -0.1}, "'factor' to be a number of at least 0 and below 1, found -0.1"),
+    ("plateau", {"initial_rate": 0.1, "patience": -1}, "'patience' to be a whole number of at least 0, found -1"),
+    ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "'threshold' to be a number of at least 0, found -0.1"),
+    ("plateau", {"initial_rate": 0.1, "cooldown": -1}, "'cooldown' to be a whole number of at least 0, found -1"),
+    ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
+    ("plateau", {"initial_rate": 0.1, "eps": -1.0}, "'eps' to be a number of at least 0, found -1.0"),
     ("sequence", {"parts": {}}, "'parts' to be a section with at least one part, found {}"),
     ("sequence", {"parts": {"a": {"steps": 1}}}, "'parts.a' to be a section with 'steps' and 'schedule', found ['steps']"),
     ("sequence", {"parts": {"a": {"schedule": 0.1, "stops": 3}}}, "'parts.a' to be a section with 'steps' and 'schedule', found"),
@@ -428,7 +623,14 @@ def test_schedules_refuse_bad_arguments_when_the_config_is_read(name, arguments,
 
 
 @pytest.mark.parametrize(
-    "name, option", [("one_cycle", "anneal_strategy"), ("warmup_stable_decay", "warmup_type"), ("warmup_stable_decay", "decay_type")]
+    "name, option",
+    [
+        ("one_cycle", "anneal_strategy"),
+        ("plateau", "mode"),
+        ("plateau", "threshold_mode"),
+        ("warmup_stable_decay", "warmup_type"),
+        ("warmup_stable_decay", "decay_type"),
+    ],
 )
 def test_schedules_refuse_unknown_choices(name, option):
     with pytest.raises(ConfigValidationError, match=option):

@@ -122,7 +122,7 @@ def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
     optimizer = TorchOptimizer(resolve("torch.Muon.v1"), 0.01)
     backprop(model, numpy.random.default_rng(0))
     model.finish_update(optimizer)
-    of_muon = {id(tensor) for tensor in optimizer._groups.all[0].optimizer.param_groups[0]["params"]}
+    of_muon = {id(tensor) for tensor in optimizer.torch_optimizers["algorithm"].param_groups[0]["params"]}
     names = {name.split("/", 1)[1] for name, tensor in optimizer.params.items() if id(tensor) in of_muon}
     assert names == {"linear-0/W", "linear-2/W"}
 

@@ -135,7 +135,8 @@ def test_training_on_the_treebank(tmp_path):
 
 @pytest.mark.slow
 @needs_corpora
-def test_training_of_a_transformer(tmp_path):
+@pytest.mark.parametrize("config", ["transformer.cfg", "fine_tuning.cfg"])
+def test_training_of_a_transformer(config, tmp_path):
     from pathlib import Path
 
     pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
@@ -144,7 +145,7 @@ def test_training_of_a_transformer(tmp_path):
     folder = Path(minilm.__file__).parent / "model"
     steps = {"training__max_steps": 60, "training__eval_frequency": 20, "training__batcher__size": 1000, "corpora__dev__limit": 30}
     rates = {"training__optimizer__learn_rate__initial_rate": 0.0005, "training__optimizer__learn_rate__warmup_steps": 10}
-    run = train("transformer.cfg", tmp_path, corpus, paths__transformer=folder, training__optimizer__use_averages=True, **steps, **rates)
+    run = train(config, tmp_path, corpus, paths__transformer=folder, training__optimizer__use_averages=True, **steps, **rates)
     rows = [line.split() for line in run.stdout.splitlines() if line.strip()[:1].isdigit()]
     losses = [float(row[3]) for row in rows]
     # Brands are in two texts of five, and 60 steps are few: the loss of 20 steps falls to less than a half, scores come later.

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 from .about import __version__
 
 if TYPE_CHECKING:
+    from .algorithm import Algorithm
     from .drop_ins import SGD, Adam, RAdam
+    from .learn_rate import LearnRateController
     from .optimizers import TorchOptimizer
-    from .types import Algorithm
 
 _HOME = {
     "Adam": "drop_ins",
-    "Algorithm": "types",
+    "Algorithm": "algorithm",
+    "LearnRateController": "learn_rate",
     "RAdam": "drop_ins",
     "SGD": "drop_ins",
     "TorchOptimizer": "optimizers",
 }
 
-__all__ = ["SGD", "Adam", "Algorithm", "RAdam", "TorchOptimizer", "__version__"]
+__all__ = ["SGD", "Adam", "Algorithm", "LearnRateController", "RAdam", "TorchOptimizer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,25 @@
 
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
+has_matplotlib = find_spec("matplotlib") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
+has_tensorboard = find_spec("tensorboard") is not None
+
+
+def import_figure() -> type:
+    """Import the class behind the extra `plot`.
+
+    RAISES (ImportError): It is not installed.
+    """
+    if not has_matplotlib:
+        raise ImportError(
+            "Can't draw a picture: the library matplotlib is not installed. Install it with: pip install 'thinc-torchopt[plot]'"
+        )
+    from matplotlib.figure import Figure
+
+    return Figure
 
 
 def import_pytorch_optimizer() -> ModuleType:
@@ -19,3 +36,20 @@ def import_pytorch_optimizer() -> ModuleType:
     import pytorch_optimizer
 
     return pytorch_optimizer
+
+
+def import_tensorboard() -> tuple[Any, Any]:
+    """Import what is behind the extra `tensorboard`.
+
+    RETURNS (tuple): torch's SummaryWriter, and TensorBoard's Summary: several values of one step.
+    RAISES (ImportError): It is not installed.
+    """
+    if not has_tensorboard:
+        raise ImportError(
+            "Can't build 'thinc-torchopt.TensorBoardLogger.v1': the library tensorboard is not installed. "
+            "Install it with: pip install 'thinc-torchopt[tensorboard]'"
+        )
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter, Summary

@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
+from .algorithm import Algorithm
 from .errors import ConfigError
 from .optimizers import TorchOptimizer
 from .torch_optimizers import RAdam as TorchRAdam
-from .types import Algorithm, FloatOrSchedule
+from .types import FloatOrSchedule
 
 
 def Adam(
@@ -84,9 +85,8 @@ class _ThincOptimizer(torch.optim.Optimizer):
     """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the step."""
 
     @torch.no_grad()
-    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
+    def before_clipping(self, group: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the gradients."""
-        group = self.param_groups[0]
         if group["L2"] != 0 and not group["L2_is_weight_decay"]:
             torch._foreach_add_(_grads(tensors), list(tensors), alpha=group["L2"])
 

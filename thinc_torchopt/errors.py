@@ -5,18 +5,24 @@ TorchOptError
 │   └── ScheduleError              a schedule without values, or with arguments or values that can't be
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape is not the one that it had before
+├── LearnRateIntegrityError (RuntimeError)   somebody else wrote to a param group
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 └── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
 
 Warning
 └── TorchOptWarning (UserWarning)
     ├── HostWarning                a spaCy or thinc that is not what we know
+    ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
     └── ScheduleWarning            a schedule ended, its last value stays
 
 The text of each says: what failed, for which (by name or config path), what was expected and found, what to do.
 """
+
+from __future__ import annotations
+
+import typing  # and not Any itself: every class in this module is an error or a warning
 
 
 class TorchOptError(Exception):
@@ -47,12 +53,45 @@ class NonFiniteGradError(TorchOptError, RuntimeError):
     """Too many updates in a row were skipped because of NaN or infinite gradients."""
 
 
+class LearnRateIntegrityError(TorchOptError, RuntimeError):
+    """A param group is not as the learn rate controller left it.
+
+    fact (str): What was found, as a sentence.
+    advice (str): Where that often comes from, and what to do.
+    group (str): Id of the group.
+    step (int): How many steps the controller had made.
+    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params", "options", or "group",
+        which came or is gone.
+    expected, found (Any): What should be there, and what is.
+    """
+
+    def __init__(self, fact: str, advice: str, *, group: str, step: int, what: str, expected: typing.Any, found: typing.Any):
+        super().__init__(f"{fact} {advice}")
+        self.fact = fact
+        self.advice = advice
+        self.group = group
+        self.step = step
+        self.what = what
+        self.expected = expected
+        self.found = found
+        self.others: list[LearnRateIntegrityError] = []  # what was found in the same check beside this
+
+    @property
+    def can_be_undone(self) -> bool:
+        """Whether it can be put back as it was. If not, the group is taken as it is."""
+        return self.what in ("learn_rate", "order", "moved")
+
+
 class TorchOptWarning(UserWarning):
     """Base of all warnings that the package gives."""
 
 
 class HostWarning(TorchOptWarning):
     """The installed spaCy or thinc is not one that the package knows."""
+
+
+class LearnRateWarning(TorchOptWarning):
+    """Somebody else wrote to a param group; what was done about it."""
 
 
 class NonFiniteGradWarning(TorchOptWarning):

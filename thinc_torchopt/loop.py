@@ -10,18 +10,23 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from timeit import default_timer
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from spacy.language import Language
 from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from .errors import PipelineWarning
+from .names import clean
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
 
 Scores = tuple[float, dict[str, Any]]
+
+_latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()
 
 
 def train_while_improving(
@@ -44,55 +49,72 @@ def train_while_improving(
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     YIELDS (tuple): For each step the batch, what loggers show, and whether this is the best model so far: None if it was not evaluated.
-        Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step), `grad_norm` (over all
-        gradients, before clipping; None if nobody looked) and `skipped_updates` (so far).
+        Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
+        `grad_norm` (over all gradients, before clipping; None if nobody looked) and `skipped_updates` (so far).
     """
     dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     started = default_timer()
     results: list[tuple[float, int]] = []
     losses: dict[str, float] = {}
     words = 0
-    for step, (epoch, batch) in enumerate(train_data):
-        if before_update is not None:
-            before_update(nlp, {"step": step, "epoch": epoch})
-        if step == 0:
-            # Not earlier: the hook may be what puts the pipeline in order.
-            _introduce(optimizer, nlp, exclude)
-        drop = next(dropouts)
-        for subbatch in subdivide_batch(batch, accumulate_gradient):
-            nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
-        with optimizer.joint_step():
-            for name, proc in nlp.pipeline:
-                if name not in exclude and is_trained(proc):
-                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
-        learn_rate = optimizer.learn_rate
-        optimizer.step_schedules()
-        words += sum(len(example) for example in batch)
-        score, other_scores, is_best = None, None, None
-        if step % eval_frequency == 0:
-            with nlp.use_params(optimizer.averages):
-                score, other_scores = evaluate()
-            results.append((score, step))
-            is_best = score == max(results)[0]
-        info = {
-            "epoch": epoch,
-            "step": step,
-            "score": score,
-            "other_scores": other_scores,
-            "losses": losses,
-            "checkpoints": results,
-            "seconds": int(default_timer() - started),
-            "words": words,
-            "learn_rates": {"default": learn_rate},
-            "grad_norm": optimizer.grad_norm,
-            "skipped_updates": optimizer.skipped_updates,
-        }
-        yield batch, info, is_best
-        if is_best is not None:
-            losses = {}
-        _, best_step = max(results, key=lambda result: (result[0], -result[1]))
-        if (patience and step - best_step >= patience) or (max_steps and step >= max_steps):
-            break
+    with ExitStack() as until_the_end:
+        until_the_end.callback(_latest.pop, nlp, None)
+        for step, (epoch, batch) in enumerate(train_data):
+            if before_update is not None:
+                before_update(nlp, {"step": step, "epoch": epoch})
+            if step == 0:
+                # Not earlier: the hook may be what puts the pipeline in order.
+                _introduce(optimizer, nlp, exclude)
+                until_the_end.enter_context(optimizer.training())
+            drop = next(dropouts)
+            for subbatch in subdivide_batch(batch, accumulate_gradient):
+                nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
+            with optimizer.joint_step():
+                for name, proc in nlp.pipeline:
+                    if name not in exclude and is_trained(proc):
+                        proc.finish_update(optimizer)  # type: ignore[attr-defined]
+            learn_rates = optimizer.learn_rates
+            optimizer.step_schedules()
+            words += sum(len(example) for example in batch)
+            score, other_scores, is_best = None, None, None
+            if step % eval_frequency == 0:
+                with nlp.use_params(optimizer.averages):
+                    score, other_scores = evaluate()
+                optimizer.observe(score)
+                results.append((score, step))
+                is_best = score == max(results)[0]
+            info = {
+                "epoch": epoch,
+                "step": step,
+                "score": score,
+                "other_scores": other_scores,
+                "losses": losses,
+                "checkpoints": results,
+                "seconds": int(default_timer() - started),
+                "words": words,
+                "learn_rates": learn_rates,
+                # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
+                **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
+                "grad_norm": optimizer.grad_norm,
+                "skipped_updates": optimizer.skipped_updates,
+            }
+            _latest[nlp] = info
+            yield batch, info, is_best
+            if is_best is not None:
+                losses = {}
+            _, best_step = max(results, key=lambda result: (result[0], -result[1]))
+            if (patience and step - best_step >= patience) or (max_steps and step >= max_steps):
+                break
+
+
+def latest_info(nlp: Language) -> dict[str, Any] | None:
+    """What there is to log of the step just done. spaCy hands it to loggers at evaluations only; this is for those that want every step.
+
+    nlp (Language): The pipeline in training.
+    RETURNS (dict[str, Any] | None): As the loop yielded it; its `losses` add up from one evaluation to the next. None when no training
+        goes on, or not with our optimizer.
+    """
+    return _latest.get(nlp)
 
 
 def is_trained(proc: Any) -> bool:

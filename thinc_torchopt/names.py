@@ -14,7 +14,8 @@ Torch's dots become slashes.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Optional
@@ -27,6 +28,7 @@ from .types import Key
 
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
+_BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
 
 
 class NamedParam(NamedTuple):
@@ -35,6 +37,7 @@ class NamedParam(NamedTuple):
     name: str
     key: Key
     owner: Any  # thinc's node or shim
+    is_bias_or_norm: bool = False
 
 
 def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
@@ -47,11 +50,12 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     taken: set[str] = set()
     for node, path in _paths(model, clean(prefix)):
         for param_name in node.param_names:
-            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node)
+            is_bias_or_norm = param_name == "b" or node.name == "layernorm"
+            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm)
         for shim in node.shims:
             for param_name, param in torch_params(shim):
                 name = "/".join([path, *map(clean, param_name.split("."))])
-                yield NamedParam(unique(name, taken), id(param), shim)
+                yield NamedParam(unique(name, taken), id(param), shim, _is_torch_bias_or_norm(shim._model, param_name))
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
@@ -72,25 +76,81 @@ def clean(part: str) -> str:
     return _FORBIDDEN.sub("_", part) or "_"
 
 
-def match(patterns: Sequence[str], names: Sequence[str], *, where: str) -> set[str]:
-    """The names that match at least one pattern.
+class Pattern:
+    """A pattern over names: called with a name, it says whether the name matches.
 
-    patterns (Sequence[str]): Shell globs, e.g. "transformer/*", "*/bias".
-    names (Sequence[str]): All names that there are.
-    where (str): Config path of the patterns, for the error.
-    RAISES (ConfigError): A pattern that matches nothing.
+    text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that is searched for
+        in the name, e.g. "re:layer/[0-3]/".
+    where (str): Config path of the pattern, for errors.
+    RAISES (ConfigError): The regular expression is none.
     """
-    found: set[str] = set()
-    for pattern in patterns:
-        matched = {name for name in names if fnmatchcase(name, pattern)}
-        if not matched:
-            near = get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names[:3])
+
+    def __init__(self, text: str, where: str):
+        self.text = text
+        self.where = where
+        self._regex: Optional[re.Pattern[str]] = None
+        if text.startswith("re:"):
+            try:
+                self._regex = re.compile(text.removeprefix("re:"))
+            except re.error as error:
+                raise ConfigError(f"Can't use pattern '{text}' in {where}: expected a regular expression behind 're:'; {error}.") from error
+
+    def __call__(self, name: str) -> bool:
+        return fnmatchcase(name, self.text) if self._regex is None else self._regex.search(name) is not None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that there is a name that matches.
+
+        names (Sequence[str]): All names that there are.
+        RAISES (ConfigError): There is none.
+        """
+        if not any(map(self, names)):
+            near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
             raise ConfigError(
-                f"Can't use pattern '{pattern}' in {where}: it matches none of {len(names)} params. Names start with the "
-                f"component's name and are parted by '/'. Near ones: {', '.join(near)}."
+                f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start with the "
+                f"component's name and are parted by '/'. Near ones: {', '.join(near)}. List them: spacy torchopt params."
             )
-        found |= matched
+
+
+def layers_of(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """In which layer each param is.
+
+    A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`; of several such stacks the one with most
+    params. Embeddings count as layer 0, what stands above the layers as their number, the depth.
+
+    names (Iterable[str]): All names that there are.
+    RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
+    """
+    of_component: dict[str, list[str]] = {}
+    for name in names:
+        of_component.setdefault(name.partition("/")[0], []).append(name)
+    found: dict[str, tuple[int, int]] = {}
+    for members in of_component.values():
+        placed = {name: _place_in_stack(name) for name in members}
+        sizes = Counter(place[0] for place in placed.values() if place is not None)
+        if sizes:
+            stack = sizes.most_common(1)[0][0]
+            layers = {name: place[1] for name, place in placed.items() if place is not None and place[0] == stack}
+            depth = 1 + max(layers.values())
+            for name in members:
+                found[name] = layers.get(name, 0 if "embed" in name.lower() else depth), depth
     return found
+
+
+def _place_in_stack(name: str) -> Optional[tuple[str, int]]:
+    """The path of the numbered parts to which a param belongs, and its number there."""
+    parts = name.split("/")
+    for i, part in enumerate(parts[:-1]):
+        if "embed" in part.lower():
+            return None
+        if i and part.isdigit():
+            return "/".join(parts[:i]), int(part)
+    return None
+
+
+def _is_torch_bias_or_norm(module: torch.nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return _BIAS.fullmatch(last) is not None or "norm" in type(module.get_submodule(owner)).__name__.lower()
 
 
 def _paths(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:

@@ -16,27 +16,30 @@ else `finish_update` does 3 to 5 before it returns.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Dict, Optional
 
 import torch
 from spacy.language import Language
 from thinc.api import Model, Optimizer, PyTorchShim, Shim
 
 from . import hooks
+from .algorithm import Algorithm
 from .averages import Averages
+from .cascade import Cascade
 from .clipping import Guard, clip_factors, grad_norms, scale_grads, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
+from .learn_rate import LearnRateController
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
 from .params import Param, array_of, is_viewable, own_copy, zero_grads
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .scheduled_values import Schedule, Schedules, check_number
-from .shims import foreign_grad, torch_grads, write_back
+from .shims import backprop_through_frozen, foreign_grad, torch_grads, write_back
 from .threads import threads_for
-from .types import Algorithm, ClipBy, FloatOrSchedule, IntOrSchedule, Key
+from .types import Blocks, ClipBy, FloatOrSchedule, IntOrSchedule, Key, OnOutsideWrite, ParamInfo, SkipDecay
 
 # After so many updates at a rate of 0 somebody should be told that the schedule does not move.
 IDLE_UPDATES = 50
@@ -50,6 +53,11 @@ def create_optimizer(
     clip_by: ClipBy = "global",
     use_averages: bool = False,
     max_nonfinite: int = 20,
+    param_groups: Dict[str, Dict[str, Any]] = {},
+    per_param_lr: Dict[str, FloatOrSchedule] = {},
+    layer_decay: Dict[str, float] = {},
+    skip_decay: Optional[SkipDecay] = None,
+    on_outside_write: OnOutsideWrite = "restore",
 ) -> TorchOptimizer:
     """Train the whole pipeline with a torch optimizer. Registered as `thinc-torchopt.TorchOptimizer.v1`.
 
@@ -60,9 +68,26 @@ def create_optimizer(
     use_averages (bool): Keep averages of all params, and evaluate and save those.
     max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: such updates are
         made; without clipping, that saves a pass over the gradients.
+    param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:" and a regular
+        expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the algorithm's options. Where several
+        blocks set the same for a param, the last one wins.
+    per_param_lr (dict): Learning rates by pattern, in short.
+    layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.
+    skip_decay ("bias_and_norm"): No weight decay for biases and the params of normalization layers.
+    on_outside_write ("restore" | "adopt" | "raise"): What happens when something else writes learning rates.
     """
     return TorchOptimizer(
-        algorithm, learn_rate, grad_clip=grad_clip, clip_by=clip_by, use_averages=use_averages, max_nonfinite=max_nonfinite
+        algorithm,
+        learn_rate,
+        grad_clip=grad_clip,
+        clip_by=clip_by,
+        use_averages=use_averages,
+        max_nonfinite=max_nonfinite,
+        param_groups=param_groups,
+        per_param_lr=per_param_lr,
+        layer_decay=layer_decay,
+        skip_decay=skip_decay,
+        on_outside_write=on_outside_write,
     )
 
 
@@ -82,6 +107,11 @@ class TorchOptimizer(Optimizer):
         clip_by: ClipBy = "global",
         use_averages: bool = False,
         max_nonfinite: int = 20,
+        param_groups: Blocks | None = None,
+        per_param_lr: Mapping[str, FloatOrSchedule] | None = None,
+        layer_decay: Mapping[str, float] | None = None,
+        skip_decay: SkipDecay | None = None,
+        on_outside_write: OnOutsideWrite = "restore",
     ):
         self._schedules = Schedules()
         self._settings: dict[str, Schedule] = {}
@@ -93,11 +123,26 @@ class TorchOptimizer(Optimizer):
         self.grad_norm: float | None = None
         self._guard = Guard(int(check_number("max_nonfinite", max_nonfinite)))
         self._idle_updates = 0
-        self._groups = ParamGroups(algorithm, self._schedules, self.learn_rate or 0.001)
+        self._cascade = Cascade(
+            algorithm,
+            self._schedules,
+            param_groups=param_groups or {},
+            per_param_lr=per_param_lr or {},
+            layer_decay=layer_decay or {},
+            skip_decay=skip_decay,
+        )
+        self._on_outside_write = on_outside_write
+        self._schedule_steps = 0
+        self._joint = False
+        self._meet_no_params(use_averages)
+
+    def _meet_no_params(self, use_averages: bool) -> None:
+        """Set up all that depends on params, of which there are none yet."""
+        self._controller = LearnRateController(on_outside_write=self._on_outside_write)
+        self._groups = ParamGroups(self._cascade, self._controller, lambda: self._learn_rate, self._schedule_steps)
         self._averages = Averages() if use_averages else None
         self._table = ParamTable(self._groups, self._averages)
         self._pending: dict[Key, Param] = {}
-        self._joint = False
 
     # ------------------------------------------------------------------ pipeline and params
 
@@ -109,7 +154,7 @@ class TorchOptimizer(Optimizer):
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in the settings that
             matches no param.
         """
-        self._groups.check_patterns(all_names(nlp))
+        self._groups.check(all_names(nlp))
         self._table.bind(nlp, exclude)
 
     def introduce(self, nlp: Language) -> None:
@@ -119,8 +164,28 @@ class TorchOptimizer(Optimizer):
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory."""
-        return {param.name: param.tensor for param in self._table.by_key.values()}
+        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen ones are left out."""
+        return {param.name: param.tensor for param in self._table.by_key.values() if param.group is not None}
+
+    @property
+    def learn_rates(self) -> dict[str, float]:
+        """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else "default"."""
+        return self._groups.learn_rates() or {"default": self._learn_rate}
+
+    def describe(self) -> list[ParamInfo]:
+        """What there is to see of each param that the optimizer knows, frozen ones too: group, learning rate, options at this step."""
+        return [self._groups.describe(param) for param in self._table.by_key.values()]
+
+    @property
+    def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when params come."""
+        return {found.name: found.optimizer for found in self._groups.algorithms if found.optimizer is not None}
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, torch computes no gradients for frozen params. spaCy's training loop runs in it; afterwards all is as before."""
+        with self._groups.without_frozen_grads(), backprop_through_frozen(self._table.shims.values()):
+            yield
 
     def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
         """Note a param and its gradient for the next `step`. No arithmetic yet.
@@ -186,9 +251,18 @@ class TorchOptimizer(Optimizer):
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
         self._idle_updates = 0
+        self._schedule_steps += 1
         self._schedules.step()
-        for name, schedule in self._settings.items():
-            setattr(self, name, schedule.value)
+        self._read_schedules()
+        self._groups.move_to_step(self._schedule_steps)
+
+    def observe(self, score: float) -> None:
+        """Tell schedules that watch the score how the last evaluation went. spaCy's training loop does that.
+
+        score (float): The main score. Higher is better.
+        """
+        self._schedules.observe(score)
+        self._read_schedules()
 
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         """Update one param at once: thinc's own interface.
@@ -287,13 +361,15 @@ class TorchOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
-        left_behind: dict[str, Any] = {"_averages": self._averages is not None, "_table": None, "_pending": {}}
-        return {**self.__dict__, "_groups": self._groups.without_params(), **left_behind}
+        left_behind = ("_averages", "_controller", "_groups", "_pending", "_table")
+        return {name: value for name, value in self.__dict__.items() if name not in left_behind} | {
+            "use_averages": self._averages is not None
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        use_averages = state.pop("use_averages")
         self.__dict__.update(state)
-        self._averages = Averages() if state["_averages"] else None
-        self._table = ParamTable(self._groups, self._averages)
+        self._meet_no_params(use_averages)
 
     # ------------------------------------------------------------------ one step
 
@@ -302,13 +378,16 @@ class TorchOptimizer(Optimizer):
         self._pending.clear()
         if not updated:
             return
-        tensors = [param.tensor for param in updated]
-        with threads_for(tensors):
+        chosen = self._groups.choose(updated)
+        with threads_for([param.tensor for param in updated]):
             try:
-                self._groups.before_clipping(tensors)
+                for algorithm, groups in chosen:
+                    algorithm.before_clipping(groups)
                 factor = self._measure_and_clip(updated)
                 if factor is not None:
-                    self._groups.step(tensors, self._learn_rate * lr_scale, factor)
+                    self._controller.step(scale=lr_scale)
+                    for algorithm, groups in chosen:
+                        algorithm.step(groups, factor)
                     self._count(updated)
                 # After a skipped update too: who keeps params elsewhere waits for this to let go of their gradients.
                 for param in updated:
@@ -364,7 +443,12 @@ class TorchOptimizer(Optimizer):
             return
         if (param.grad_source is not grad and param.tensor.grad is not grad) or param.grad_copy is not None:
             param.set_grad(grad)
-        self._pending[param.key] = param
+        if param.group is None:
+            zero_grads([param])
+            if param.callback is not None:
+                param.callback(array_of(param.tensor))
+        else:
+            self._pending[param.key] = param
 
     def _collect_shim(self, shim: Shim, model: Model) -> None:
         if isinstance(shim, PyTorchShim):
@@ -373,6 +457,10 @@ class TorchOptimizer(Optimizer):
         elif (found := foreign_grad(shim)) is not None:
             key = self._table.name_shim_param(shim, found.name, model)
             self.set_grad(found.weights, found.gradient, partial(write_back, shim, found.name, self), key=key)
+
+    def _read_schedules(self) -> None:
+        for name, schedule in self._settings.items():
+            setattr(self, name, schedule.value)
 
     def _set_or_schedule(self, name: str, value: FloatOrSchedule | IntOrSchedule) -> None:
         tracked = self._schedules.track(name, value)

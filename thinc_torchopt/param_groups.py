@@ -1,58 +1,91 @@
-"""From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of options.
+"""From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of settings.
 
-A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on between
-steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
+cascade.py says what holds for a param, built_algorithm.py has the torch optimizers; here they meet. A frozen param is in no group: it
+has no state and no average, nothing decays it, and inside `without_frozen_grads` torch computes no gradient for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .clipping import scale_grads
+from .built_algorithm import BuiltAlgorithm, TorchGroup
+from .cascade import Cascade, ParamSettings
 from .errors import ConfigError
-from .learn_rate import write_learn_rate
-from .names import match
+from .learn_rate import LearnRateController
 from .params import Param
-from .scheduled_values import Schedules, current, is_moving
-from .types import Algorithm
+from .scheduled_values import current
+from .types import ParamInfo
+
+Chosen = list[tuple[BuiltAlgorithm, list[tuple[TorchGroup, Sequence[Param]]]]]
 
 
 class ParamGroups:
-    """The torch optimizers behind a TorchOptimizer.
+    """The torch optimizers behind a TorchOptimizer, and the params that wait to be trained.
 
-    algorithm (Algorithm): The algorithm from the config, perhaps with a fallback.
-    schedules (Schedules): Takes in the schedules among its options.
-    learn_rate (float): The first rate that is not 0. Each step writes its own; some algorithms want to know it when they are built.
+    cascade (Cascade): What holds for each param.
+    controller (LearnRateController): Writes the learning rates.
+    default_rate (Callable): The learning rate of params without one of their own.
+    step (int): The step that comes.
     """
 
-    def __init__(self, algorithm: Algorithm, schedules: Schedules, learn_rate: float):
-        self._main = TorchGroup(algorithm, schedules, "algorithm", learn_rate)
-        self._fallback: TorchGroup | None = None
-        if algorithm.fallback is not None:
-            self._fallback = TorchGroup(algorithm.fallback, schedules, "algorithm.fallback", learn_rate)
-        self._patterns = list(algorithm.fallback_params)
-        self._group_of: dict[int, TorchGroup] = {}
+    def __init__(self, cascade: Cascade, controller: LearnRateController, default_rate: Callable[[], float], step: int = 0):
+        self.algorithms = [
+            BuiltAlgorithm(name, algorithm, cascade.moving(i), controller, default_rate)
+            for i, (name, algorithm) in enumerate(zip(("algorithm", "algorithm.fallback"), cascade.algorithms))
+        ]
+        self.frozen: dict[int, tuple[Param, ParamSettings]] = {}
+        self._cascade = cascade
+        self._controller = controller
+        self._default_rate = default_rate
+        self._step = step
+        self._not_computed: dict[int, torch.nn.Parameter] | None = None
 
     @property
-    def all(self) -> list[TorchGroup]:
-        return [self._main] if self._fallback is None else [self._main, self._fallback]
+    def groups(self) -> list[TorchGroup]:
+        """All torch param groups."""
+        return [group for algorithm in self.algorithms for group in algorithm.groups.values()]
 
     @property
     def options(self) -> dict[str, Any]:
-        """The main algorithm's options as they are at this step."""
-        return {name: current(value) for name, value in self._main.options.items()}
+        """The algorithm's options as they are at this step, for params without any of their own."""
+        return {name: current(value) for name, value in self._cascade.options[0].items()}
 
-    def check_patterns(self, names: list[str]) -> None:
+    def learn_rates(self) -> dict[str, float]:
+        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen."""
+        rates = self._controller.rates
+        found = {label: rates.get(group.id, 0.0) for group in self.groups for label in sorted(group.labels)}
+        return found | {settings.label: 0.0 for _, settings in self.frozen.values()}
+
+    def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name.
 
         RAISES (ConfigError): One matches none.
         """
-        match(self._patterns, names, where="[training.optimizer.algorithm] fallback_params")
+        self._cascade.check(names)
+
+    def see_names(self, names: Sequence[str]) -> None:
+        """Learn the names of all params of the pipeline."""
+        self._cascade.see_names(names)
+
+    def describe(self, param: Param) -> ParamInfo:
+        """What there is to see of a param at the step that comes."""
+        settings = self._cascade.settings_of(param) if param.group is not None else self.frozen[id(param)][1]
+        return ParamInfo(
+            param.name,
+            tuple(param.shape),
+            str(param.device),
+            "shim" if param.callback is not None else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
+            settings.label,
+            0.0 if param.group is None else settings.rate(self._default_rate()),
+            {name: current(value) for name, value in settings.options.items()},
+            settings.frozen_until,
+        )
+
+    # ------------------------------------------------------------------ params come and go
 
     def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None:
         """Give each param its group.
@@ -61,198 +94,103 @@ class ParamGroups:
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
         RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but no such names.
         """
-        if self._patterns and not names_are_lasting:
+        if self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
-                "Can't use fallback_params in [training.optimizer.algorithm]: expected an optimizer that knows its pipeline, found one "
-                "that was never told, so params have no lasting names. Call optimizer.initialize(nlp) before the first update."
+                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, fallback_params): expected an "
+                "optimizer that knows its pipeline, found one that was never told, so params have no lasting names. "
+                "Call optimizer.initialize(nlp) before the first update."
             )
-        new: dict[int, tuple[TorchGroup, list[torch.Tensor]]] = {}
+        by_key: dict[tuple[Any, ...], list[tuple[Param, ParamSettings]]] = {}
         for param in params:
-            group = self._choose(param)
-            self._group_of[id(param.tensor)] = group
-            new.setdefault(id(group), (group, []))[1].append(param.tensor)
-        for group, tensors in new.values():
-            group.add(tensors)
+            settings = self._cascade.settings_of(param)
+            if settings.frozen_until > self._step:
+                self._freeze(param, settings)
+            else:
+                by_key.setdefault(settings.key, []).append((param, settings))
+        for alike in by_key.values():
+            self.algorithms[alike[0][1].algorithm].add([param for param, _ in alike], [settings for _, settings in alike])
 
     def drop(self, param: Param) -> None:
         """Forget a param and its state."""
-        self._group_of.pop(id(param.tensor)).drop(param.tensor)
+        if param.group is None:
+            self.frozen.pop(id(param), None)
+            self._compute_again(param)
+        else:
+            param.group.owner.drop(param)
 
-    def replace(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Let a tensor take the place of another, whose state it gets, on its own device."""
-        group = self._group_of[id(new)] = self._group_of.pop(id(old))
-        group.replace(old, new)
+    def replace(self, param: Param, new: torch.Tensor) -> None:
+        """Let a tensor take the place of a param's, whose state it gets, on its own device."""
+        if param.group is not None:
+            param.group.owner.replace(param, new)
 
-    def without_params(self) -> ParamGroups:
-        """The same settings and schedules, for an optimizer that has met no param yet."""
-        fresh = copy(self)
-        fresh._group_of = {}
-        fresh._main = self._main.without_params()
-        fresh._fallback = None if self._fallback is None else self._fallback.without_params()
-        return fresh
+    def rename(self, params: Iterable[Param]) -> None:
+        """Look whether params belong elsewhere now that they have another name."""
+        for param in params:
+            settings = self._cascade.settings_of(param)
+            now_frozen = settings.frozen_until > self._step
+            if param.group is not None and not now_frozen and param.group.owner is self.algorithms[settings.algorithm]:
+                param.group.owner.regroup(param, settings)
+            else:
+                self.drop(param)
+                self.add([param], names_are_lasting=True)
 
-    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let algorithms that want it change the gradients before they are measured."""
-        for group, chosen in self._split(tensors):
-            group.before_clipping(chosen)
+    # ------------------------------------------------------------------ frozen params
 
-    def step(self, tensors: Sequence[torch.Tensor], learn_rate: float, grad_factor: float = 1.0) -> None:
-        """Update params by their gradients.
+    def move_to_step(self, step: int) -> None:
+        """Begin to train what is frozen up to a step.
 
-        tensors (Sequence[Tensor]): The params to update. Each has a `grad`.
-        learn_rate (float): This step's rate.
-        grad_factor (float): Scales all gradients. Rides along in fused kernels.
+        step (int): The step that comes.
         """
-        for group, chosen in self._split(tensors):
-            group.step(chosen, learn_rate, grad_factor)
+        self._step = step
+        due = [(param, settings) for param, settings in self.frozen.values() if settings.frozen_until <= step]
+        for param, _ in due:
+            del self.frozen[id(param)]
+            self._compute_again(param)
+        if due:
+            self.add([param for param, _ in due], names_are_lasting=True)
 
-    def _choose(self, param: Param) -> TorchGroup:
-        if self._fallback is None:
-            if not self._main.algorithm.accepts(param.name, param.tensor):
-                raise ConfigError(
-                    f"Can't optimize param '{param.name}' with {self._main.algorithm.label}: it does not take a param of shape "
-                    f"{tuple(param.shape)}. Name an algorithm for such params in [training.optimizer.algorithm.fallback]."
-                )
-            return self._main
-        sent_away = any(fnmatchcase(param.name, pattern) for pattern in self._patterns)
-        return self._fallback if sent_away or not self._main.algorithm.accepts(param.name, param.tensor) else self._main
-
-    def _split(self, tensors: Sequence[torch.Tensor]) -> list[tuple[TorchGroup, Sequence[torch.Tensor]]]:
-        if self._fallback is None:
-            return [(self._main, tensors)]
-        chosen = [(group, [t for t in tensors if self._group_of[id(t)] is group]) for group in self.all]
-        return [(group, part) for group, part in chosen if part]
-
-
-class TorchGroup:
-    """One torch optimizer with its params, built when the first param comes.
-
-    algorithm (Algorithm): What to build.
-    schedules (Schedules): Takes in the schedules among the options.
-    path (str): Config path below [training.optimizer].
-    learn_rate (float): The rate to build it with.
-    """
-
-    def __init__(self, algorithm: Algorithm, schedules: Schedules, path: str, learn_rate: float):
-        self.algorithm = algorithm
-        self.learn_rate = learn_rate
-        self.options = {name: schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
-        self.optimizer: torch.optim.Optimizer | None = None
-        self._moving = [name for name, value in self.options.items() if is_moving(value)]
-        self._steps: dict[int, int] = {}
-
-    def add(self, tensors: list[torch.Tensor]) -> None:
-        options = {name: current(value) for name, value in self.options.items()}
-        if "fused" in options and options["fused"] is None:
-            options["fused"] = self._can_fuse(tensors, options) or None
-        built = self.algorithm.build(tensors, lr=self.learn_rate, **options)
-        self._steps.update({id(tensor): 0 for tensor in tensors})
-        if self.optimizer is None:
-            self.optimizer = built
-        else:
-            # Some classes, Adagrad among them, make a param's state only when they are built: so build, and take it over.
-            self.optimizer.state.update(built.state)
-            self.optimizer.param_groups[0]["params"].extend(tensors)
-            self._check_fused(tensors)
-
-    def without_params(self) -> TorchGroup:
-        fresh = copy(self)
-        fresh.optimizer = None
-        fresh._steps = {}
-        return fresh
-
-    def drop(self, tensor: torch.Tensor) -> None:
-        assert self.optimizer is not None
-        group = self.optimizer.param_groups[0]
-        group["params"] = [other for other in group["params"] if other is not tensor]
-        self.optimizer.state.pop(tensor, None)
-        del self._steps[id(tensor)]
-
-    def replace(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        assert self.optimizer is not None
-        group = self.optimizer.param_groups[0]
-        group["params"] = [new if other is old else other for other in group["params"]]
-        self._steps[id(new)] = self._steps.pop(id(old))
-        self._check_fused([new])
-        if old in self.optimizer.state:
-            state = self.optimizer.state.pop(old)
-            self.optimizer.state[new] = {name: self._moved(name, value, new) for name, value in state.items()}
-
-    def _moved(self, name: str, value: Any, to: torch.Tensor) -> Any:
-        """State of a param that went over to another device or dtype."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        if name == "step":
-            # torch counts steps on the host, unless its kernels read the count.
-            assert self.optimizer is not None
-            group = self.optimizer.param_groups[0]
-            return value.to(to.device) if group.get("fused") or group.get("capturable") else value.cpu()
-        return value.to(to.device, to.dtype) if value.is_floating_point() else value.to(to.device)
-
-    def _check_fused(self, tensors: list[torch.Tensor]) -> None:
-        """Give the fused kernel up where a tensor came to a device for which there is none."""
-        assert self.optimizer is not None
-        group = self.optimizer.param_groups[0]
-        if group.get("fused") and self.options["fused"] is None and not self._can_fuse(tensors, self.options):
-            group["fused"] = None
-            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-
-    def before_clipping(self, tensors: Sequence[torch.Tensor]) -> None:
-        hook = getattr(self.optimizer, "before_clipping", None)
-        if hook is not None:
-            self._write_options()
-            hook(tensors)
-
-    def step(self, tensors: Sequence[torch.Tensor], learn_rate: float, grad_factor: float) -> None:
-        optimizer = self.optimizer
-        assert optimizer is not None
-        write_learn_rate(optimizer, learn_rate)
-        self._write_options()
-        rides_along = grad_factor != 1.0 and getattr(optimizer, "_step_supports_amp_scaling", False)
-        if grad_factor != 1.0 and not rides_along:
-            scale_grads([t.grad for t in tensors if t.grad is not None], [grad_factor] * len(tensors))
-        group = optimizer.param_groups[0]
-        everything = group["params"]
-        if rides_along:
-            # What torch.amp.GradScaler sets for fused kernels, which divide by it.
-            optimizer.grad_scale = torch.tensor(1.0 / grad_factor, device=tensors[0].device)  # type: ignore[attr-defined]
+    @contextmanager
+    def without_frozen_grads(self) -> Iterator[None]:
+        """Inside, torch computes no gradients for params that are frozen; afterwards `requires_grad` is as before."""
+        if self._not_computed is not None:
+            yield
+            return
+        self._not_computed = {}
         try:
-            for part in self._parts(tensors):
-                group["params"] = part
-                optimizer.step()
+            for param, _ in self.frozen.values():
+                self._compute_no_more(param)
+            yield
         finally:
-            group["params"] = everything
-            if rides_along:
-                del optimizer.grad_scale  # type: ignore[attr-defined]
+            for param, _ in list(self.frozen.values()):
+                self._compute_again(param)
+            self._not_computed = None
 
-    def _parts(self, tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-        """The tensors in as few calls of torch's step as can be: one, but for two exceptions."""
-        optimizer = self.optimizer
-        assert optimizer is not None
-        group = optimizer.param_groups[0]
-        if self.algorithm.counts_for_group:
-            by_step: dict[int, list[torch.Tensor]] = {}
-            for tensor in tensors:
-                by_step.setdefault(self._steps[id(tensor)], []).append(tensor)
-                self._steps[id(tensor)] += 1
-            first = optimizer.defaults.get("step")
-            for step, part in by_step.items():
-                if step == 0 and first is None:
-                    group.pop("step", None)  # which is how most of them know that state has to be made
-                else:
-                    group["step"] = step + (first or 0)
-                yield part
-        elif isinstance(optimizer, torch.optim.SGD) and group["fused"]:
-            # torch's fused SGD can't take params with and without momentum together.
-            fresh = [t for t in tensors if t not in optimizer.state]
-            seen = [t for t in tensors if t in optimizer.state] if fresh else tensors
-            yield from (part for part in (fresh, seen) if part)
-        else:
-            yield tensors
+    def _freeze(self, param: Param, settings: ParamSettings) -> None:
+        param.group = None
+        self.frozen[id(param)] = param, settings
+        self._compute_no_more(param)
 
-    def _write_options(self) -> None:
-        if self._moving and self.optimizer is not None:
-            self.optimizer.param_groups[0].update({name: current(self.options[name]) for name in self._moving})
+    def _compute_no_more(self, param: Param) -> None:
+        if self._not_computed is not None and isinstance(param.source, torch.nn.Parameter) and param.source.requires_grad:
+            param.source.requires_grad_(False)
+            param.source.grad = None
+            self._not_computed[id(param)] = param.source
 
-    def _can_fuse(self, tensors: list[torch.Tensor], options: dict[str, Any]) -> bool:
-        return not options.get("foreach") and all(t.device.type in self.algorithm.fused_devices for t in tensors)
+    def _compute_again(self, param: Param) -> None:
+        if self._not_computed is not None and (source := self._not_computed.pop(id(param), None)) is not None:
+            source.requires_grad_(True)
+
+    # ------------------------------------------------------------------ one step
+
+    def choose(self, params: Sequence[Param]) -> Chosen:
+        """The params of a step by algorithm and group."""
+        by_group: dict[int, tuple[TorchGroup, list[Param]]] = {}
+        for param in params:
+            group = param.group
+            by_group.setdefault(id(group), (group, []))[1].append(param)
+        found: Chosen = []
+        for algorithm in self.algorithms:
+            chosen: list[tuple[TorchGroup, Sequence[Param]]] = [entry for entry in by_group.values() if entry[0].owner is algorithm]
+            if chosen:
+                found.append((algorithm, chosen))
+        return found

@@ -16,7 +16,7 @@ from thinc.api import Model, Shim
 
 from .averages import Averages
 from .errors import ParamError, PipelineError, ShapeError
-from .names import clean, shim_paths, torch_params, unique, walk
+from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
 from .types import Key
@@ -32,6 +32,7 @@ class ParamTable:
     def __init__(self, groups: ParamGroups, averages: Averages | None):
         self.by_key: dict[Key, Param] = {}
         self.names: dict[Key, str] = {}
+        self._biases_and_norms: set[Key] = set()
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self.averages = averages
         self._groups = groups
@@ -153,7 +154,7 @@ class ParamTable:
         if callback is not None:
             known.tensor.copy_(view)
         elif view is known.tensor or view.device != known.device or view.dtype != known.dtype:
-            self._groups.replace(known.tensor, view)
+            self._groups.replace(known, view)
             known.put_on(view)
         else:
             known.tensor.data = view.detach()
@@ -173,7 +174,7 @@ class ParamTable:
     def _add(self, key: Key, name: str, source: Any, tensor: torch.Tensor) -> Param | None:
         if tensor.numel() == 0:
             return None
-        param = Param(name, key, source, tensor)
+        param = Param(name, key, source, tensor, is_bias_or_norm=key in self._biases_and_norms)
         self._groups.add([param], names_are_lasting=self.is_bound)
         self.by_key[key] = param
         return param
@@ -186,21 +187,29 @@ class ParamTable:
         else:
             for found in walk(model, self._prefix_of(model)):
                 self.names.setdefault(found.key, found.name)
+                self._note_kind(found)
 
     def _name_pipeline(self, nlp: Language) -> None:
         """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
+        walked = [found for name, model in components_with_model(nlp) for found in walk(model, name)]
         names: dict[Key, str] = {}
-        for name, model in components_with_model(nlp):
-            for found in walk(model, name):
-                names.setdefault(found.key, found.name)
+        for found in walked:
+            names.setdefault(found.key, found.name)
+            self._note_kind(found)
+        self._groups.see_names([found.name for found in walked])
         in_use = set(names.values())
         for key, name in list(self.names.items()):
             if key not in names and (key in self._of_pipeline or name in in_use):
                 self.forget(key)
-        for key in names.keys() & self.by_key.keys():
-            self.by_key[key].name = names[key]
+        renamed = [self.by_key[key] for key, name in names.items() if key in self.by_key and self.by_key[key].name != name]
+        for param in renamed:
+            param.name = names[param.key]
+        self._groups.rename(renamed)
         self.names.update(names)
         self._of_pipeline = set(names)
+
+    def _note_kind(self, found: NamedParam) -> None:
+        (self._biases_and_norms.add if found.is_bias_or_norm else self._biases_and_norms.discard)(found.key)
 
     def _prefix_of(self, model: Model) -> str:
         """What the names of a model's params begin with: its component's name, or the name of its root layer."""

@@ -18,13 +18,30 @@ class Param:
     source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
+    is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
+    group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
     steps (int): How many updates it had.
     skipped (int): How many updates were skipped since the last one that it had.
     """
 
-    __slots__ = ("callback", "device", "dtype", "grad_copy", "grad_source", "key", "name", "shape", "skipped", "source", "steps", "tensor")
+    __slots__ = (
+        "callback",
+        "device",
+        "dtype",
+        "grad_copy",
+        "grad_source",
+        "group",
+        "is_bias_or_norm",
+        "key",
+        "name",
+        "shape",
+        "skipped",
+        "source",
+        "steps",
+        "tensor",
+    )
 
-    def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor):
+    def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor, *, is_bias_or_norm: bool = False):
         self.name = name
         self.key = key
         self.source = source
@@ -35,6 +52,8 @@ class Param:
         self.grad_source: Any = None
         self.grad_copy: Optional[torch.Tensor] = None
         self.callback: Any = None
+        self.is_bias_or_norm = is_bias_or_norm
+        self.group: Any = None
         self.steps = 0
         self.skipped = 0
 

@@ -5,10 +5,21 @@ optimizers take it too. Any setting may be one, so *rate* below stands for whate
 config is read. No schedule ends: after `total_steps` it stays at its last value.
 
 `warmup_linear` starts above 0. The other warm-ups start at 0, as in transformers, whose values they are.
+
+A schedule may also *watch* the score of the development data. Beside what any iterator has, it then offers:
+
+    observe(score)      called after each evaluation, when the value of the step that comes next was drawn
+    value               that value, the last that was drawn, as it is after what was observed
+    state_dict(), load_state_dict(state)
+                        if it has them: what the scores made of it, for JSON. Restarting draws the values up to the position first
+    check_state_dict(state)
+                        if it has it: raises an error if the state can't be loaded. Called on all before one is changed
+
+`plateau` is one, and so is `sequence`, for the part whose turn it is. Our training loop calls `observe`; nobody else does.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, repeat
 from numbers import Integral, Real
 from typing import Any, Dict, List, Literal, Optional, Tuple
@@ -212,8 +223,142 @@ def warmup_stable_decay(
     return _each_step(value_at)
 
 
+def plateau(
+    initial_rate: float,
+    *,
+    factor: float = 0.1,
+    patience: int = 10,
+    mode: Literal["max", "min"] = "max",
+    threshold: float = 1e-4,
+    threshold_mode: Literal["rel", "abs"] = "rel",
+    cooldown: int = 0,
+    min_rate: float = 0.0,
+    eps: float = 1e-8,
+) -> Iterator[float]:
+    """Stay at a rate as long as the score gets better, and lower it when it does not.
+
+    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, nobody calls its `observe`, and it stays at
+    `initial_rate`.
+
+    factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
+    patience (int): Evaluations in a row that may bring nothing better. The next such one lowers the rate.
+    mode ("max" | "min"): Whether a higher or a lower score is better.
+    threshold (float): By how much a score must be better than the best one to count.
+    threshold_mode ("rel" | "abs"): Whether the threshold is a part of the best score, or a difference.
+    cooldown (int): Evaluations after the rate was lowered in which nothing is counted as bad.
+    min_rate (float): The rate is not lowered below this.
+    eps (float): Where the rate would fall by no more than this, it stays.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. There as here a score of NaN counts as no
+        better. An infinite one does here too: there one that is infinitely good is the best for good, and the rate only falls.
+    """
+    check = _Arguments("thinc-torchopt.plateau.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("factor", factor, below=1.0)
+    check.steps("patience", patience)
+    check.choice("mode", mode, ["max", "min"])
+    check.number("threshold", threshold)
+    check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
+    check.steps("cooldown", cooldown)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.number("eps", eps)
+    sign = 1 if mode == "max" else -1
+
+    def is_better(score: float, best: float) -> bool:
+        least = best * (1.0 + sign * threshold) if threshold_mode == "rel" else best + sign * threshold
+        return sign * score > sign * least
+
+    def lower(rate: float) -> float:
+        lowered = max(rate * factor, min_rate)
+        return lowered if rate - lowered > eps else rate
+
+    return PlateauSchedule(float(initial_rate), -sign * math.inf, patience, cooldown, is_better, lower)
+
+
+class PlateauSchedule(Iterator[float]):
+    """What `plateau` returns: a value that moves with the scores, not with the step.
+
+    value (float): The current value.
+    worst (float): What any score is better than.
+    patience (int): How many bad evaluations in a row it lets pass.
+    cooldown (int): For how many evaluations after it was lowered none is bad.
+    is_better (Callable): Whether a score is better than the best one so far.
+    lower (Callable): The next value.
+    """
+
+    def __init__(
+        self,
+        value: float,
+        worst: float,
+        patience: int,
+        cooldown: int,
+        is_better: Callable[[float, float], bool],
+        lower: Callable[[float], float],
+    ):
+        self.value = value
+        self._patience = patience
+        self._cooldown = cooldown
+        self._is_better = is_better
+        self._lower = lower
+        self._best = self._worst = worst
+        self._bad_evaluations = 0
+        self._cooldown_left = 0
+
+    def __next__(self) -> float:
+        return self.value
+
+    def observe(self, score: float) -> None:
+        """Take the score of an evaluation, and lower the value if there were too many that brought nothing better."""
+        score = float(score)
+        if math.isfinite(score) and self._is_better(score, self._best):
+            self._best = score
+            self._bad_evaluations = 0
+        else:
+            self._bad_evaluations += 1
+        if self._cooldown_left > 0:
+            self._cooldown_left -= 1
+            self._bad_evaluations = 0
+        if self._bad_evaluations > self._patience:
+            self.value = self._lower(self.value)
+            self._cooldown_left = self._cooldown
+            self._bad_evaluations = 0
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What the scores made of it. `best` is None while there is none: JSON has no infinity."""
+        return {
+            "rate": self.value,
+            "best": self._best if math.isfinite(self._best) else None,
+            "bad_evaluations": self._bad_evaluations,
+            "cooldown_left": self._cooldown_left,
+        }
+
+    def check_state_dict(self, state: Dict[str, Any]) -> None:
+        """Check that a state can be loaded.
+
+        RAISES (ScheduleError): It is none of a plateau's.
+        """
+        check = _Arguments("thinc-torchopt.plateau.v1", what_failed="load the state of")
+        check.section("state", state, self.state_dict())
+        check.number("rate", state["rate"])
+        if state["best"] is not None:
+            check.number("best", state["best"], at_least=-math.inf)
+        check.steps("bad_evaluations", state["bad_evaluations"])
+        check.steps("cooldown_left", state["cooldown_left"])
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
+
+        RAISES (ScheduleError): The state is none of a plateau's. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        self.value = state["rate"]
+        self._best = self._worst if state["best"] is None else state["best"]
+        self._bad_evaluations = state["bad_evaluations"]
+        self._cooldown_left = state["cooldown_left"]
+
+
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
-    """Several schedules in a row. Each begins at its own step 0 when its turn comes.
+    """Several schedules in a row. Each begins at its own step 0 when its turn comes, and sees scores only while it lasts.
 
     parts (Dict[str, Dict]): By a name of your choice, in their order in the config: `steps`, how many steps it lasts, and
         `schedule`, a schedule, a number, or a list. The last part may leave out `steps`: it goes on. A list that ends before its
@@ -224,7 +369,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
     check = _Arguments("thinc-torchopt.sequence.v1")
     if not isinstance(parts, dict) or not parts:
         check.refuse("parts", "a section with at least one part", parts)
-    in_a_row: List[Tuple[Optional[int], Iterator[Any]]] = []
+    in_a_row: Dict[str, Part] = {}
     for i, (name, part) in enumerate(parts.items()):
         path = f"parts.{name}"
         is_last = i == len(parts) - 1
@@ -234,25 +379,103 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
             check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
         if "steps" in part:
             check.steps(f"{path}.steps", part["steps"], at_least=1)
-        in_a_row.append((part.get("steps"), check.values(f"{path}.schedule", part["schedule"])))  # type: ignore[arg-type]
+        in_a_row[name] = Part(part.get("steps"), *check.values(f"{path}.schedule", part["schedule"]))  # type: ignore[arg-type]
 
-    return _in_a_row(in_a_row)
+    return SequenceSchedule(in_a_row)
+
+
+class SequenceSchedule(Iterator[float]):
+    """What `sequence` returns.
+
+    parts (Dict[str, Part]): The parts in their order, by name.
+    """
+
+    def __init__(self, parts: Dict[str, "Part"]):
+        self._parts = parts
+        self._waiting = iter(parts.values())
+        self._part = next(self._waiting)
+        self._steps_done = 0
+        self._is_over = False
+
+    @property
+    def value(self) -> float:
+        return self._part.value
+
+    def __next__(self) -> float:
+        if self._steps_done == self._part.steps:
+            following = next(self._waiting, None)
+            if following is None:
+                self._is_over = True
+                return self.value
+            self._part = following
+            self._steps_done = 0
+        self._steps_done += 1
+        self._part.step()
+        return self.value
+
+    def observe(self, score: float) -> None:
+        """Pass a score on to the part that gave the last value."""
+        if not self._is_over:
+            self._part.observe(score)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The states of the parts that keep one, by name."""
+        return {name: part.source.state_dict() for name, part in self._keepers().items()}
+
+    def check_state_dict(self, state: Dict[str, Any]) -> None:
+        """Check that a state can be loaded.
+
+        RAISES (ScheduleError): It is none of a sequence with these parts.
+        """
+        keepers = self._keepers()
+        _Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").section("parts", state, keepers)
+        for name, part in keepers.items():
+            if hasattr(part.source, "check_state_dict"):
+                part.source.check_state_dict(state[name])
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Give the parts their states back. Draw the values up to the same position before.
+
+        RAISES (ScheduleError): The state is none of a sequence with these parts. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        for name, part in self._keepers().items():
+            part.source.load_state_dict(state[name])
+
+    def _keepers(self) -> Dict[str, "Part"]:
+        return {name: part for name, part in self._parts.items() if hasattr(part.source, "state_dict")}
+
+
+class Part:
+    """One part of a sequence.
+
+    steps (Optional[int]): How many it lasts. None: it goes on.
+    source (Iterator): Yields the value of each step.
+    first (Any): Its first value, which was drawn when the config was checked.
+    """
+
+    def __init__(self, steps: Optional[int], source: Iterator[Any], first: Any):
+        self.steps = steps
+        self.source: Any = source
+        self._values = chain([first], source)
+        self._drawn = first
+
+    @property
+    def value(self) -> Any:
+        return self.source.value if hasattr(self.source, "observe") else self._drawn
+
+    def step(self) -> None:
+        self._drawn = next(self._values, self._drawn)
+
+    def observe(self, score: float) -> None:
+        if hasattr(self.source, "observe"):
+            self.source.observe(score)
 
 
 def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:
     """Make a generator, which is what thinc takes for a schedule, of a function of the step."""
     for step in count():
         yield value_at(step)
-
-
-def _in_a_row(parts: List[Tuple[Optional[int], Iterator[Any]]]) -> Iterator[Any]:
-    value = None
-    for steps, values in parts:
-        for _ in count() if steps is None else range(steps):
-            value = next(values, value)
-            yield value
-    while True:
-        yield value
 
 
 def _between(low: float, high: float, part: float) -> float:
@@ -270,19 +493,30 @@ class _Arguments:
     """Checks the arguments of one schedule. confection lets numbers in quotes pass, and generators in the place of anything.
 
     label (str): What the config calls the schedule.
+    what_failed (str): What can't be done with it if one of them is wrong.
     """
 
-    def __init__(self, label: str):
+    def __init__(self, label: str, what_failed: str = "build"):
         self.label = label
+        self.what_failed = what_failed
 
     def refuse(self, name: str, expected: str, found: Any) -> None:
-        raise ScheduleError(f"Can't build the schedule '{self.label}': expected '{name}' to be {expected}, found {found!r}.")
+        raise ScheduleError(f"Can't {self.what_failed} the schedule '{self.label}': expected '{name}' to be {expected}, found {found!r}.")
 
-    def number(self, name: str, value: Any, *, at_least: float = 0.0, at_most: float = math.inf, above: float = -math.inf) -> None:
+    def number(
+        self,
+        name: str,
+        value: Any,
+        *,
+        at_least: float = 0.0,
+        at_most: float = math.inf,
+        above: float = -math.inf,
+        below: float = math.inf,
+    ) -> None:
         is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not (is_number and at_least <= value <= at_most and value > above):
-            low = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}"
-            high = f" and at most {at_most:g}" if at_most < math.inf else ""
+        if not (is_number and at_least <= value <= at_most and above < value < below):
+            low = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}" if at_least > -math.inf else "that is finite"
+            high = f" and at most {at_most:g}" if at_most < math.inf else f" and below {below:g}" if below < math.inf else ""
             self.refuse(name, f"a number {low}{high}", value)
 
     def steps(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> None:
@@ -299,12 +533,16 @@ class _Arguments:
         if value not in choices:
             self.refuse(name, "one of " + ", ".join(f"'{choice}'" for choice in choices), value)
 
-    def values(self, name: str, source: Any) -> Iterator[Any]:
-        """An iterator over the values of a number, a list or a schedule, of which the first was looked at."""
+    def section(self, name: str, value: Any, keys: Iterable[str]) -> None:
+        if not isinstance(value, dict) or set(value) != set(keys):
+            self.refuse(name, f"a section with {sorted(keys)}", sorted(value) if isinstance(value, dict) else value)
+
+    def values(self, name: str, source: Any) -> Tuple[Iterator[Any], Any]:
+        """An iterator over the values of a number, a list or a schedule, and the first of them, which was drawn."""
         if isinstance(source, Real):
             source = repeat(source)
         values = iter(source) if isinstance(source, (list, Iterator)) else iter(())
         first = next(values, None)
         if not isinstance(first, Real) or isinstance(first, bool):
             self.refuse(name, "a number, or a list or schedule of numbers", source if first is None else first)
-        return chain([first], values)
+        return values, first

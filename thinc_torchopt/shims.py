@@ -6,7 +6,8 @@ another library (thinc's for TensorFlow and MXNet, or a user's own), in a form t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,34 @@ def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple
 
     shim.finish_update(record)  # type: ignore[arg-type]
     yield from ((params[name], grad) for name, grad in given.items())
+
+
+@contextmanager
+def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
+    """Inside, the backward pass of a torch module whose params are all frozen does nothing, where torch would raise an error.
+
+    shims (Iterable[Shim]): Those whose modules may have frozen params.
+    """
+    modules = [shim._model for shim in shims if isinstance(shim._model, torch.nn.Module)]
+    handles = [module.register_forward_hook(_let_outputs_take_grads) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    """Let each tensor of an output that depends on nothing trainable be an end of the graph, which takes its gradient."""
+    if isinstance(output, torch.Tensor):
+        if torch.is_grad_enabled() and output.is_floating_point() and not output.requires_grad:
+            output.requires_grad_(True)
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            _let_outputs_take_grads(module, inputs, value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            _let_outputs_take_grads(module, inputs, value)
 
 
 class ForeignGrad(NamedTuple):

@@ -12,16 +12,17 @@ decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figur
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
 
 import torch
 
+from .algorithm import IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
 from .compat import import_pytorch_optimizer
 from .errors import ConfigError
-from .types import Algorithm, FloatOrSchedule
+from .types import FloatOrSchedule
 
 AlgorithmFactory = Callable[..., Algorithm]
 
@@ -51,8 +52,8 @@ def _offer(name: str, source: str, *, fused_devices: frozenset[str] = frozenset(
         unknown = sorted(set(given) - {param.name for param in params})
         if unknown:
             raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
-        options = {param.name: _as_torch_takes_it(param, given.get(param.name, param.default)) for param in params}
-        _try_out(cls, label, options)
+        options = {p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
+        try_out(cls, label, options)
         return Algorithm(label, cls, options, fused_devices=fused_devices)
 
     factory.__name__ = factory.__qualname__ = name
@@ -84,47 +85,6 @@ def _config_type(param: inspect.Parameter, hint: Any) -> Any:
     if isinstance(default, bool) or hint is int:
         return type(default)
     return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
-
-
-def _as_torch_takes_it(param: inspect.Parameter, value: Any) -> Any:
-    """A pair as a tuple; everything else untouched."""
-    if isinstance(value, str) and isinstance(param.default, (int, float)):
-        raise ConfigError(f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected a number, found {value!r}.")
-    if not isinstance(param.default, tuple):
-        return value
-    # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
-    entry = param.name if param.name == "eps" else param.name.removesuffix("s")
-    entries = [f"{entry}{i}" for i in range(1, len(param.default) + 1)]
-    if len(value) != len(entries) or (isinstance(value, dict) and set(value) != set(entries)):
-        raise ConfigError(
-            f"Can't set '{param.name}' in [training.optimizer.algorithm]: expected {len(entries)} values, as in {list(param.default)}, "
-            f"or a section with {' and '.join(entries)}, found {value}."
-        )
-    return tuple(value[key] for key in entries) if isinstance(value, dict) else tuple(value)
-
-
-def _try_out(cls: Callable[..., Any], label: str, options: Mapping[str, Any]) -> None:
-    """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
-
-    Values of schedules can't be checked here.
-    RAISES (ConfigError): It refuses an option, or can't be driven by gradients alone.
-    """
-    fixed = {name: value for name, value in options.items() if not _may_move(value)}
-    # capturable: torch checks for a device that has graphs.
-    device = "cuda" if fixed.get("capturable") and torch.cuda.is_available() else "cpu"
-    param = torch.ones(2, 2, device=device, requires_grad=True)
-    param.grad = torch.ones(2, 2, device=device)
-    try:
-        cls([param], lr=0.001, **fixed).step()
-    except Exception as error:
-        reason = str(error).rstrip(".")
-        raise ConfigError(f"Can't build '{label}' in [training.optimizer.algorithm]: {reason}. Options found: {fixed}.") from error
-
-
-def _may_move(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(map(_may_move, value))
-    return isinstance(value, list) or hasattr(value, "__next__")
 
 
 Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
@@ -204,14 +164,15 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Near names: {near or 'none'}."
         )
     cls = library.load_optimizer(name)
-    known = {key for key in inspect.signature(cls.__init__).parameters if key not in {"self", "params", "lr", "kwargs"}}
-    unknown = sorted(set(options) - known)
+    known = {key: p for key, p in inspect.signature(cls.__init__).parameters.items() if key not in {"self", "params", "lr", "kwargs"}}
+    unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(sorted(known))}.")
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    defaults = {key: p.default for key, p in known.items() if p.default is not inspect.Parameter.empty}
+    options = defaults | {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     matrices_only = name.lower() in _MATRICES_ONLY
     build = partial(_build_for_matrices, cls) if matrices_only else cls
-    _try_out(build, label, options)
+    try_out(build, label, options)
     if matrices_only:
         return Algorithm(label, build, options, accepts=_is_matrix, fallback=AdamW(), counts_for_group=True)
     return Algorithm(label, build, options, counts_for_group=True)

@@ -1,0 +1,234 @@
+"""Each policy against torch's scheduler of that kind."""
+
+import inspect
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler as torchs
+
+from thinc_torchopt import schedules
+from thinc_torchopt.errors import ConfigError, ScheduleWarning
+from thinc_torchopt.learn_rate.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Live, PolicyReader, Warmup
+
+RATES = st.floats(1e-6, 10.0)
+
+
+def rates_of(build, rate, steps):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    scheduler, rates = build(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def same(ours, theirs, scale):
+    # torch multiplies the rate of the step before, and gathers roundings of 1e-16 each, relative to the largest rate.
+    return ours == pytest.approx(theirs, rel=1e-9, abs=1e-12 * scale)
+
+
+@settings(deadline=None)
+@given(base=RATES, total=st.integers(1, 60), factor=st.floats(0.0, 1.0))
+def test_learn_rate_policies_cosine_equals_torchs(base, total, factor):
+    policy = Cosine(total, min_factor=factor)
+    theirs = rates_of(lambda o: torchs.CosineAnnealingLR(o, total, eta_min=base * factor), base, total)
+    assert same([policy.rate(step, base) for step in range(total + 5)], [*theirs, *[base * factor] * 5], base)
+
+
+@settings(deadline=None)
+@given(base=RATES, total=st.integers(1, 60), warmup=st.integers(0, 60))
+def test_learn_rate_policies_cosine_warms_up_as_the_schedule(base, total, warmup):
+    total = max(total, warmup)
+    theirs = list(itertools.islice(schedules.warmup_cosine(base, warmup, total), total + 5))
+    assert same([Cosine(total, warmup).rate(step, base) for step in range(total + 5)], theirs, base)
+
+
+@settings(deadline=None)
+@given(base=RATES, steps=st.integers(1, 60), factor=st.floats(0.01, 1.0))
+def test_learn_rate_policies_warmup_equals_torchs(base, steps, factor):
+    theirs = rates_of(lambda o: torchs.LinearLR(o, factor, total_iters=steps), base, steps + 5)
+    assert same([Warmup(steps, factor).rate(step, base) for step in range(steps + 5)], theirs, base)
+
+
+def test_learn_rate_policies_warmup_of_no_steps_is_none():
+    assert Warmup(0).rate(0, 0.1) == 0.1
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    base=RATES,
+    metrics=st.lists(st.one_of(st.floats(-2.0, 2.0), st.integers(-2, 2), st.sampled_from([math.nan, math.inf])), max_size=40),
+    mode=st.sampled_from(["min", "max"]),
+    threshold_mode=st.sampled_from(["rel", "abs"]),
+    threshold=st.sampled_from([0.0, 1e-4, 0.3]),
+    factor=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    patience=st.integers(0, 3),
+    cooldown=st.integers(0, 3),
+    min_factor=st.sampled_from([0.0, 0.05, 0.6]),
+)
+def test_learn_rate_policies_adaptive_equals_torchs(base, metrics, mode, threshold_mode, threshold, factor, patience, cooldown, min_factor):
+    """To the bit: it makes the same operations in the same order."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
+    common = {"mode": mode, "factor": factor, "patience": patience, "threshold": threshold, "threshold_mode": threshold_mode}
+    theirs = torchs.ReduceLROnPlateau(optimizer, cooldown=cooldown, min_lr=base * min_factor, **common)
+    ours = Adaptive("loss", cooldown=cooldown, min_factor=min_factor, **common)
+    for i, metric in enumerate(metrics):
+        theirs.step(metric)
+        ours.observe({"other": 1.0})  # passed over
+        ours.observe({"loss": None})
+        ours.observe({"loss": torch.tensor(metric, dtype=torch.float64) if i % 2 else metric})
+        assert ours.rate(i, base) == optimizer.param_groups[0]["lr"]
+        if i % 7 == 3 and ours.best not in (math.inf, -math.inf):
+            saved, ours = ours.state_dict(), Adaptive("loss", cooldown=cooldown, min_factor=min_factor, **common)
+            ours.load_state_dict(json.loads(json.dumps(saved, allow_nan=False)))
+
+
+def test_learn_rate_policies_adaptive_defaults_are_torchs():
+    theirs = inspect.signature(torchs.ReduceLROnPlateau).parameters
+    ours = inspect.signature(Adaptive).parameters
+    for name in ("mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "eps"):
+        assert ours[name].default == theirs[name].default
+
+
+def test_learn_rate_policies_adaptive_serves_groups_of_other_bases():
+    policy = Adaptive(patience=0)
+    for loss in (1.0, 2.0, 2.0):
+        policy.observe({"loss": loss})
+    assert [policy.rate(3, base) for base in (1.0, 0.5, 1.0)] == pytest.approx([0.01, 0.005, 0.01], rel=1e-15)  # two roundings
+
+
+def test_learn_rate_policies_adaptive_refuses_metrics_that_are_no_numbers():
+    with pytest.raises(ConfigError, match="expected the metric 'loss' to be a number, found 'high'"):
+        Adaptive().observe({"loss": "high"})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {"best": 1.0, "bad": 0, "cooling": 0},
+        {"best": "x", "bad": 0, "cooling": 0, "reductions": 0},
+        {"best": None, "bad": -1, "cooling": 0, "reductions": 0},
+        {"best": None, "bad": 0, "cooling": 0, "reductions": 1.5},
+    ],
+)
+def test_learn_rate_policies_adaptive_refuses_another_state(state):
+    policy = Adaptive()
+    before = policy.state_dict()
+    with pytest.raises(ConfigError, match="the state to load"):
+        policy.load_state_dict(state)
+    assert policy.state_dict() == before
+
+
+def test_learn_rate_policies_schedules_move_when_told():
+    policy = FromSchedule(schedules.warmup_cosine(1.0, 0, 10))
+    expected = list(itertools.islice(schedules.warmup_cosine(1.0, 0, 10), 6))
+    found = []
+    for _ in expected:
+        found += [policy.rate(0, 0.5), policy.rate(9, 3.0)]
+        policy.advance()
+    assert found == [rate for rate in expected for _ in range(2)]
+    other = FromSchedule(schedules.warmup_cosine(1.0, 0, 10))
+    other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    assert other.rate(0, 1.0) == policy.rate(0, 1.0)
+    for bad in ({"position": 2}, {"schedule": {"position": 2}, "is_due": False}, None):
+        with pytest.raises(ConfigError, match="learn_rate"):
+            other.load_state_dict(bad)
+
+
+def test_learn_rate_policies_schedules_do_not_warn_of_an_end_that_nobody_meets():
+    policy = FromSchedule([3.0, 2.0])
+    for expected in (3.0, 2.0):
+        assert policy.rate(0, 1.0) == expected
+        policy.advance()
+    other = FromSchedule([3.0, 2.0])
+    other.load_state_dict(policy.state_dict())
+    for ended in (policy, other):
+        with pytest.warns(ScheduleWarning, match="ended after 2 steps"):
+            assert ended.rate(2, 1.0) == 2.0
+
+
+def test_learn_rate_policies_schedules_that_watch_a_score_are_told():
+    class Watching:
+        def __init__(self):
+            self.value = 1.0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return self.value
+
+        def observe(self, score):
+            self.value = score / 2
+
+    policy = FromSchedule(Watching())
+    policy.observe({"loss": 3.0})
+    assert policy.rate(0, 1.0) == 1.0
+    policy.observe({"score": 0.5})
+    assert policy.rate(0, 1.0) == 0.25
+
+
+def test_learn_rate_policies_are_made_of_what_stands_for_them():
+    reader = PolicyReader()
+    assert [type(reader.read(name, "m")) for name in ("cosine", "warmup", "adaptive", "frozen")] == [Cosine, Warmup, Adaptive, Frozen]
+    assert reader.read("cosine", "m", {"total_steps": 7}).total_steps == 7
+    assert reader.read(2, "m").rate(5, 0.1) == 2.0 and isinstance(reader.read(2, "m"), Constant)
+    assert reader.read([0.5, 0.25], "m").rate(0, 0.1) == 0.5
+    values = iter([0.5, 0.25])
+    assert reader.read(values, "m") is reader.read(values, "n")
+    assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0 and isinstance(reader.read(abs, "m"), FromFunction)
+    live = Live(lambda: 0.125)
+    assert reader.read(live, "m") is live and live.rate(3, 0.1) == 0.125
+    assert Frozen().rate(0, 0.1) == 0.0
+
+
+@pytest.mark.parametrize(
+    "value, options, said",
+    [
+        ("steep", {}, r"policy of 'm': expected one of 'adaptive', 'cosine', 'frozen', 'warmup', found 'steep'"),
+        ("cosine", {"steps": 3}, r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]"),
+        ("frozen", {"args": 3}, r"'frozen' of 'm': expected settings among \[\], found \['args'\]"),
+        (0.1, {"steps": 3}, r"expected settings with a policy given by its name, found \['steps'\] with 0.1"),
+        (-0.1, {}, r"rate of 'm': expected a finite number of at least 0, found -0.1"),
+        (math.nan, {}, "found nan"),
+        (math.inf, {}, "found inf"),
+        (True, {}, "found True"),
+        (None, {}, "found None"),
+        (Cosine, {}, "found <class"),
+        ([], {}, "schedule of 'm': expected at least one value, found none"),
+        ("cosine", {"total_steps": 0}, "'cosine': expected 'total_steps' to be a whole number of at least 1, found 0"),
+        ("cosine", {"total_steps": 5, "warmup_steps": 6}, "'total_steps' to be a whole number of at least 6, found 5"),
+        ("cosine", {"min_factor": 1.5}, "'min_factor' to be a finite number of at least 0 and at most 1, found 1.5"),
+        ("warmup", {"steps": 0.5}, "'steps' to be a whole number of at least 0, found 0.5"),
+        ("warmup", {"start_factor": -1}, "'start_factor'"),
+        ("adaptive", {"factor": 1.0}, "'factor' to be a finite number of at least 0 and below 1, found 1.0"),
+        ("adaptive", {"mode": "mean"}, "'mode' to be 'min' or 'max', found 'mean'"),
+        ("adaptive", {"threshold_mode": 1}, "'threshold_mode'"),
+        ("adaptive", {"threshold": math.inf}, "'threshold'"),
+        ("adaptive", {"patience": -1}, "'patience'"),
+        ("adaptive", {"cooldown": None}, "'cooldown'"),
+        ("adaptive", {"min_factor": "low"}, "'min_factor'"),
+        ("adaptive", {"eps": -1.0}, "'eps'"),
+    ],
+)
+def test_learn_rate_policies_refuse_what_can_not_be(value, options, said):
+    with pytest.raises(ConfigError, match=said):
+        PolicyReader().read(value, "m", options)
+
+
+def test_learn_rate_policies_for_each_group():
+    reader, groups = PolicyReader(), [{"name": "head"}, {}, {"name": "tail"}]
+    found = reader.read_all({"head": 0.1, 1: "frozen", 2: "cosine"}, "m", groups, {})
+    assert [type(policy) for policy in found] == [Constant, Frozen, Cosine]
+    shared = reader.read_all("cosine", "m", groups, {"total_steps": 5})
+    assert shared[0] is shared[1] is shared[2]
+    for bad, options in [({0: 0.1}, {}), ({0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1}, {}), ({0: "cosine", 1: 0.1, 2: 0.1}, {"total_steps": 5})]:
+        with pytest.raises(ConfigError, match=r"expected one for each of its groups \['head', 1, 'tail'\]"):
+            reader.read_all(bad, "m", groups, options)

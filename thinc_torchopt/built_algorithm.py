@@ -1,0 +1,249 @@
+"""One torch optimizer behind a TorchOptimizer, with one torch param group for each set of settings.
+
+A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on between
+steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from .algorithm import Algorithm
+from .cascade import ParamSettings
+from .clipping import scale_grads
+from .learn_rate import LearnRateController, Live
+from .params import Param
+from .scheduled_values import current, is_moving
+
+
+@dataclass
+class TorchGroup:
+    """A torch param group.
+
+    id (str): Its id at the controller: the label of its first params.
+    entry (dict): torch's own dict.
+    owner (BuiltAlgorithm): Whose it is.
+    settings (ParamSettings): Those of its params, which differ in nothing but their labels.
+    params (dict[int, tuple[Param, str]]): Its params with their labels, by `id`.
+    """
+
+    id: str
+    entry: dict[str, Any]
+    owner: BuiltAlgorithm
+    settings: ParamSettings
+    params: dict[int, tuple[Param, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
+
+    @property
+    def labels(self) -> set[str]:
+        """What the config calls it; several names if blocks say the same."""
+        return {label for _, label in self.params.values()}
+
+
+class BuiltAlgorithm:
+    """One torch optimizer with its params, built when the first param comes.
+
+    name (str): Config path below [training.optimizer].
+    algorithm (Algorithm): What to build.
+    moving (Collection[str]): The options that schedules move, in any group.
+    controller (LearnRateController): Writes the learning rates.
+    default_rate (Callable): The learning rate of params without one of their own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        algorithm: Algorithm,
+        moving: Collection[str],
+        controller: LearnRateController,
+        default_rate: Callable[[], float],
+    ):
+        self.name = name
+        self.algorithm = algorithm
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.groups: dict[tuple[Any, ...], TorchGroup] = {}
+        self._moving = moving
+        self._names: dict[torch.Tensor, str] = {}
+        self._controller = controller
+        self._default_rate = default_rate
+
+    # ------------------------------------------------------------------ params come and go
+
+    def add(self, params: list[Param], settings: list[ParamSettings]) -> None:
+        """Take in params without state.
+
+        params (list[Param]): Params that can be in one torch param group.
+        settings (list[ParamSettings]): The settings of each, which differ in nothing but their labels.
+        """
+        # Some classes, Adagrad among them, make a param's state only when they are built: so build, and take it over.
+        built = self._build(params, settings[0])
+        [entry] = built.param_groups
+        if self.optimizer is None:
+            self.optimizer = built
+            self.optimizer.param_groups = []
+            self._controller.register_optimizer(
+                self.name, self.optimizer, {}, moving=self._moving, param_names=self._names, watch_steps=False
+            )
+        else:
+            self.optimizer.state.update(built.state)
+        self._put_in(params, settings, entry)
+
+    def drop(self, param: Param) -> None:
+        """Forget a param and its state. A group without params goes."""
+        assert self.optimizer is not None
+        self._take_out(param)
+        self._names.pop(param.tensor, None)
+        self.optimizer.state.pop(param.tensor, None)
+
+    def replace(self, param: Param, new: torch.Tensor) -> None:
+        """Let another tensor, perhaps on another device, take a param's place. The state moves along."""
+        assert self.optimizer is not None
+        group, old = param.group, param.tensor
+        group.entry["params"] = [new if other is old else other for other in group.entry["params"]]
+        self._names[new] = self._names.pop(old)
+        self._check_fused(group, [param])
+        if old in self.optimizer.state:
+            state = self.optimizer.state.pop(old)
+            self.optimizer.state[new] = {name: _moved(name, value, new, group.entry) for name, value in state.items()}
+        self._controller.refresh(self.name)
+
+    def regroup(self, param: Param, settings: ParamSettings) -> None:
+        """Move a param, with its state, to the group of other settings."""
+        self._take_out(param)
+        self._put_in([param], [settings], self._build([param], settings).param_groups[0])
+
+    def _build(self, params: list[Param], settings: ParamSettings) -> torch.optim.Optimizer:
+        tensors = [param.tensor for param in params]
+        options = {name: current(value) for name, value in settings.options.items()}
+        if "fused" in options and options["fused"] is None:
+            options["fused"] = self._can_fuse(params, options) or None
+        # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
+        return self.algorithm.build(tensors, lr=settings.rate(self._default_rate()) or 0.001, **options)
+
+    def _put_in(self, params: list[Param], settings: list[ParamSettings], entry: dict[str, Any]) -> None:
+        """Put params into the group of their settings; if there is none, `entry`, which holds them, becomes it."""
+        assert self.optimizer is not None
+        group = self.groups.get(settings[0].key)
+        if group is None:
+            group = self._add_group(settings[0], entry)
+        else:
+            group.entry["params"].extend(param.tensor for param in params)
+        for param, own in zip(params, settings):
+            param.group = group
+            self._names[param.tensor] = param.name
+            group.params[id(param)] = param, own.label
+        self._check_fused(group, params)
+        self._controller.refresh(self.name)
+
+    def _add_group(self, settings: ParamSettings, entry: dict[str, Any]) -> TorchGroup:
+        assert self.optimizer is not None
+        self.optimizer.param_groups.append(entry)
+        group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
+        policy = Live(lambda: settings.rate(self._default_rate()))
+        group.id = self._controller.add_group(self.name, entry, policy, id=settings.label)
+        return group
+
+    def _take_out(self, param: Param) -> None:
+        assert self.optimizer is not None
+        group, param.group = param.group, None
+        del group.params[id(param)]
+        group.entry["params"] = [other for other in group.entry["params"] if other is not param.tensor]
+        if not group.params:
+            self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if entry is not group.entry]
+            del self.groups[group.settings.key]
+        self._controller.refresh(self.name)
+
+    # ------------------------------------------------------------------ one step
+
+    def before_clipping(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:
+        """Let an algorithm that wants it change the gradients before they are measured."""
+        hook = getattr(self.optimizer, "before_clipping", None)
+        if hook is not None:
+            self._write_options(group for group, _ in chosen)
+            for group, params in chosen:
+                hook(group.entry, [param.tensor for param in params])
+
+    def step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], grad_factor: float) -> None:
+        """Update params by their gradients, at the rates that were written.
+
+        chosen (Sequence): Groups of this algorithm, with the params of each that are to be updated. Each has a gradient.
+        grad_factor (float): Scales all gradients. Rides along in fused kernels.
+        """
+        optimizer = self.optimizer
+        assert optimizer is not None
+        self._write_options(group for group, _ in chosen)
+        rides_along = grad_factor != 1.0 and all(group.entry.get("fused") for group, _ in chosen)
+        if rides_along:
+            # What torch.amp.GradScaler sets for fused kernels, which divide by it.
+            optimizer.grad_scale = torch.tensor(1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
+        elif grad_factor != 1.0:
+            grads = [param.grad for _, params in chosen for param in params]
+            scale_grads(grads, [grad_factor] * len(grads))
+        all_groups = optimizer.param_groups
+        all_params = [(group.entry, group.entry["params"]) for group, _ in chosen]
+        try:
+            for parts in zip_longest(*(self._parts(group, params) for group, params in chosen)):
+                optimizer.param_groups = [entry for (entry, _), part in zip(all_params, parts) if part]
+                for (entry, _), part in zip(all_params, parts):
+                    entry["params"] = part
+                optimizer.step()
+        finally:
+            optimizer.param_groups = all_groups
+            for entry, tensors in all_params:
+                entry["params"] = tensors
+            if rides_along:
+                del optimizer.grad_scale  # type: ignore[attr-defined]
+
+    def _parts(self, group: TorchGroup, params: Sequence[Param]) -> Iterator[Sequence[torch.Tensor]]:
+        """The tensors of a group in as few calls of torch's step as can be: one, but for two exceptions."""
+        assert self.optimizer is not None
+        tensors = [param.tensor for param in params]
+        if self.algorithm.counts_for_group:
+            by_step: dict[int, list[torch.Tensor]] = {}
+            for param in params:
+                by_step.setdefault(param.steps, []).append(param.tensor)
+            first = self.optimizer.defaults.get("step")
+            for step, part in by_step.items():
+                if step == 0 and first is None:
+                    group.entry.pop("step", None)  # which is how most of them know that state has to be made
+                else:
+                    group.entry["step"] = step + (first or 0)
+                yield part
+        elif isinstance(self.optimizer, torch.optim.SGD) and group.entry["fused"]:
+            # torch's fused SGD can't take params with and without momentum together.
+            fresh = [tensor for tensor in tensors if tensor not in self.optimizer.state]
+            seen = [tensor for tensor in tensors if tensor in self.optimizer.state] if fresh else tensors
+            yield from (part for part in (fresh, seen) if part)
+        else:
+            yield tensors
+
+    @staticmethod
+    def _write_options(groups: Iterable[TorchGroup]) -> None:
+        for group in groups:
+            for name in group.moving:
+                group.entry[name] = current(group.settings.options[name])
+
+    def _check_fused(self, group: TorchGroup, params: list[Param]) -> None:
+        """Give the fused kernel up where a tensor came to a device for which there is none."""
+        if group.entry.get("fused") and group.settings.options["fused"] is None and not self._can_fuse(params, group.settings.options):
+            group.entry["fused"] = None
+
+    def _can_fuse(self, params: list[Param], options: Mapping[str, Any]) -> bool:
+        return not options.get("foreach") and all(param.tensor.device.type in self.algorithm.fused_devices for param in params)
+
+
+def _moved(name: str, value: Any, to: torch.Tensor, group: dict[str, Any]) -> Any:
+    """State of a param that went over to another device or dtype."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if name == "step":
+        # torch counts steps on the host, unless its kernels read the count.
+        return value.to(to.device) if group.get("fused") or group.get("capturable") else value.cpu()
+    return value.to(to.device, to.dtype) if value.is_floating_point() else value.to(to.device)

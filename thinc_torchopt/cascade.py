@@ -1,0 +1,263 @@
+"""What the settings say for each param: the algorithm, its options, the learning rate, and from which step on it is trained.
+
+[training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param, the later one wins:
+
+1. the blocks of [training.optimizer.param_groups], in their order in the config
+2. the patterns of [training.optimizer.per_param_lr], in their order
+3. `skip_decay`: no weight decay for biases and norms
+
+`lr_scale` and [training.optimizer.layer_decay] multiply the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from .algorithm import IN_ALGORITHM, Algorithm
+from .errors import ConfigError
+from .names import Pattern, layers_of
+from .params import Param
+from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
+from .types import Blocks, FloatOrSchedule, SkipDecay
+
+_GROUPS = "[training.optimizer.param_groups.{}]"
+_PER_PARAM_LR = "[training.optimizer.per_param_lr]"
+_LAYER_DECAY = "[training.optimizer.layer_decay]"
+_NOT_OPTIONS = ("params", "learn_rate", "lr_scale", "freeze", "unfreeze_at")
+_DECAYS = ("weight_decay", "L2")
+
+
+@dataclass(frozen=True)
+class ParamSettings:
+    """What holds for a param. Values may be schedules.
+
+    label (str): The blocks that it is from, e.g. "encoder+no_decay", with its layer where rates decay: "encoder/layer-3".
+    algorithm (int): 0: the algorithm. 1: its fallback.
+    options (Mapping[str, Any]): All options of that algorithm.
+    learn_rate (float | Schedule | None): None: the optimizer's.
+    lr_scale (float | Schedule): From a block.
+    layer_scale (float): From [layer_decay].
+    frozen_until (float): The first step that updates it; infinite: none.
+    """
+
+    label: str
+    algorithm: int
+    options: Mapping[str, Any]
+    learn_rate: float | Schedule | None = None
+    lr_scale: float | Schedule = 1.0
+    layer_scale: float = 1.0
+    frozen_until: float = 0.0
+
+    def rate(self, default: float) -> float:
+        """The learning rate of this step. default (float): The optimizer's."""
+        learn_rate = default if self.learn_rate is None else current(self.learn_rate)
+        return learn_rate * current(self.lr_scale) * self.layer_scale
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
+        factors = (self.learn_rate, self.lr_scale, self.layer_scale)
+        scale = math.prod(factor for factor in factors if isinstance(factor, float))
+        moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
+        return self.algorithm, scale, moving, tuple((name, _hashable(value)) for name, value in sorted(self.options.items()))
+
+
+@dataclass
+class _Block:
+    """One block of the config, checked."""
+
+    name: str
+    patterns: list[Pattern]
+    learn_rate: float | Schedule | None = None
+    lr_scale: float | Schedule | None = None
+    frozen_until: float | None = None
+    options: list[dict[str, Any]] = field(default_factory=list)  # of the algorithm, and of its fallback
+
+
+class Cascade:
+    """All settings by which params differ.
+
+    algorithm (Algorithm): The algorithm, perhaps with a fallback.
+    schedules (Schedules): Takes in the schedules among the settings.
+    param_groups, per_param_lr, layer_decay, skip_decay: As in `create_optimizer`.
+    RAISES (ConfigError): A setting that can't work. Patterns are checked later, when names are known.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        schedules: Schedules,
+        *,
+        param_groups: Blocks,
+        per_param_lr: Mapping[str, FloatOrSchedule],
+        layer_decay: Mapping[str, float],
+        skip_decay: SkipDecay | None,
+    ):
+        self.algorithms = [algorithm] if algorithm.fallback is None else [algorithm, algorithm.fallback]
+        self.options = [
+            {name: schedules.track(f"{path}.{name}", value) for name, value in found.options.items()}
+            for found, path in zip(self.algorithms, ("algorithm", "algorithm.fallback"))
+        ]
+        self._schedules = schedules
+        self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
+        self._blocks = [self._read_block(name, block) for name, block in param_groups.items()]
+        self._blocks += [self._read_rate(pattern, rate) for pattern, rate in per_param_lr.items()]
+        self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in layer_decay.items()]
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._decays = [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
+        if skip_decay not in (None, "bias_and_norm"):
+            raise ConfigError(f"Can't set 'skip_decay' in [training.optimizer]: expected 'bias_and_norm' or null, found {skip_decay!r}.")
+        if skip_decay and not self._decays:
+            raise ConfigError(
+                f"Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found '{algorithm.label}'. "
+                "Remove the setting, or choose another algorithm."
+            )
+
+    @property
+    def goes_by_name(self) -> bool:
+        """Whether any setting depends on the name of a param."""
+        return bool(self._sent_away or self._blocks or self._layer_decay)
+
+    @property
+    def patterns(self) -> list[Pattern]:
+        """All patterns of the settings."""
+        return [
+            *self._sent_away,
+            *(pattern for block in self._blocks for pattern in block.patterns),
+            *(found for found, _ in self._layer_decay),
+        ]
+
+    def moving(self, algorithm: int) -> set[str]:
+        """The options of an algorithm that schedules move, for some params at least. algorithm (int): 0, or 1 for the fallback."""
+        sources = [self.options[algorithm], *(block.options[algorithm] for block in self._blocks)]
+        return {name for options in sources for name, value in options.items() if is_moving(value)}
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that every pattern matches a name, and every one of [layer_decay] a name with a layer.
+
+        RAISES (ConfigError): One matches none.
+        """
+        by_layer = [pattern for pattern, _ in self._layer_decay]
+        for pattern in chain(self._sent_away, *(block.patterns for block in self._blocks), by_layer):
+            pattern.check(names)
+        layers = layers_of(names)
+        for pattern in by_layer:
+            found = [name for name in names if pattern(name)]
+            if not any(name in layers for name in found):
+                raise ConfigError(
+                    f"Can't use pattern '{pattern.text}' in {_LAYER_DECAY}: expected params with the number of their layer in the name, as "
+                    f"in transformer/encoder/layer/3/output/dense/weight, found {', '.join(found[:3])}. Use lr_scale in a param group."
+                )
+
+    def see_names(self, names: Sequence[str]) -> None:
+        """Learn all names of the pipeline, from which follows how many layers each component has."""
+        self._layers = layers_of(names) if self._layer_decay else {}
+
+    def settings_of(self, param: Param) -> ParamSettings:
+        """What holds for a param.
+
+        RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback.
+        """
+        algorithm = self._choose(param)
+        blocks = [block for block in self._blocks if any(pattern(param.name) for pattern in block.patterns)]
+        labels = [block.name for block in blocks] + ["fallback"] * algorithm
+        options = dict(self.options[algorithm])
+        values: dict[str, Any] = {}
+        for block in blocks:
+            options |= block.options[algorithm]
+            values |= {name: value for name in ("learn_rate", "lr_scale", "frozen_until") if (value := getattr(block, name)) is not None}
+        if param.is_bias_or_norm and self._decays:
+            options |= {name: 0.0 for name in self._decays if name in options}
+            labels.append("skip_decay")
+        label = "+".join(labels) or "default"
+        layer, layer_scale = self._layer_of(param.name)
+        return ParamSettings(label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values)
+
+    def _layer_of(self, name: str) -> tuple[int | None, float]:
+        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it."""
+        decays = [decay for pattern, decay in self._layer_decay if pattern(name)]
+        if not decays or name not in self._layers:
+            return None, 1.0
+        layer, depth = self._layers[name]
+        return layer, decays[-1] ** (depth - layer)
+
+    def _choose(self, param: Param) -> int:
+        accepted = self.algorithms[0].accepts(param.name, param.tensor)
+        if len(self.algorithms) > 1:
+            return int(not accepted or any(pattern(param.name) for pattern in self._sent_away))
+        if not accepted:
+            raise ConfigError(
+                f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of shape "
+                f"{tuple(param.shape)}. Name an algorithm for such params in [training.optimizer.algorithm.fallback]."
+            )
+        return 0
+
+    # ------------------------------------------------------------------ reading the config
+
+    def _read_block(self, name: str, given: Mapping[str, Any]) -> _Block:
+        where, path = _GROUPS.format(name), f"param_groups.{name}"
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
+        texts = given.get("params")
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found {texts!r}.")
+        options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
+        known = {option for found in self.algorithms for option in found.options}
+        if not set(options) <= known:
+            raise ConfigError(
+                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: neither groups nor '{self.algorithms[0].label}' have it. "
+                f"There are: {', '.join(sorted(known | set(_NOT_OPTIONS)))}."
+            )
+        checked = [
+            found.check_options(own, where) if (own := {name: options[name] for name in options if name in found.options}) else {}
+            for found in self.algorithms
+        ]
+        return _Block(
+            name,
+            [Pattern(text, where) for text in texts],
+            learn_rate=self._number(path, given, "learn_rate"),
+            lr_scale=self._number(path, given, "lr_scale"),
+            frozen_until=_frozen_until(given, where),
+            options=[{option: self._schedules.track(f"{path}.{option}", own[option]) for option in own} for own in checked],
+        )
+
+    def _read_rate(self, text: str, rate: FloatOrSchedule) -> _Block:
+        learn_rate = self._number("per_param_lr", {text: rate}, text)
+        return _Block(text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate, options=[{} for _ in self.algorithms])
+
+    def _read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0.0 < decay <= 1.0:
+            raise ConfigError(f"Can't set '{text}' in {_LAYER_DECAY}: expected a number above 0 and at most 1, found {decay!r}.")
+        return Pattern(text, _LAYER_DECAY), float(decay)
+
+    def _number(self, path: str, given: Mapping[str, Any], name: str) -> float | Schedule | None:
+        """A rate or scale: a number of at least 0, or a schedule, or None where it is not given."""
+        if given.get(name) is None:
+            return None
+        value = self._schedules.track(f"{path}.{name}", given[name])
+        return value if isinstance(value, Schedule) else check_number(f"{path}.{name}", value)
+
+
+def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
+    freeze, unfreeze_at = given.get("freeze"), given.get("unfreeze_at")
+    if freeze not in (None, True, False):
+        raise ConfigError(f"Can't set 'freeze' in {where}: expected true or false, found {freeze!r}.")
+    if unfreeze_at is None:
+        return None if freeze is None else math.inf if freeze else 0.0
+    if isinstance(unfreeze_at, bool) or not isinstance(unfreeze_at, int) or unfreeze_at < 0:
+        raise ConfigError(f"Can't set 'unfreeze_at' in {where}: expected a step, a whole number of at least 0, found {unfreeze_at!r}.")
+    if freeze is False:
+        raise ConfigError(f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them.")
+    return float(unfreeze_at)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return "schedule", id(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_hashable, value))
+    return repr(sorted(value.items(), key=str)) if isinstance(value, dict) else value

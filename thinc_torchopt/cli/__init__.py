@@ -1,0 +1,98 @@
+"""`spacy torchopt`: see every param with its learning rate, see the rates of a whole run, find a rate.
+
+spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
+"""
+
+from pathlib import Path
+from typing import Optional
+
+import typer
+from spacy.cli._util import Arg, Opt, app
+
+torchopt_cli = typer.Typer(
+    name="torchopt", help="Look at what an optimizer of thinc-torchopt will do to a pipeline.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(torchopt_cli)
+
+# What is left over are overrides of settings in the config, as in spaCy's own commands.
+_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+_CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
+_JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
+_PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
+_CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
+_GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
+
+
+@torchopt_cli.command("params", context_settings=_OVERRIDES)
+def params_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG,
+    steps: Optional[int] = Opt(None, "--steps", "-n", min=0, help="Show the learning rate at this step as well"),
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    List every param of a pipeline: name, shape, size, device, kind, group, learning rate, weight decay, and whether it is frozen; sums by
+    group and by component; patterns in the config that match nothing. The pipeline is built and initialized as `spacy train` would, so
+    overrides such as --paths.train train.spacy are needed here too; a trained pipeline is loaded. Nothing is trained or written.
+    """
+    from .params import show_params
+
+    show_params(config_path, ctx.args, steps=steps, as_json=as_json, code_path=code_path, use_gpu=use_gpu)
+
+
+@torchopt_cli.command("schedule", context_settings=_OVERRIDES)
+def schedule_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG,
+    steps: Optional[int] = Opt(None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"),
+    output_path: Optional[Path] = _PICTURE,
+    log: bool = Opt(False, "--log", help="Rates on a logarithmic scale"),
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Show the learning rate of each param group over the steps: as text, as JSON, or as a picture. The pipeline is built and initialized as
+    `spacy train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing is trained.
+    """
+    from .schedule import show_schedule
+
+    show_schedule(
+        config_path, ctx.args, steps=steps, output_path=output_path, log=log, as_json=as_json, code_path=code_path, use_gpu=use_gpu
+    )
+
+
+@torchopt_cli.command("find-lr", context_settings=_OVERRIDES)
+def find_lr_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG,
+    min_rate: float = Opt(1e-7, "--min-lr", help="Learning rate of the first step"),
+    max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
+    steps: int = Opt(100, "--steps", "-n", help="How many steps to train at most"),
+    smoothing: float = Opt(0.9, "--smoothing", help="How much of its neighbour a loss takes over, from 0 to below 1"),
+    output_path: Optional[Path] = _PICTURE,
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it breaks away. It is a
+    pipeline of its own that is trained, built from the config or loaded, and thrown away; nothing is written but the picture. Rates of
+    groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    """
+    from .find_lr import show_range_test
+
+    show_range_test(
+        config_path,
+        ctx.args,
+        min_rate=min_rate,
+        max_rate=max_rate,
+        steps=steps,
+        smoothing=smoothing,
+        output_path=output_path,
+        as_json=as_json,
+        code_path=code_path,
+        use_gpu=use_gpu,
+    )

@@ -1,0 +1,225 @@
+"""What the commands share: building the pipeline and its optimizer, showing errors, tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import spacy
+from confection import Config
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from spacy import util
+from spacy.cli._util import import_code, parse_config_overrides, setup_gpu, show_validation_error
+from spacy.language import Language
+from spacy.training.initialize import init_nlp
+from spacy.util import registry
+from wasabi import msg
+
+from ..errors import ConfigError, ScheduleWarning, TorchOptError
+from ..optimizers import TorchOptimizer
+from ..param_table import trainable_components
+
+# What is printed to no terminal is as wide as it has to be.
+_ANY_WIDTH = 100_000
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Setup(NamedTuple):
+    """What `spacy train` would train.
+
+    nlp (Language): The pipeline, initialized.
+    config (Config): Its config, interpolated.
+    optimizer (TorchOptimizer): Resolved anew, as spaCy does before training. It was not told its pipeline yet.
+    """
+
+    nlp: Language
+    config: Config
+    optimizer: TorchOptimizer
+
+    @property
+    def frozen(self) -> list[str]:
+        """The components in [training] frozen_components."""
+        return list(self.config["training"].get("frozen_components", []))
+
+    def introduce(self) -> None:
+        """Tell the optimizer its pipeline, as far as possible: nothing is said of patterns that match nothing."""
+        with self.nlp.select_pipes(disable=[name for name in self.frozen if name in self.nlp.pipe_names]):
+            self.optimizer.introduce(self.nlp)
+
+    def initialize(self) -> None:
+        """Tell the optimizer its pipeline, as training does.
+
+        RAISES (TorchOptError): As training would.
+        """
+        # With nothing to train spaCy trains all the same.
+        if trainable_components(self.nlp, self.frozen):
+            self.optimizer.initialize(self.nlp, self.frozen)
+
+
+def build(path: Path, args: list[str], *, code_path: Path | None = None, use_gpu: int = -1) -> Setup:
+    """Build pipeline and optimizer.
+
+    path (Path): A config, or the folder of a trained pipeline.
+    args (list[str]): Overrides from the command line.
+    RAISES (ConfigError): The optimizer is not ours.
+    """
+    overrides = parse_config_overrides(list(args))
+    import_code(code_path)
+    setup_gpu(use_gpu, silent=True)
+    if path.is_dir():
+        with show_validation_error(path, hint_fill=False):
+            nlp = spacy.load(path, config=overrides)
+    else:
+        with show_validation_error(path):
+            config = util.load_config(path, overrides=overrides, interpolate=False)
+        with show_validation_error(path, hint_fill=False):
+            nlp = init_nlp(config, use_gpu=use_gpu)
+    config = nlp.config.interpolate()
+    with show_validation_error(path, hint_fill=False):
+        return Setup(nlp, config, resolve_optimizer(config["training"]["optimizer"]))
+
+
+def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
+    """Build the optimizer of a config.
+
+    block (dict): [training.optimizer].
+    RAISES (ConfigError): It is not ours.
+    """
+    optimizer = registry.resolve({"optimizer": block})["optimizer"]
+    if not isinstance(optimizer, TorchOptimizer):
+        raise ConfigError(
+            "Can't look into [training.optimizer]: expected an optimizer of thinc-torchopt, found "
+            f'"{block.get("@optimizers")}". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1" and add a block '
+            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1".'
+        )
+    return optimizer
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+@contextmanager
+def errors_shown(*, as_json: bool) -> Iterator[None]:
+    """Inside, what the user can do something about ends the program with its message instead of a traceback.
+
+    as_json (bool): Nothing is printed to stdout, whoever prints it: it goes to stderr.
+    """
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        try:
+            yield
+        except (TorchOptError, ImportError) as error:
+            text = str(error)
+        except ValueError as error:
+            # spaCy's own, e.g. a corpus without a path.
+            if not re.match(r"\[E\d+\]", str(error)):
+                raise
+            text = str(error)
+        else:
+            return
+    with redirect_stdout(sys.stderr):
+        msg.fail(text)
+    sys.exit(1)
+
+
+@contextmanager
+def schedule_notes() -> Iterator[list[str]]:
+    """Inside, warnings about schedules are put into the list that it yields. Others are given as always."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ScheduleWarning)
+        yield notes
+    for warning in caught:
+        if issubclass(warning.category, ScheduleWarning):
+            notes.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
+    """A note on schedules that watch scores, if there are any: what they will do is not known before training."""
+    found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
+    if not found:
+        return []
+    return [f"Depends on the scores of the training: {', '.join(found)}. Shown as if the score got better all the time."]
+
+
+def _watches_scores(source: Any) -> bool:
+    # A sequence observes for its parts, and has a state only if one of them does.
+    return hasattr(source, "observe") and (not hasattr(source, "state_dict") or bool(source.state_dict()))
+
+
+# ---------------------------------------------------------------------- output
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def make_console() -> Console:
+    """A console for tables. Names may hold brackets and colons, which are no markup here."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _ANY_WIDTH
+    return console
+
+
+def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it; texts are folded.
+
+    headers (Sequence[str]): The columns.
+    rows (Sequence[Sequence[str]]): Their cells.
+    numbers (Sequence[str]): Columns that are aligned at the right, and never folded.
+    """
+    table = _table(headers, rows, numbers)
+    if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum > console.width:
+        same = [i for i in range(len(headers)) if len(rows) > 1 and len({row[i] for row in rows}) == 1]
+        if same:
+            console.print("All: " + ", ".join(f"{headers[i]} {rows[0][i] or '-'}" for i in same))
+        kept = [i for i in range(len(headers)) if i not in same]
+        table = _table([headers[i] for i in kept], [[row[i] for i in kept] for row in rows], numbers)
+    console.print(table)
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        is_number = header in numbers
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"Note: {note}")
+
+
+def short(value: float | None) -> str:
+    """A number for people."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def sparkline(console: Console, heights: Sequence[float], width: int) -> str:
+    """A small chart of one line.
+
+    heights (Sequence[float]): 0 to 1. Where there is less room than that, the highest of those that fall together counts.
+    width (int): How many characters there may be.
+    RETURNS (str): Empty where the output's encoding has no block characters.
+    """
+    try:
+        _BLOCKS.encode(console.encoding)
+    except UnicodeError:
+        return ""
+    n, width = len(heights), max(1, min(width, len(heights)))
+    cells = [max(heights[i * n // width : (i + 1) * n // width]) for i in range(width)]
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(cell * len(_BLOCKS)))] for cell in cells)

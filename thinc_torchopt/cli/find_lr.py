@@ -1,0 +1,140 @@
+"""`spacy torchopt find-lr`: the learning-rate range test."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tqdm
+from rich.console import Console
+
+from ..lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ..plots import check_picture, plot_range_test
+from ._util import build, errors_shown, make_console, print_json, print_table, short, sparkline
+
+_CHART_WIDTH = 60
+_ENDED = {
+    "max_rate": "the highest rate was reached",
+    "diverged": "the loss broke away",
+    "not_finite": "the loss or a gradient was not finite",
+}
+
+
+def show_range_test(
+    path: Path,
+    args: list[str],
+    *,
+    min_rate: float,
+    max_rate: float,
+    steps: int,
+    smoothing: float,
+    output_path: Path | None,
+    as_json: bool,
+    code_path: Path | None,
+    use_gpu: int,
+) -> None:
+    """Run the test and print what it found. Ends the program with 1 if there is nothing to suggest.
+
+    path (Path): A config, or the folder of a trained pipeline.
+    args (list[str]): Overrides of settings.
+    min_rate, max_rate, steps, smoothing: As in `run_range_test`.
+    output_path (Path | None): The picture.
+    """
+    with errors_shown(as_json=as_json):
+        # What can be refused is refused before the work.
+        make_ramp(min_rate, max_rate, steps)
+        if output_path is not None:
+            check_picture(output_path)
+        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        peaks = learn_rate_settings(setup.config)
+        with tqdm.tqdm(total=steps, disable=None, leave=False) as bar:
+            found = run_range_test(
+                setup.nlp, setup.config, min_rate=min_rate, max_rate=max_rate, steps=steps, smoothing=smoothing, progress=bar.update
+            )
+        if output_path is not None:
+            plot_range_test(found.rates, found.losses, found.smoothed, found.suggestions, output_path)
+    block = setup.config["training"]["optimizer"]
+    highest = max(peaks.values())
+    settings = [
+        {"setting": list(place), "peak": peak, **{name: peak / highest * rate for name, rate in found.suggestions.items()}}
+        for place, peak in peaks.items()
+    ]
+    if as_json:
+        print_json(
+            {
+                "learn_rates": found.rates,
+                "losses": [loss if math.isfinite(loss) else None for loss in found.losses],
+                "smoothed": found.smoothed,
+                "ended": found.ended,
+                "suggestions": found.suggestions,
+                "settings": settings if found.suggestions else [],
+                "groups": found.rates_by_group(),
+                "problem": found.problem,
+            }
+        )
+    else:
+        _print(make_console(), found, settings, block, output_path)
+    if found.problem is not None:
+        sys.exit(1)
+
+
+def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], block: Mapping[str, Any], output_path: Path | None) -> None:
+    console.print(
+        f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. The end: {_ENDED[found.ended]}."
+    )
+    if found.smoothed:
+        low, high = min(found.smoothed), max(found.smoothed)
+        width = min(_CHART_WIDTH, console.width - 40)
+        chart = sparkline(console, [(loss - low) / (high - low or 1.0) for loss in found.smoothed], width)
+        console.print(f"Loss per word, smoothed: {chart} {short(low)} to {short(high)}")
+    if output_path is not None:
+        console.print(f"Saved the picture to {output_path}")
+    if found.problem is not None:
+        console.print(f"✘ {found.problem}")
+        return
+    if found.ended == "max_rate" and found.lowest == len(found.smoothed) - 1:
+        console.print("Note: the loss was still falling at the end. A higher --max-lr may find a higher rate.")
+    rates = found.rates_by_group()
+    print_table(
+        console,
+        ["group", "steepest", "lowest/10"],
+        [
+            [group, short(rates[group]["steepest"]), short(rates[group]["lowest/10"])] if group in rates else [group, "frozen", "frozen"]
+            for group in found.group_rates[0]
+        ],
+        numbers=["steepest", "lowest/10"],
+    )
+    console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of that at which it was lowest, a second opinion.")
+    console.print("\nIn the config, with the rates of 'steepest':\n")
+    for line in _config_lines(block, settings):
+        console.print(line)
+
+
+def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> Iterator[str]:
+    """What to write into the config."""
+    section = ""
+    for setting in settings:
+        if not setting["peak"]:
+            continue
+        places = list(_find_peak(block, setting["setting"], setting["peak"]))
+        is_one = len(places) == 1
+        *sections, key = places[0] if is_one else setting["setting"]
+        if section != (section := ".".join(["training", "optimizer", *sections])):
+            yield f"[{section}]"
+        rate = f"{setting['steepest']:.2g}"
+        yield f"{key} = {rate}" if is_one else f"# {key}: such that its highest value is {rate}, in place of {short(setting['peak'])}"
+
+
+def _find_peak(block: Mapping[str, Any], place: list[str], peak: float) -> Iterator[list[str]]:
+    """Where a number stands that is the peak: the setting itself, or the arguments of its schedule."""
+    value: Any = block
+    for part in place:
+        value = value[part]
+    if isinstance(value, Mapping):
+        for name in value:
+            yield from _find_peak(block, [*place, name], peak)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value == peak:
+        yield place

@@ -1,0 +1,250 @@
+"""`spacy torchopt params`: a table of every param."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from spacy.language import Language
+from thinc.api import Model, Shim
+
+from ..errors import ConfigError, TorchOptError
+from ..names import NamedParam, torch_params, walk
+from ..param_table import all_names, components_with_model, trainable_components
+from ..types import ParamInfo
+from ._util import Setup, build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short
+
+_LIST_THEM = " List them: spacy torchopt params."
+
+
+class Row(NamedTuple):
+    """A param. The names are those of the JSON.
+
+    shape (list[int] | None): None: it has no value.
+    group (str | None): None: it is not trained, by no setting of the optimizer's.
+    learn_rate_at_steps (float | None): None: nobody asked.
+    weight_decay (float | None): None: the algorithm has none, or it is not trained.
+    frozen (str | None): Why it is not trained, or until when. None: it is trained from the start.
+    frozen_until (int | None): The first step that updates it. None: none does.
+    """
+
+    name: str
+    component: str
+    shape: list[int] | None
+    size: int
+    device: str
+    kind: str
+    group: str | None
+    learn_rate: float
+    learn_rate_at_steps: float | None
+    weight_decay: float | None
+    frozen: str | None
+    frozen_until: int | None
+
+
+def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int) -> None:
+    """Print the table. Ends the program with 1 if training would refuse the optimizer's settings.
+
+    path (Path): A config, or the folder of a trained pipeline.
+    args (list[str]): Overrides of settings.
+    steps (int | None): The step for the second learning rate.
+    """
+    with errors_shown(as_json=as_json), schedule_notes() as notes:
+        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        unmatched, problem = _tell_pipeline(setup)
+        now = _describe(setup)
+        if steps is not None:
+            for _ in range(steps):
+                setup.optimizer.step_schedules()
+        rows = list(_rows(setup, now, None if steps is None else _describe(setup)))
+    notes += note_on_scores(setup.optimizer)
+    groups, components = _sums_by_group(rows), _sums_by_component(rows)
+    if as_json:
+        print_json(
+            {
+                "steps": steps,
+                "params": [row._asdict() for row in rows],
+                "groups": groups,
+                "components": components,
+                "unmatched_patterns": unmatched,
+                "problem": problem,
+                "notes": notes,
+            }
+        )
+    else:
+        _print(make_console(), rows, groups, components, steps)
+        print_notes(make_console(), notes)
+        for text in [*(found["message"] for found in unmatched), *([problem] if problem else [])]:
+            make_console().print(f"✘ {text}")
+    if unmatched or problem:
+        sys.exit(1)
+
+
+# ---------------------------------------------------------------------- what there is
+
+
+def _tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
+    """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would refuse."""
+    names = all_names(setup.nlp)
+    unmatched: list[dict[str, str]] = []
+    for pattern in setup.optimizer._cascade.patterns:
+        try:
+            pattern.check(names)
+        except ConfigError as error:
+            unmatched.append({"pattern": pattern.text, "where": pattern.where, "message": str(error).removesuffix(_LIST_THEM)})
+    if not unmatched:
+        try:
+            setup.initialize()
+            return [], None
+        except TorchOptError as error:
+            problem = str(error)
+            setup.introduce()
+            return [], problem
+    setup.introduce()
+    return unmatched, None
+
+
+def _describe(setup: Setup) -> dict[str, ParamInfo]:
+    return {info.name: info for info in setup.optimizer.describe()}
+
+
+def _rows(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
+    """Every param in the order of the pipeline, those that the optimizer doesn't know as well."""
+    reasons = _why_not_trained(setup.nlp, setup.frozen)
+    seen: set[Any] = set()
+    for component, model in components_with_model(setup.nlp):
+        for found in walk(model, component):
+            if found.key in seen:  # a model that several components share
+                continue
+            seen.add(found.key)
+            value = _value_of(found)
+            shape = None if value is None else list(value.shape)
+            size = 0 if shape is None else math.prod(shape)
+            kind = "torch" if isinstance(found.owner, Shim) else "thinc"
+            info = now.get(found.name)
+            if info is None:
+                reason = reasons.get(id(model)) or ("no value" if not size else "requires_grad = false")
+                rate_later = None if later is None else 0.0
+                yield Row(found.name, component, shape, size, _device_of(value), kind, None, 0.0, rate_later, None, reason, None)
+            else:
+                yield Row(
+                    found.name,
+                    component,
+                    shape,
+                    size,
+                    info.device,
+                    info.kind,
+                    info.group,
+                    info.learn_rate,
+                    None if later is None else later[found.name].learn_rate,
+                    info.options.get("weight_decay", info.options.get("L2")),
+                    None if not info.frozen_until else "freeze" if info.frozen_until == math.inf else f"until step {info.frozen_until:.0f}",
+                    None if info.frozen_until == math.inf else int(info.frozen_until),
+                )
+
+
+def _why_not_trained(nlp: Language, frozen: list[str]) -> dict[int, str]:
+    """By the `id` of its model, why a component is not trained."""
+    trained = {id(model) for _, model in trainable_components(nlp, frozen)}
+    reasons: dict[int, str] = {}
+    for name, proc in nlp.components:
+        model = getattr(proc, "model", None)
+        if isinstance(model, Model) and id(model) not in trained:
+            reasons[id(model)] = "frozen_components" if name in frozen else "disabled" if name in nlp.disabled else "not trainable"
+    return reasons
+
+
+def _value_of(found: NamedParam) -> Any:
+    """The array or tensor behind a name, or None."""
+    if isinstance(found.owner, Shim):
+        value = next(param for _, param in torch_params(found.owner) if id(param) == found.key)
+        return None if torch.nn.parameter.is_lazy(value) else value
+    return found.owner.maybe_get_param(found.key[1])  # type: ignore[index]
+
+
+def _device_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(value.device)
+    return f"cuda:{value.device.id}" if hasattr(value, "get") else "cpu"  # CuPy's arrays have `get`
+
+
+# ---------------------------------------------------------------------- sums
+
+
+def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
+    sums: dict[str | None, dict[str, Any]] = {}
+    for row in rows:
+        rates = {"learn_rate": row.learn_rate, "learn_rate_at_steps": row.learn_rate_at_steps}
+        found = sums.setdefault(row.group, {"group": row.group, "params": 0, "size": 0, **rates})
+        found["params"] += 1
+        found["size"] += row.size
+    return sorted(sums.values(), key=lambda found: found["group"] is None)
+
+
+def _sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
+    sums: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found = sums.setdefault(row.component, {"component": row.component, "params": 0, "size": 0, "trained_size": 0})
+        found["params"] += 1
+        found["size"] += row.size
+        found["trained_size"] += row.size if row.frozen_until is not None else 0
+    return list(sums.values())
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _print(console: Console, rows: list[Row], groups: list[dict[str, Any]], components: list[dict[str, Any]], steps: int | None) -> None:
+    rates = ["rate"] if steps is None else ["rate", f"at step {steps}"]
+
+    def rates_of(now: float, later: float | None) -> list[str]:
+        return [short(now)] if steps is None else [short(now), short(later)]
+
+    print_table(
+        console,
+        ["name", "shape", "size", "device", "kind", "group", *rates, "decay", "frozen"],
+        [
+            [
+                row.name,
+                "" if row.shape is None else " x ".join(map(str, row.shape)),
+                f"{row.size:,}",
+                row.device,
+                row.kind,
+                row.group or "-",
+                *rates_of(row.learn_rate, row.learn_rate_at_steps),
+                short(row.weight_decay),
+                row.frozen or "",
+            ]
+            for row in rows
+        ],
+        numbers=["size", *rates, "decay"],
+    )
+    print_table(
+        console,
+        ["group", "params", "size", *rates],
+        [
+            [
+                found["group"] or "- (not trained)",
+                f"{found['params']:,}",
+                f"{found['size']:,}",
+                *rates_of(found["learn_rate"], found["learn_rate_at_steps"]),
+            ]
+            for found in groups
+        ],
+        numbers=["params", "size", *rates],
+    )
+    total = {"component": "all", **{key: sum(found[key] for found in components) for key in ("params", "size", "trained_size")}}
+    print_table(
+        console,
+        ["component", "params", "size", "trained"],
+        [
+            [found["component"], f"{found['params']:,}", f"{found['size']:,}", f"{found['trained_size']:,}"]
+            for found in [*components, total]
+        ],
+        numbers=["params", "size", "trained"],
+    )

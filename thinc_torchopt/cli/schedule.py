@@ -1,0 +1,102 @@
+"""`spacy torchopt schedule`: the learning rate of each param group over the steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import ConfigError
+from ..optimizers import TorchOptimizer
+from ..plots import check_picture, plot_schedule
+from ._util import build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short, sparkline
+
+_CHART_WIDTH = 60  # where there is no terminal to fit
+
+
+def show_schedule(
+    path: Path,
+    args: list[str],
+    *,
+    steps: int | None,
+    output_path: Path | None,
+    log: bool,
+    as_json: bool,
+    code_path: Path | None,
+    use_gpu: int,
+) -> None:
+    """Print or draw the rates.
+
+    path (Path): A config, or the folder of a trained pipeline.
+    args (list[str]): Overrides of settings.
+    steps (int | None): The last step. None: that of the training.
+    output_path (Path | None): The picture.
+    """
+    with errors_shown(as_json=as_json), schedule_notes() as notes:
+        if output_path is not None:
+            check_picture(output_path)
+        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        steps = steps or setup.config["training"]["max_steps"]
+        if not steps:
+            raise ConfigError(
+                "Can't show the schedule up to the end of the training: expected 'max_steps' in [training] above 0, found 0, which is "
+                "no end. Add --steps."
+            )
+        setup.initialize()
+        rates = _rates_over_steps(setup.optimizer, steps)
+        if output_path is not None:
+            plot_schedule(rates, output_path, log=log)
+    notes += note_on_scores(setup.optimizer)
+    if as_json:
+        print_json({"steps": steps, "learn_rates": rates, "notes": notes})
+        return
+    console = make_console()
+    _print(console, rates, steps, log=log)
+    print_notes(console, notes)
+    if output_path is not None:
+        console.print(f"Saved the picture to {output_path}")
+
+
+def _rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
+    """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a `max_steps`."""
+    found: dict[str, list[float]] = {}
+    for step in range(steps + 1):
+        if step:
+            optimizer.step_schedules()
+        for group, rate in _rates(optimizer).items():
+            found.setdefault(group, []).append(rate)
+    return found
+
+
+def _rates(optimizer: TorchOptimizer) -> dict[str, float]:
+    """The rates of the step that comes. `describe` has them too, but for each param, which takes long over many steps."""
+    groups = optimizer._groups
+    rates = {label: group.settings.rate(optimizer.learn_rate) for group in groups.groups for label in sorted(group.labels)}
+    return rates | {settings.label: 0.0 for _, settings in groups.frozen.values()} or {"default": optimizer.learn_rate}
+
+
+def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: bool) -> None:
+    headers = ["group", "step 0", "highest", "at step", f"step {steps}"]
+    numbers = headers[1:]
+    width = _CHART_WIDTH
+    if console.is_terminal:
+        width = max(10, console.width - max(map(len, rates)) - 2 - sum(max(10, len(header) + 2) for header in numbers))
+    rows = []
+    for group, values in rates.items():
+        highest = max(values)
+        chart = sparkline(console, _heights(values, log=log), width)
+        rows.append([group, short(values[0]), short(highest), str(values.index(highest)), short(values[-1]), chart])
+    print_table(console, [*headers, "each up to its highest" + (", log scale" if log else "")], rows, numbers=numbers)
+
+
+def _heights(values: list[float], *, log: bool) -> list[float]:
+    """Values between 0 and 1."""
+    highest = max(values)
+    if not highest:
+        return [0.0 for _ in values]
+    if not log:
+        return [value / highest for value in values]
+    lowest = min(value for value in values if value > 0.0)
+    span = math.log(highest / lowest) or 1.0
+    return [math.log(value / lowest) / span if value > 0.0 and highest > lowest else float(value == highest) for value in values]

@@ -1,0 +1,21 @@
+"""The authority over learning rates. Start reading in controller.py, the one writer of the `lr` of torch's param groups."""
+
+from .circuit_breaker import CircuitBreaker
+from .controller import LearnRateController
+from .history import Snapshot
+from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Live, Policy, Warmup
+
+__all__ = [
+    "Adaptive",
+    "CircuitBreaker",
+    "Constant",
+    "Cosine",
+    "FromFunction",
+    "FromSchedule",
+    "Frozen",
+    "LearnRateController",
+    "Live",
+    "Policy",
+    "Snapshot",
+    "Warmup",
+]

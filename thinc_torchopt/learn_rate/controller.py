@@ -1,0 +1,487 @@
+"""The authority over learning rates: nothing else in the package writes the `lr` of a torch param group.
+
+    controller = LearnRateController()
+    controller.register_optimizer("bert", optimizer, "cosine", total_steps=1000)
+    for batch in batches:
+        loss_of(batch).backward()
+        controller.step(epoch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+Each `step` first verifies that every param group is as the controller left it, then writes the rates that the groups' policies (see
+policies.py) give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
+
+*conservative mode*: when writes of others go on, and a circuit breaker opens, the controller no longer fights them: it counts them, and
+rates may fall but not rise. After a hundred clean steps all is as before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from ..types import OnOutsideWrite
+from .circuit_breaker import CircuitBreaker
+from .conservative_mode import ConservativeMode
+from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup, rate_of
+from .history import History, Layout
+from .new_params import check_new_params, find_parent, make_state
+from .policies import Constant, Policy, PolicyLike, PolicyReader, Warmup, check_rate
+from .watched_optimizer import Hooked, WatchedOptimizer
+
+# In conservative mode the history keeps one step in so many.
+SAMPLED_STEPS = 10
+
+
+class LearnRateController:
+    """Owns the learning rates of torch optimizers. See the module's docstring. Not for several threads, and not pickled.
+
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when somebody else wrote a rate. Put the value back, and warn once per
+        group; or let the policy go on from the value found; or raise LearnRateIntegrityError.
+    breaker (CircuitBreaker): Opens after three failures in a row, by default.
+    clock (Callable): The time of snapshots, in seconds.
+    RAISES (ConfigError): There is no such choice.
+
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found).
+    """
+
+    def __init__(
+        self,
+        *,
+        on_outside_write: OnOutsideWrite = "restore",
+        breaker: CircuitBreaker | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        if on_outside_write not in ("restore", "adopt", "raise"):
+            raise ConfigError(
+                f"Can't set 'on_outside_write' of the learn rate controller: expected 'restore', 'adopt' or 'raise', found "
+                f"{on_outside_write!r}."
+            )
+        self.on_outside_write: OnOutsideWrite = on_outside_write
+        self._mode = ConservativeMode(CircuitBreaker() if breaker is None else breaker)
+        self.history = History()
+        self.step_count = 0
+        self.outside_writes = 0
+        self._clock = clock
+        self._optimizers: dict[str, WatchedOptimizer] = {}
+        self._groups: dict[str, WatchedGroup] = {}  # by id
+        self._policies: list[Policy] = []  # each once
+        self._reader = PolicyReader()
+        self._layout = Layout((), tuple)
+        self._warned: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------------ optimizers and groups
+
+    def register_optimizer(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        policy: PolicyLike | Mapping[int | str, PolicyLike],
+        *,
+        moving: Collection[str] = (),
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        watch_steps: bool = True,
+        **settings: Any,
+    ) -> list[str]:
+        """Take over the rates of an optimizer. They stay what they are until the next `step`.
+
+        name (str): What ids of its groups begin with.
+        optimizer (torch.optim.Optimizer): Any.
+        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered by metrics, or
+            "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a dict with any of these for each
+            group, by the group's index or its own "name".
+        moving (Collection[str]): Options of its groups that others may write, e.g. because a schedule moves them.
+        param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
+        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen params from being
+            updated. Without it, call `step` before each, and read of `frozen` only that the rate is 0.
+        settings (Any): Arguments of a policy that is given by its name.
+        RETURNS (list[str]): The ids of the groups.
+        RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
+        """
+        if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found {type(optimizer).__name__}."
+            )
+        for other in self._optimizers.values():
+            if other.name == name or other.optimizer is optimizer:
+                taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
+                raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
+        added = WatchedOptimizer(name, optimizer, moving, param_names)
+        policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
+        rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
+        for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
+            added.groups.append(self._watch(added, group, WatchedGroup(self._new_id(added, group), of_group, rate, self.step_count)))
+        if watch_steps:
+            added.hook = optimizer.register_step_pre_hook(partial(self._before_step, added))
+        self._optimizers[name] = added
+        self._changed(added)
+        return [watched.id for watched in added.groups]
+
+    def unregister_optimizer(self, name: str) -> None:
+        """Let an optimizer go as it is.
+
+        RAISES (ConfigError): There is none of that name.
+        """
+        gone = self._optimizer(name)
+        if gone.hook is not None:
+            gone.hook.remove()
+        del self._optimizers[name]
+        self._forget(gone.groups)
+
+    def refresh(self, name: str) -> None:
+        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still verified.
+
+        A group that came keeps the rate that it has; for another policy, call `add_group` first.
+
+        RAISES (ConfigError): There is no optimizer of that name.
+        """
+        self._take(self._optimizer(name))
+
+    def add_group(
+        self,
+        name: str,
+        group: Group,
+        policy: PolicyLike,
+        *,
+        id: str | None = None,
+        param_names: Mapping[torch.Tensor, str] | None = None,
+    ) -> str:
+        """Take in a group that its owner appended to `optimizer.param_groups`.
+
+        name (str): The optimizer's.
+        id (str): Default: made of the optimizer's name and the group's own "name" or number.
+        param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
+        RETURNS (str): The id.
+        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the rate can't be.
+        """
+        watched_optimizer = self._optimizer(name)
+        place = next((i for i, other in enumerate(watched_optimizer.optimizer.param_groups) if other is group), None)
+        if place is None or any(watched.group is group for watched in watched_optimizer.groups) or id in self._groups:
+            raise ConfigError(
+                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, and a new id, "
+                f"found {id!r} of {sorted(self._groups)}."
+            )
+        if param_names is not None:
+            watched_optimizer.param_names = param_names
+        id = self._new_id(watched_optimizer, group) if id is None else id
+        made = WatchedGroup(id, self._reader.read(policy, id), check_rate(rate_of(group), id), self.step_count)
+        watched_optimizer.groups.insert(place, self._watch(watched_optimizer, group, made))
+        self._changed(watched_optimizer)
+        return id
+
+    def add_params(
+        self,
+        optimizer: str | torch.optim.Optimizer,
+        params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        parent: str | int | None = None,
+        *,
+        warmup_steps: int = 100,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which they warm up.
+
+        optimizer (str | torch.optim.Optimizer): One that is registered.
+        params (Iterable): Tensors, or pairs of name and tensor, as torch takes them.
+        parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the first one.
+        warmup_steps (int): Steps of the rise, from a hundredth of that rate.
+        options (Mapping[str, Any]): Options that differ from the parent's.
+        RETURNS (str): The id of the group.
+        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
+        """
+        to = self._optimizer(optimizer)
+        above = find_parent(to, parent)
+        policy = Warmup(warmup_steps)
+        given = list(params)
+        tensors = check_new_params(to, above, given, options or {})
+        wanted = {option: above.group[option] for option in to.all_options if option in above.group} | dict(options or {})
+        make_state(to.optimizer, tensors, {**wanted, "lr": above.base or 1e-3})
+        rate = policy.rate(0, NEW_PARAMS_FACTOR * above.rate)
+        lr = rate if above.lr_tensor is None else torch.full_like(above.lr_tensor, rate)
+        to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
+        group = to.optimizer.param_groups[-1]
+        made = WatchedGroup(self._new_id(to, group), policy, rate_of(group), self.step_count, parent=above)
+        to.groups.append(self._watch(to, group, made))
+        self._changed(to)
+        return made.id
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0) -> dict[str, float]:
+        """Write the rates of the step that comes.
+
+        epoch (float): For the history.
+        metrics (Mapping[str, float]): For policies that go by them.
+        scale (float): Multiplies all rates, of this step only.
+        RETURNS (dict[str, float]): The rates that were written, by group.
+        RAISES (ConfigError): A policy gives what is no rate. Nothing was written. (LearnRateIntegrityError): Somebody else wrote to a
+            group, and `on_outside_write` is "raise".
+        """
+        self._check(self._optimizers.values())
+        step, conservative = self.step_count, self.conservative
+        if metrics is not None:
+            self._observe(metrics)
+        wanted = []
+        for watched in self._groups.values():
+            rate = watched.rate_at(step)
+            if conservative:
+                rate = min(rate, watched.rate)
+            if not 0.0 <= rate * scale < math.inf:
+                check_rate(rate * scale, watched.id)
+            wanted.append(rate)
+        rates = {}
+        for watched, rate in zip(self._groups.values(), wanted):
+            watched.rate = rate
+            rates[watched.id] = self._write(watched, rate * scale)
+        if not conservative or step % SAMPLED_STEPS == 0:
+            self.history.append(epoch, step, self._layout, tuple(rates.values()), self._clock())
+        for policy in self._policies:
+            if hasattr(policy, "advance"):
+                policy.advance()
+        self.step_count += 1
+        self._mode.end_step(step)
+        return rates
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        """The circuit breaker, which is open while too much fails."""
+        return self._mode.breaker
+
+    @property
+    def conservative(self) -> bool:
+        """Whether it is in conservative mode."""
+        return self._mode.is_on
+
+    def verify(self) -> list[LearnRateIntegrityError]:
+        """What is not as the controller left it. Empty: all is well. Changes nothing."""
+        try:
+            self._verify(self._optimizers.values())
+        except LearnRateIntegrityError as error:
+            return [error, *error.others]
+        return []
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rate that was last written to each group; before the first step, that it was registered with."""
+        return {id: watched.applied_rate for id, watched in self._groups.items()}
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The identity of each group: the names and shapes of its params, and its options."""
+        return dict(zip(self._layout.ids, self._layout.checksums))
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on exactly, for JSON."""
+        return {
+            "step_count": self.step_count,
+            "outside_writes": self.outside_writes,
+            "mode": self._mode.state_dict(),
+            "history": self.history.state_dict(),
+            "groups": {id: watched.state_dict() for id, watched in self._groups.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another run stood. Writes the rates that it had written last.
+
+        state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
+        RAISES (ConfigError): It is another's. All is checked before anything is changed.
+        """
+        self._check_state(state)
+        try:
+            history = History.from_state_dict(state["history"])
+            step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
+            self._mode.load_state_dict(state["mode"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Can't load the state of the learn rate controller: expected what state_dict gives, found {error!r}."
+            ) from error
+        self.history, self.step_count, self.outside_writes = history, step_count, outside_writes
+        for policy, watched in {id(watched.policy): (watched.policy, watched) for watched in self._groups.values()}.values():
+            if hasattr(policy, "load_state_dict"):
+                policy.load_state_dict(state["groups"][watched.id]["policy_state"])
+        for watched in self._groups.values():
+            watched.load_state_dict(state["groups"][watched.id])
+            self._write(watched, watched.applied_rate)
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        _check_keys("parts", self.state_dict(), state)
+        groups = state["groups"]
+        _check_keys("param groups", self._groups, groups)
+        for watched in self._groups.values():
+            watched.check_state_dict(groups[watched.id])
+        other = {group_id: checksum for group_id, checksum in self.checksums.items() if groups[group_id]["checksum"] != checksum}
+        if other and sorted(other.values()) == sorted(groups[group_id]["checksum"] for group_id in other):
+            raise ConfigError(
+                f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in which they were "
+                "saved, found them in another. Build the optimizer with the groups in the same order."
+            )
+        if other:
+            warnings.warn(
+                LearnRateWarning(
+                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their rates go on."
+                ),
+                stacklevel=3,
+            )
+
+    # ------------------------------------------------------------------ integrity
+
+    def _verify(self, optimizers: Collection[WatchedOptimizer]) -> None:
+        """RAISES (LearnRateIntegrityError): A group is not as it was left. It knows of the others that are not."""
+        errors = [error for watched in optimizers if not watched.is_untouched() for error in watched.differences(self.step_count)]
+        if errors:
+            first, *first.others = errors
+            raise first
+
+    def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
+        """Verify, and deal with what is found."""
+        if all(watched.is_untouched() for watched in optimizers):
+            return
+        try:
+            self._verify(optimizers)
+        except LearnRateIntegrityError as error:
+            self._handle(error, optimizers)
+        else:  # the same groups in new dicts
+            for watched in optimizers:
+                self._take(watched)
+
+    def _handle(self, first: LearnRateIntegrityError, optimizers: Collection[WatchedOptimizer]) -> None:
+        errors = [first, *first.others]
+        self.outside_writes += len(errors)
+        only_count, how = self.conservative, self.on_outside_write
+        if how != "adopt" and (any(error.can_be_undone for error in errors) or (how == "raise" and not only_count)):
+            self._mode.failed(self.step_count)
+        if how == "raise" and not only_count:
+            raise first
+        for watched_optimizer in optimizers:
+            if how == "restore" and not only_count:
+                watched_optimizer.put_back()
+            self._take(watched_optimizer)
+        for error in errors:
+            if error.what == "learn_rate":
+                self._settle(self._groups[error.group], error.found, only_count)
+        if not only_count:
+            self._warn(errors)
+
+    def _settle(self, watched: WatchedGroup, found: float, only_count: bool) -> None:
+        """Deal with a rate that somebody else wrote. What can't be one is put back in any case."""
+        if not 0.0 <= found < math.inf or (self.on_outside_write == "restore" and not only_count):
+            self._write(watched, watched.applied_rate)
+        elif only_count:
+            watched.applied_rate = found  # so that it is counted once; the next step writes its own
+        else:
+            watched.adopt(found)
+
+    def _warn(self, errors: list[LearnRateIntegrityError]) -> None:
+        for error in errors:
+            if (error.what, error.group) in self._warned:
+                continue
+            self._warned.add((error.what, error.group))
+            undone = self.on_outside_write == "restore" and error.can_be_undone
+            done = "This was put back." if undone else "This counts from here on."
+            warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
+
+    def _before_step(
+        self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Hooked | None:
+        """Runs before each step of an optimizer: verifies, and takes the gradients of frozen params away."""
+        self._check([watched_optimizer])
+        return watched_optimizer.drop_frozen_grads(args, kwargs)
+
+    # ------------------------------------------------------------------ writing
+
+    def _write(self, watched: WatchedGroup, rate: float) -> float:
+        """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
+        tensor = watched.lr_tensor
+        if tensor is None:
+            _put(watched.group, rate)
+            watched.applied_rate = rate
+            return rate
+        with torch.no_grad():
+            tensor.fill_(rate)  # in place: a captured graph reads this one
+        _put(watched.group, tensor)
+        watched.applied_rate = torch.tensor(rate, dtype=tensor.dtype).item()
+        return watched.applied_rate
+
+    # ------------------------------------------------------------------ helpers
+
+    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
+        for name, watched in self._optimizers.items():
+            if wanted == name or watched.optimizer is wanted:
+                return watched
+        found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
+        raise ConfigError(f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first.")
+
+    def _new_id(self, watched_optimizer: WatchedOptimizer, group: Group) -> str:
+        return watched_optimizer.new_id(group, self._groups)
+
+    def _watch(self, watched_optimizer: WatchedOptimizer, group: Group, watched: WatchedGroup) -> WatchedGroup:
+        self._groups[watched.id] = watched_optimizer.watch(watched, group)
+        return watched
+
+    def _take(self, watched_optimizer: WatchedOptimizer) -> None:
+        """Take the groups of an optimizer as they now are, except for their rates."""
+
+        def take_in(group: Group) -> WatchedGroup:
+            rate = rate_of(group)
+            made = WatchedGroup(self._new_id(watched_optimizer, group), Constant(rate), rate, self.step_count)
+            return self._watch(watched_optimizer, group, made)
+
+        self._forget(watched_optimizer.accept(take_in))
+        self._changed(watched_optimizer)
+
+    def _forget(self, gone: list[WatchedGroup]) -> None:
+        for watched in gone:
+            del self._groups[watched.id]
+        ids = {watched.id for watched in gone}
+        self._warned = {(what, group_id) for what, group_id in self._warned if group_id not in ids}
+        self._changed()
+
+    def _changed(self, watched_optimizer: WatchedOptimizer | None = None) -> None:
+        """Look anew at what depends on which groups there are."""
+        if watched_optimizer is not None:
+            _unshare_tensors(watched_optimizer)
+        identities = [watched.identity for watched in self._groups.values()]
+        self._layout = Layout(list(self._groups), lambda: [identity.checksum for identity in identities])
+        self._policies = list({id(watched.policy): watched.policy for watched in self._groups.values()}.values())
+
+    def _observe(self, metrics: Mapping[str, Any]) -> None:
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"Can't use the metrics of a step: expected a dict of name and number, found {metrics!r}.")
+        for policy in self._policies:
+            if hasattr(policy, "observe"):
+                policy.observe(metrics)
+
+
+def _put(group: Group, value: float | torch.Tensor) -> None:
+    group["lr"] = value
+
+
+def _unshare_tensors(watched_optimizer: WatchedOptimizer) -> None:
+    """Give each group a tensor of its own: torch puts the one that it was given into all groups."""
+    seen: set[int] = set()
+    for watched in watched_optimizer.groups:
+        if watched.lr_tensor is None:
+            continue
+        if id(watched.lr_tensor) in seen:
+            watched.lr_tensor = watched.lr_tensor.detach().clone()
+            _put(watched.group, watched.lr_tensor)
+        seen.add(id(watched.lr_tensor))
+
+
+def _check_keys(what: str, expected: Collection[str], found: Any) -> None:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"Can't load the state of the learn rate controller: expected a dict of {what}, found {found!r}.")
+    missing, unexpected = [key for key in expected if key not in found], [key for key in found if key not in expected]
+    if missing or unexpected:
+        raise ConfigError(
+            f"Can't load the state of the learn rate controller: expected the {what} {sorted(expected)}, found none for {missing}, and "
+            f"unexpected ones for {unexpected}. Register the same optimizers, and add the same params, before you load."
+        )
