@@ -36,8 +36,6 @@ def train(args: argparse.Namespace, rate: float | None, seed: int) -> dict[int, 
     for schedule in [optimizer["learn_rate"], *(block["learn_rate"] for block in optimizer.get("param_groups", {}).values())]:
         schedule |= {"total_steps": args.steps, "warmup_steps": args.steps // 10}
     nlp = init_nlp(config)
-    config["training"]["logger"] = {"@loggers": "spacy.ConsoleLogger.v1"}
-    nlp.config["training"]["logger"] = {"@loggers": "spacy.ConsoleLogger.v1"}
     printed = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()):
         spacy_train(nlp, stdout=printed)
@@ -50,16 +48,16 @@ def main() -> None:
     parser.add_argument("--train", required=True, help="training corpus, .spacy")
     parser.add_argument("--dev", required=True, help="dev corpus, .spacy")
     parser.add_argument("--transformer", required=True, help="name or folder of the encoder")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     args = parser.parse_args()
     for label, rate in ARMS.items():
         runs = [train(args, rate, seed) for seed in args.seeds]
-        cells = [f"{mean(run[step] for run in runs):.1f}" for step in runs[0]]
+        cells = [f"{mean(run[step] for run in runs):.0f}" for step in runs[0]]
         if label == next(iter(ARMS)):
             print("|  | " + " | ".join(f"step {step}" for step in runs[0]) + " | each seed's last |")
             print("| --- |" + " --- |" * (len(cells) + 1))
-        last = ", ".join(f"{run[max(run)]:.1f}" for run in runs)
+        last = ", ".join(f"{run[max(run)]:.0f}" for run in runs)
         print(f"| {label} | {' | '.join(cells)} | {last} |", flush=True)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from configparser import ConfigParser
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from confection import Config
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.compat import has_pytorch_optimizer, has_tensorboard
+from thinc_torchopt.compat import has_matplotlib, has_pytorch_optimizer, has_tensorboard
 
 from .models import toy_examples, toy_pipeline
 from .spacy_cli import QUICK, spacy_cli, toy_corpus
@@ -81,8 +82,10 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
 
 def run_spacy(args, folder, monkeypatch):
     """Run a spaCy command of the docs as it stands, in a folder with a small corpus, for a few steps."""
-    if "transformer.cfg" in args[1] or "fine_tuning.cfg" in args[1]:
+    if any(name in arg for name in ("transformer.cfg", "fine_tuning.cfg") for arg in args):
         pytest.skip("needs a transformer's weights: test_training.py trains it from a folder, marked slow")
+    if args[0] == "torchopt" and "--output" in args and not has_matplotlib:
+        pytest.skip("matplotlib is not installed")
     toy_corpus(folder)
     monkeypatch.chdir(folder)
     (folder / "configs").symlink_to(ROOT / "configs")
@@ -90,8 +93,11 @@ def run_spacy(args, folder, monkeypatch):
         paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", f"{name}.spacy")]
         spacy_cli("pretrain", args[1], "training/pretrain", *paths, "--paths.raw_text", "raw.jsonl")
     quick = [part for key, value in QUICK.items() for part in (f"--{key}", value)] if args[0] == "train" else []
-    spacy_cli(*args, *quick)
-    assert list((folder / "training").iterdir())
+    run = spacy_cli(*args, *quick)
+    if args[0] == "torchopt":
+        assert run.stdout and all((folder / output).is_file() for flag, output in pairwise(args) if flag == "--output")
+    else:
+        assert list((folder / "training").iterdir())
 
 
 @pytest.mark.parametrize("text", blocks("python"))

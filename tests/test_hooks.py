@@ -1,19 +1,28 @@
 """With any other optimizer, everything is as it is without us, to the last bit."""
 
+import gc
 import json
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager, suppress
 
+import numpy
 import pytest
 import spacy.about
 import spacy.language
 import spacy.training.loop
 import thinc
 import thinc.model
+import torch
+from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 
 from thinc_torchopt import TorchOptimizer, hooks
+from thinc_torchopt.averages import EMA, AveragedParams
 from thinc_torchopt.errors import HostWarning
+from thinc_torchopt.torch_optimizers import AdamW
+
+from .models import backprop, mixed_model, params_of, pipeline_params, same, snapshot, thinc_model, toy_examples, toy_pipeline
 
 TRAIN = """
 import hashlib, json, sys
@@ -50,9 +59,11 @@ def test_hooks_leave_other_optimizers_bit_identical():
 def hooked():
     return [
         thinc.model.Model.finish_update,
+        thinc.model.Model.use_params,
         spacy.training.loop.train_while_improving,
         spacy.language.Language.initialize,
         spacy.language.Language.resume_training,
+        spacy.language.Language.use_params,
     ]
 
 
@@ -60,7 +71,7 @@ def test_hooks_are_idempotent():
     before = hooked()
     hooks.install(TorchOptimizer)
     assert all(a is b for a, b in zip(before, hooked()))
-    assert all(not hasattr(function.__wrapped__, "__wrapped__") for function in before)
+    assert all(hasattr(function, hooks._MARK) and not hasattr(function.__wrapped__, hooks._MARK) for function in before)
 
 
 def test_hooks_keep_signatures_and_docstrings():
@@ -92,12 +103,6 @@ def test_hooks_leave_a_changed_signature_alone(monkeypatch):
 
 def test_hooks_are_not_needed_for_a_correct_update(monkeypatch):
     """With a thinc that we left alone, each param is updated by itself."""
-    import numpy
-
-    from thinc_torchopt.torch_optimizers import AdamW
-
-    from .models import backprop, mixed_model, params_of, same
-
     found = []
     for with_hook in (True, False):
         thinc.api.fix_random_seed(0)
@@ -116,3 +121,267 @@ def test_hooks_do_not_warn_on_the_hosts_that_we_test():
         warnings.simplefilter("error")
         hooks.install(TorchOptimizer)
     assert spacy.about.__version__.startswith("3.8.") and thinc.__version__.startswith("8.3.")
+
+
+# ---------------------------------------------------------------------- use_params
+
+
+class Stop(Exception):
+    pass
+
+
+class WithBuffers(torch.nn.Module):
+    """A module whose forward pass writes to its buffers, and puts others in their place, also when it is evaluated."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+        self.frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    def forward(self, X):
+        self.scratch += 1
+        self.calls = self.calls + 1
+        return self.linear(self.norm(X * self.frozen))
+
+
+def model_with_buffers():
+    model = chain(Linear(5, 5), PyTorchWrapper(WithBuffers()))
+    model.initialize()
+    return model
+
+
+def steps_of(model, optimizer, n=3, seed=0):
+    rng = numpy.random.default_rng(seed)
+    for _ in range(n):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+
+
+def everything(model):
+    """What a model holds: objects, where their memory is, what is set on them; and a copy of all values."""
+    objects, values = [], []
+    for node in model.walk():
+        for name in node.param_names:
+            array = node.get_param(name)
+            objects.append((id(array), array.ctypes.data))
+            values += [array, node.get_grad(name)]
+        for shim in node.shims:
+            for tensor in [*shim._model.parameters(), *shim._model.buffers()]:
+                objects.append((id(tensor), tensor.data_ptr(), tensor.requires_grad, id(tensor.grad)))
+                values += [tensor] if tensor.grad is None else [tensor, tensor.grad]
+    return objects, snapshot(values)
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_hooks_use_params_restores_a_model_exactly(raising):
+    model, optimizer = model_with_buffers(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
+    steps_of(model, optimizer)
+    backprop(model, numpy.random.default_rng(1))
+    objects, values = everything(model)
+    averages = optimizer.averages
+    raw = params_of(model)
+    with suppress(Stop), model.use_params(averages):
+        assert not same(raw, params_of(model))
+        model.predict(numpy.ones((4, 5), dtype="f"))
+        model(numpy.ones((4, 5), dtype="f"), is_train=True)
+        if raising:
+            raise Stop
+    objects_after, values_after = everything(model)
+    assert objects == objects_after and same(values, values_after)
+    assert all(param.is_on(param.source) for param in optimizer._table.by_key.values())
+
+
+def test_hooks_use_params_lets_exceptions_through():
+    model, optimizer = thinc_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    steps_of(model, optimizer)
+    with pytest.raises(Stop), model.use_params(optimizer.averages):
+        raise Stop
+
+
+@pytest.mark.parametrize("make", [thinc_model, mixed_model, model_with_buffers])
+def test_hooks_training_goes_on_as_if_there_had_been_no_evaluation(make):
+    start, found = make(), []
+    for evaluate in (False, True):
+        model, optimizer = start.copy(), TorchOptimizer(AdamW(weight_decay=0.1), 0.01, averages=EMA(0.9))
+        for i in range(6):
+            steps_of(model, optimizer, 1, seed=i)
+            if evaluate:
+                before = optimizer._table.by_key.copy()
+                with suppress(Stop), model.use_params(optimizer.averages):
+                    model.predict(numpy.ones((4, 5), dtype="f"))
+                    model.to_bytes()
+                    if i % 2:
+                        raise Stop
+                assert optimizer._table.by_key == before
+        states = [state for group in optimizer.torch_optimizers.values() for state in group.state.values()]
+        with model.use_params(optimizer.averages):
+            averaged = params_of(model)
+        found.append([*everything(model)[1], *averaged, *(tensor for state in states for tensor in state.values())])
+    assert same(*found)
+
+
+def train_pipeline(*, evaluate):
+    thinc.api.fix_random_seed(0)
+    nlp = toy_pipeline(["tagger", "parser"])
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", dtype="float64"))
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    for i in range(4):
+        nlp.update(examples, sgd=optimizer)
+        if evaluate:
+            with suppress(Stop), nlp.use_params(optimizer.averages):
+                nlp.evaluate(examples)
+                if i % 2:
+                    raise Stop
+            arrays = {
+                (node.id, name): node.get_param(name) for _, proc in nlp.pipeline for node in proc.model.walk() for name in node.param_names
+            }
+            assert all(param.source is arrays[key] for key, param in optimizer._table.by_key.items())
+    return pipeline_params(nlp)
+
+
+def test_hooks_training_a_pipeline_goes_on_as_if_there_had_been_no_evaluation():
+    without, with_evaluation = train_pipeline(evaluate=False), train_pipeline(evaluate=True)
+    assert all(same(params, with_evaluation[name]) for name, params in without.items())
+
+
+def test_hooks_use_params_can_be_nested():
+    model, optimizer = model_with_buffers(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
+    steps_of(model, optimizer)
+    early = AveragedParams({key: numpy.copy(v) if isinstance(v, numpy.ndarray) else v.clone() for key, v in optimizer.averages.items()})
+    steps_of(model, optimizer)
+    raw = everything(model)
+    with model.use_params(optimizer.averages):
+        outer = params_of(model)
+        with suppress(Stop), model.use_params(early):
+            assert not same(outer, params_of(model))
+            raise Stop
+        assert same(outer, params_of(model))
+        with model.use_params({}):
+            assert same(outer, params_of(model))
+    assert raw[0] == everything(model)[0] and same(raw[1], everything(model)[1])
+
+
+def averaged_pipeline(components=("tagger",), **kwargs):
+    nlp = toy_pipeline(components, **kwargs)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    return nlp, optimizer
+
+
+def test_hooks_use_params_does_nothing_until_it_is_entered():
+    """spaCy calls it so at the end of a training."""
+    nlp, optimizer = averaged_pipeline()
+    before = pipeline_params(nlp)
+    nlp.use_params(optimizer.averages)
+    gc.collect()
+    assert all(same(before[name], after) for name, after in pipeline_params(nlp).items())
+
+
+def test_hooks_use_params_restores_layers_that_components_share():
+    """What was taken last is put back first."""
+    nlp, optimizer = averaged_pipeline(["tagger"])
+    tok2vec = nlp.get_pipe("tok2vec").model
+    nlp.get_pipe("tagger").model = chain(tok2vec, nlp.get_pipe("tagger").model)
+    arrays = [(node, name, node.get_param(name)) for node in tok2vec.walk() for name in node.param_names]
+    with pytest.raises(Stop), nlp.use_params(optimizer.averages):
+        raise Stop
+    assert all(node.get_param(name) is array for node, name, array in arrays)
+
+
+def test_hooks_use_params_restores_what_it_had_begun_when_it_fails():
+    left, right = PyTorchWrapper(torch.nn.Linear(5, 5)), PyTorchWrapper(torch.nn.Linear(5, 3))
+    model, optimizer = chain(Linear(5, 5), left, right), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    model.initialize()
+    steps_of(model, optimizer)
+    before = everything(model)
+    averages = optimizer.averages
+    averages[f"pytorch_{right.shims[0].id}_weight"] = torch.ones(7)
+    with pytest.raises(RuntimeError), model.use_params(averages):
+        pass
+    assert before[0] == everything(model)[0] and same(before[1], everything(model)[1])
+
+
+class ForeignShim(Shim):
+    """As thinc's for TensorFlow: it restores its params at the end of a block that goes well."""
+
+    value = "raw"
+
+    @contextmanager
+    def use_params(self, params):
+        self.value = params["foreign"]
+        yield
+        self.value = "raw"
+
+
+class OwnTorchShim(PyTorchShim):
+    used = False
+
+    @contextmanager
+    def use_params(self, params):
+        self.used = True
+        yield
+        self.used = False
+
+
+def test_hooks_use_params_lets_other_shims_do_as_they_do():
+    shims = [ForeignShim(None), OwnTorchShim(torch.nn.Linear(5, 3))]
+    model = thinc.model.Model("foreign", lambda model, X, is_train: (X, lambda dY: dY), shims=shims)
+    for raising in (False, True):
+        with suppress(Stop), model.use_params(AveragedParams({"foreign": "averaged"})):
+            assert shims[0].value == "averaged" and shims[1].used
+            if raising:
+                raise Stop
+        assert shims[0].value == "raw" and not shims[1].used
+
+
+def test_hooks_use_params_asks_components_as_spacy_does():
+    """One with a `use_params` of its own is asked; all are restored, also when one of them fails to."""
+    nlp, optimizer = averaged_pipeline(["tagger"], shared=False)
+    calls = []
+
+    class Component:
+        model = None
+
+        def __call__(self, doc):
+            return doc
+
+        def use_params(self, params):
+            calls.append(type(params))
+            yield
+            calls.append("restored")
+            raise Stop
+
+    nlp.add_pipe("sentencizer")  # has none
+    nlp._components.append(("own", Component()))
+    before = pipeline_params(nlp)["tagger"]
+    with pytest.raises(Stop), nlp.use_params(optimizer.averages):
+        assert not same(before, params_of(nlp.get_pipe("tagger").model))
+    assert calls == [AveragedParams, "restored"] and same(before, pipeline_params(nlp)["tagger"])
+
+
+def test_hooks_use_params_leaves_other_dicts_to_thinc(monkeypatch):
+    model, optimizer = model_with_buffers(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
+    steps_of(model, optimizer)
+    averages, found = optimizer.averages, []
+    for params in (averages, dict(averages)):
+        with model.use_params(params):
+            found.append(params_of(model))
+    assert same(*found)
+    with suppress(Stop), model.use_params(dict(averages)):
+        raise Stop
+    assert same(found[0], params_of(model))  # thinc does not restore them
+
+
+def test_hooks_use_params_does_not_copy_what_has_no_average():
+    module = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.Linear(1000, 3))
+    module[0].requires_grad_(False)
+    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
+    Y, back = model.begin_update(numpy.ones((2, 1000), dtype="f"))
+    back(Y)
+    model.finish_update(optimizer)
+    with torch.profiler.profile(profile_memory=True) as run, model.use_params(optimizer.averages):
+        pass
+    assert 0 < sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 1000 * 1000

@@ -1,80 +1,426 @@
-"""Averages of every param, thinc's and torch's.
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules.
 
-An exponential moving average (EMA) with thinc's warm-up: at a param's update number t it keeps the share
-`min((1 + t) / (10 + t), 0.9999)` of the average, which starts at zero.
-SOURCE: thinc.backends.Ops.update_averages.
+An average counts the values that it takes, from 1: the param after update `start_step + 1`, and after each `every`-th update from there.
+At the n-th value it keeps this share of itself, and takes the rest from the value:
+
+    EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero. SOURCE: thinc.backends.Ops.update_averages.
+    EMA, warmup "torch_ema"   the same, and begins as the param was before. SOURCE: torch_ema.ExponentialMovingAverage (0.3).
+    EMA, warmup "torch"       0 at first, then decay. SOURCE: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn.
+    SWA                       (n - 1) / n: the mean. SOURCE: AveragedModel as it is; https://arxiv.org/abs/1803.05407.
+
+Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, Optional
+from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import Shim
 
+from .errors import ConfigError, StateError
 from .params import Param, array_of
 from .types import Key
 
-MAX_DECAY = 0.9999
+Warmup = Literal["thinc", "torch", "torch_ema"]
+DType = Literal["float32", "float64"]
+
+# Averages and values, by the share that is taken from the values.
+Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
-def decay_at(step: int) -> float:
-    """The share of the average that stays at a param's update number `step`, counted from 1."""
-    return min((1.0 + step) / (10.0 + step), MAX_DECAY)
+def EMA(
+    decay: float = 0.9999,
+    *,
+    warmup: Warmup = "thinc",
+    start_step: int = 0,
+    every: int = 1,
+    device: Optional[str] = None,
+    dtype: Optional[DType] = None,
+) -> AverageSettings:
+    """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
+
+    decay (float): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
+    warmup ("thinc" | "torch" | "torch_ema"): How it begins: as thinc, torch's AveragedModel or the library torch-ema. See above.
+    start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and saved.
+    every (int): Take the values after every so many updates.
+    device (str): Where averages are kept, e.g. "cpu". None: where their params are.
+    dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
+    RAISES (ConfigError): An argument that can't be.
+    """
+    return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype)
+
+
+def SWA(start_step: int, *, every: int = 1, device: Optional[str] = None, dtype: Optional[DType] = None) -> AverageSettings:
+    """Keep the mean of the values from a step on: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
+
+    Arguments are those of EMA.
+    """
+    return AverageSettings("SWA", start_step=start_step, every=every, device=device, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class AverageSettings:
+    """How averages are kept. `EMA` and `SWA` say what the arguments mean."""
+
+    kind: Literal["EMA", "SWA"] = "EMA"
+    decay: float = 0.9999
+    warmup: Warmup = "thinc"
+    start_step: int = 0
+    every: int = 1
+    device: Optional[str] = None
+    dtype: Optional[DType] = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            _refuse("decay", "a number from 0 to 1", self.decay)
+        if self.warmup not in ("thinc", "torch", "torch_ema"):
+            _refuse("warmup", "'thinc', 'torch' or 'torch_ema'", self.warmup)
+        for name, least in (("start_step", 0), ("every", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                _refuse(name, f"a whole number of at least {least}", value)
+        if self.dtype not in (None, "float32", "float64"):
+            _refuse("dtype", "null, 'float32' or 'float64': narrower ones round small steps of an average away", self.dtype)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError):
+            _refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether an average takes the value of a param that had so many updates."""
+        return updates > self.start_step and (updates - self.start_step - 1) % self.every == 0
+
+    def weight(self, taken: int, *, from_zero: bool = True) -> float:
+        """What share of an average comes from the value that it takes.
+
+        taken (int): Which value this is, from 1.
+        from_zero (bool): Whether the average may begin at zero, if that is its way.
+        """
+        if self.kind == "SWA":
+            return 1.0 / taken
+        if taken == 1 and (self.warmup == "torch" or not from_zero):
+            return 1.0
+        if self.warmup == "torch":
+            return 1.0 - self.decay
+        return 1.0 - min((1.0 + taken) / (10.0 + taken), self.decay)
+
+
+# thinc's own averages.
+THINC = AverageSettings()
+
+
+def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> AverageSettings | None:
+    """What a config asks for by `use_averages` and by a block; None if by neither.
+
+    RAISES (ConfigError): By both, or the block is none of ours.
+    """
+    if averages is None:
+        return THINC if use_averages else None
+    if not isinstance(averages, AverageSettings):
+        raise ConfigError(
+            "Can't set 'averages' in [training.optimizer]: expected a block with @misc = \"thinc-torchopt.EMA.v1\" or "
+            f'"thinc-torchopt.SWA.v1", found {averages!r}.'
+        )
+    if use_averages:
+        raise ConfigError(
+            "Can't set 'use_averages' in [training.optimizer]: expected false beside [training.optimizer.averages], found true. "
+            "Remove it, or the block."
+        )
+    return averages
 
 
 class Averages:
-    """One average per param, on the param's device."""
+    """One average for each param that is updated, and for each float buffer of the torch modules that have such params.
 
-    def __init__(self) -> None:
-        self._tensors: dict[Key, torch.Tensor] = {}
+    settings (AverageSettings): How they are kept. Default: thinc's formula.
+    """
+
+    def __init__(self, settings: AverageSettings = THINC):
+        self.settings = settings
+        self._of: dict[Key, Average] = {}
+        self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
 
     @torch.no_grad()
-    def update(self, params: Iterable[Param]) -> None:
-        """Move the average of each param towards its value.
+    def before_update(self, params: Iterable[Param]) -> None:
+        """Take note of params as they are before their first update, where averages begin like that.
+
+        params (Iterable[Param]): Those that are to be updated.
+        """
+        if self.settings.kind == "EMA" and self.settings.warmup == "torch_ema":
+            for param in params:
+                if param.steps >= self.settings.start_step and (param.key not in self._of or not self._of[param.key].taken):
+                    self._of[param.key] = self._begin(param.tensor, param)
+
+    @torch.no_grad()
+    def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
+        """Move averages towards the values.
 
         params (Iterable[Param]): Those that were updated, with `steps` counting that update.
+        shims (Iterable[Shim]): Those whose buffers follow, if a param of theirs was updated.
         """
-        by_step: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        params = list(params)
+        moves: Moves = {}
+        weights: dict[int, float] = {}
+        is_due, averages_of = self.settings.is_due, self._of
         for param in params:
-            average = self._tensors.get(param.key)
-            if average is None or average.device != param.tensor.device or average.shape != param.tensor.shape:
-                average = self._tensors[param.key] = self._allocate(param, average)
-            averages, values = by_step.setdefault(param.steps, ([], []))
-            averages.append(average)
-            value = param.tensor.detach()
-            values.append(value if value.dtype == average.dtype else value.to(average.dtype))
-        for step, (averages, values) in by_step.items():
-            torch._foreach_lerp_(averages, values, 1.0 - decay_at(step))
+            if not is_due(param.steps):
+                continue
+            average = averages_of.get(param.key)
+            if average is None or average.param is not param or average.tensor.shape != param.shape:
+                average = averages_of[param.key] = self._begin(param.tensor, param)
+            average.taken += 1
+            weight = weights.get(average.taken)
+            if weight is None:
+                weight = weights[average.taken] = self.settings.weight(average.taken)
+            self._note(average, param.tensor, weight, moves)
+        updated: set[Key] = set()
+        for shim in shims:
+            buffers = self._buffers_of(shim)
+            if buffers.slots:
+                updated = updated or {param.key for param in params}
+                if buffers.belong_to_any(updated):
+                    self._follow_buffers(buffers, moves)
+        for weight, (averages, values) in moves.items():
+            torch._foreach_lerp_(averages, values, weight)
 
     def drop(self, key: Key) -> None:
         """Forget a param."""
-        self._tensors.pop(key, None)
+        self._of.pop(key, None)
 
-    def as_thinc(self, shims: Iterable[Shim]) -> dict[Any, Any]:
+    def tensor_of(self, key: Key) -> torch.Tensor | None:
+        """The average of a param, as it is kept."""
+        average = self._of.get(key)
+        return average.tensor if average is not None and average.is_in_use else None
+
+    def as_thinc(self, shims: Iterable[Shim]) -> AveragedParams:
         """The averages in the form that `Model.use_params` and `nlp.use_params` take.
 
         shims (Iterable[Shim]): Those whose torch params are among the averages.
-        RETURNS (dict): Arrays under thinc's `(node.id, name)`, which share memory with the averages. For a torch module a whole
-            state dict, which its shim insists on, under `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
+        RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these are of the param's
+            device and dtype. For a torch module a whole state dict, which its shim insists on, under `pytorch_{shim.id}_{name}`:
+            averages, and what has none as it is.
         """
-        found: dict[Any, Any] = {key: array_of(average) for key, average in self._tensors.items() if isinstance(key, tuple)}
+        found = AveragedParams()
+        for key, average in self._of.items():
+            if isinstance(key, tuple) and average.is_in_use:
+                found[key] = array_of(average.tensor.to(average.param.device, average.param.dtype))
         for shim in shims:
-            averaged = {
-                name: self._tensors[id(param)]
-                for name, param in shim._model.named_parameters(remove_duplicate=False)
-                if id(param) in self._tensors
-            }
+            averaged: dict[str, torch.Tensor] = {}
+            for name, param in shim._model.named_parameters(remove_duplicate=False):
+                if (tensor := self.tensor_of(id(param))) is not None:
+                    averaged[name] = tensor
+            averaged |= {name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None}
             if averaged:
                 for name, value in shim._model.state_dict().items():
                     found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
         return found
 
-    @staticmethod
-    def _allocate(param: Param, old: torch.Tensor | None) -> torch.Tensor:
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self, shim_paths: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
+        """All that is needed to go on in another process.
+
+        shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
+        RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
+            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of them took;
+            `module_steps`, how many updates the modules with buffers had, by path; `settings`, which are not read again.
+        """
+        used = {average.param.name: average for average in self._of.values() if average.is_in_use}
+        steps: dict[str, int] = {}
+        for path, shim in shim_paths:
+            buffers = self._of_buffers.get(shim)
+            if buffers is not None and buffers.steps:
+                steps[path] = buffers.steps
+                used |= {_buffer_name(path, name): average for name, average in buffers.averages.items() if average is not None}
+        return {
+            "settings": asdict(self.settings),
+            "taken": {name: average.taken for name, average in used.items()},
+            "module_steps": steps,
+            "tensors": {name: average.tensor for name, average in used.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]]) -> None:
+        """Go on where another process was. Its averages replace those that there are; a param that had none there has none.
+
+        state (Mapping): What `state_dict` gave. Tensors are copied.
+        params (Iterable[Param]): All params, with lasting names.
+        shim_paths (Iterable[tuple[str, Shim]]): As for `state_dict`.
+        RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
+        """
+        tensors, taken, module_steps = _check_state(state)
+        unknown = set(tensors)
+
+        def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
+            if name not in tensors:
+                return None
+            if tensors[name].shape != value.shape:
+                raise StateError(
+                    f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found {tuple(tensors[name].shape)}. "
+                    "The state is of another pipeline, or labels were added since."
+                )
+            unknown.discard(name)
+            average = self._begin(value, param)
+            average.tensor.copy_(tensors[name])
+            average.taken = taken[name]
+            return average
+
+        found = {param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None}
+        modules: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
+        for path, shim in shim_paths:
+            if path in module_steps:
+                buffers = modules[shim] = BufferAverages(shim._model)
+                buffers.steps = module_steps[path]
+                for slot in buffers.slots:
+                    average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
+                    # One that is not there after the start was left out for good.
+                    if average is not None or buffers.steps > self.settings.start_step:
+                        buffers.averages[slot.path] = average
+        if unknown:
+            names = sorted(unknown)
+            raise StateError(
+                f"Can't load the averages: expected those of this pipeline's params, found {len(names)} others "
+                f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
+            )
+        self._of, self._of_buffers = found, modules
+
+    # ------------------------------------------------------------------ one average
+
+    def _begin(self, value: torch.Tensor, param: Param | None) -> Average:
         # In half precision a share of 1e-4 would be rounded away.
-        dtype = torch.promote_types(param.tensor.dtype, torch.float32)
-        if old is not None and old.shape == param.tensor.shape:
-            return old.to(param.tensor.device)
-        return torch.zeros_like(param.tensor, dtype=dtype, requires_grad=False)
+        dtype = getattr(torch, self.settings.dtype) if self.settings.dtype else torch.promote_types(value.dtype, torch.float32)
+        device = self.settings.device or value.device
+        if self.settings.warmup == "torch_ema":
+            return Average(param, value.detach().to(device, dtype, copy=True))
+        return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
+
+    def _note(self, average: Average, value: torch.Tensor, weight: float, moves: Moves) -> None:
+        tensor = average.tensor
+        if value.device != tensor.device and self.settings.device is None:
+            tensor = average.tensor = tensor.to(value.device)
+        if value.dtype != tensor.dtype or value.device != tensor.device:
+            value = value.to(tensor.device, tensor.dtype)
+        averages, values = moves.setdefault(weight, ([], []))
+        averages.append(tensor)
+        values.append(value)
+
+    def _buffers_of(self, shim: Shim) -> BufferAverages:
+        buffers = self._of_buffers.get(shim)
+        if buffers is None or buffers.module is not shim._model:
+            buffers = self._of_buffers[shim] = BufferAverages(shim._model)
+        return buffers
+
+    def _follow_buffers(self, buffers: BufferAverages, moves: Moves) -> None:
+        buffers.steps += 1
+        if not self.settings.is_due(buffers.steps):
+            return
+        for slot in buffers.slots:
+            value = slot.value
+            if value is None:
+                continue
+            average = buffers.averages.get(slot.path)
+            if slot.path not in buffers.averages or (average is not None and average.tensor.shape != value.shape):
+                # Masks are full of -inf, of which no average can be made.
+                average = buffers.averages[slot.path] = self._begin(value, None) if value.isfinite().all() else None
+            if average is not None:
+                average.taken += 1
+                self._note(average, value, self.settings.weight(average.taken, from_zero=False), moves)
+
+
+class Average:
+    """One average.
+
+    param (Param): Whose it is. None: a buffer's.
+    tensor (Tensor): The average. Shape: as the param.
+    taken (int): How many values it took.
+    """
+
+    __slots__ = ("param", "taken", "tensor")
+
+    def __init__(self, param: Any, tensor: torch.Tensor):
+        self.param = param
+        self.tensor = tensor
+        self.taken = 0
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it stands for its param: not before it took a value, nor when the param was frozen since."""
+        return self.taken > 0 and self.param.group is not None
+
+
+class Slot(NamedTuple):
+    """Where a module holds a buffer: the tensor may be another one each time.
+
+    path (str): Its name in the state dict, with dots.
+    """
+
+    path: str
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The buffer, if it is still there."""
+        return self.owner._buffers.get(self.name)
+
+
+class BufferAverages:
+    """The averages of a torch module's buffers: of the floats that are saved with it.
+
+    averages (dict): By the buffer's name in the state dict. None: it can't be averaged.
+    steps (int): How many updates the module had.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.averages: dict[str, Average | None] = {}
+        self.steps = 0
+        named = {path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()}
+        saved = module.state_dict().keys() if named else ()
+        parts = {path: path.rpartition(".") for path in named if path in saved}
+        self.slots = [Slot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
+        self._params: set[Key] = set()
+
+    def belong_to_any(self, params: set[Key]) -> bool:
+        """Whether a param among these is one of the module's."""
+        if self._params.isdisjoint(params):
+            self._params = {id(param) for param in self.module.parameters()}
+        return not self._params.isdisjoint(params)
+
+
+class AveragedParams(dict[Any, Any]):
+    """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block raised: hooks.py."""
+
+
+def _buffer_name(path: str, buffer: str) -> str:
+    """A name that no param can have."""
+    return f"buffer:{path}/{buffer}"
+
+
+def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, int]]:
+    """Tensors, and counts of values and of updates, from a state.
+
+    RAISES (StateError): It is damaged.
+    """
+    tensors, taken, steps = (
+        (state.get(part) if isinstance(state, Mapping) else None) or {} for part in ("tensors", "taken", "module_steps")
+    )
+    if not (
+        all(isinstance(part, Mapping) for part in (state, tensors, taken, steps))
+        and tensors.keys() == taken.keys()
+        and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+        and all(type(count) is int and count > 0 for count in [*taken.values(), *steps.values()])
+    ):
+        raise StateError(
+            "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found something else. "
+            "The state is damaged, or was not written by this package."
+        )
+    return tensors, taken, steps
+
+
+def _refuse(name: str, expected: str, found: Any) -> None:
+    raise ConfigError(f"Can't set '{name}' in [training.optimizer.averages]: expected {expected}, found {found!r}.")

@@ -20,6 +20,9 @@ from .learn_rate import LearnRateController, Live
 from .params import Param
 from .scheduled_values import current, is_moving
 
+# Keys of a torch param group that hold no state.
+_NO_STATE = ("params", "param_names", "lr", "initial_lr", "step")
+
 
 @dataclass
 class TorchGroup:
@@ -45,6 +48,11 @@ class TorchGroup:
     def labels(self) -> set[str]:
         """What the config calls it; several names if blocks say the same."""
         return {label for _, label in self.params.values()}
+
+    @property
+    def updates(self) -> int:
+        """How many updates its params had, at most."""
+        return max((param.steps for param, _ in self.params.values()), default=0)
 
 
 class BuiltAlgorithm:
@@ -125,7 +133,7 @@ class BuiltAlgorithm:
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._can_fuse(params, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        return self.algorithm.build(tensors, lr=settings.rate(self._default_rate()) or 0.001, **options)
+        return self.algorithm.build(tensors, lr=settings.rate(self._default_rate(), 0) or 0.001, **options)
 
     def _put_in(self, params: list[Param], settings: list[ParamSettings], entry: dict[str, Any]) -> None:
         """Put params into the group of their settings; if there is none, `entry`, which holds them, becomes it."""
@@ -146,7 +154,7 @@ class BuiltAlgorithm:
         assert self.optimizer is not None
         self.optimizer.param_groups.append(entry)
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
-        policy = Live(lambda: settings.rate(self._default_rate()))
+        policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates))
         group.id = self._controller.add_group(self.name, entry, policy, id=settings.label)
         return group
 
@@ -159,6 +167,23 @@ class BuiltAlgorithm:
             self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if entry is not group.entry]
             del self.groups[group.settings.key]
         self._controller.refresh(self.name)
+
+    # ------------------------------------------------------------------ state
+
+    def state_of(self, param: Param) -> dict[str, Any]:
+        """The state of a param, as torch keeps it."""
+        assert self.optimizer is not None
+        return dict(self.optimizer.state.get(param.tensor, {}))
+
+    def set_state(self, param: Param, state: Mapping[str, Any]) -> None:
+        """Give a param a state, e.g. of another process or another device. Its tensors are copied."""
+        assert self.optimizer is not None
+        entry = param.group.entry
+        self.optimizer.state[param.tensor] = {name: _copied(_moved(name, value, param.tensor, entry)) for name, value in state.items()}
+
+    def group_state(self, group: TorchGroup) -> dict[str, Any]:
+        """What the algorithm itself keeps in a param group, beside options: the step size that Prodigy found, for example."""
+        return {name: value for name, value in group.entry.items() if name not in _NO_STATE and name not in group.settings.options}
 
     # ------------------------------------------------------------------ one step
 
@@ -237,6 +262,10 @@ class BuiltAlgorithm:
 
     def _can_fuse(self, params: list[Param], options: Mapping[str, Any]) -> bool:
         return not options.get("foreach") and all(param.tensor.device.type in self.algorithm.fused_devices for param in params)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _moved(name: str, value: Any, to: torch.Tensor, group: dict[str, Any]) -> Any:

@@ -19,6 +19,8 @@ from typing import Any
 
 from .algorithm import IN_ALGORITHM, Algorithm
 from .errors import ConfigError
+from .learn_rate import Warmup
+from .learn_rate.groups import NEW_PARAMS_FACTOR
 from .names import Pattern, layers_of
 from .params import Param
 from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
@@ -42,6 +44,7 @@ class ParamSettings:
     lr_scale (float | Schedule): From a block.
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
+    joined_at (int | None): For params that came in mid-training: after how many updates.
     """
 
     label: str
@@ -51,11 +54,17 @@ class ParamSettings:
     lr_scale: float | Schedule = 1.0
     layer_scale: float = 1.0
     frozen_until: float = 0.0
+    joined_at: int | None = None
+    new_params: Warmup | None = None
 
-    def rate(self, default: float) -> float:
-        """The learning rate of this step. default (float): The optimizer's."""
+    def rate(self, default: float, updates: int = 0) -> float:
+        """The learning rate of this step.
+
+        default (float): The optimizer's. updates (int): How many updates the param had.
+        """
         learn_rate = default if self.learn_rate is None else current(self.learn_rate)
-        return learn_rate * current(self.lr_scale) * self.layer_scale
+        rate = learn_rate * current(self.lr_scale) * self.layer_scale
+        return rate if self.joined_at is None or self.new_params is None else self.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -63,7 +72,13 @@ class ParamSettings:
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)
         scale = math.prod(factor for factor in factors if isinstance(factor, float))
         moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
-        return self.algorithm, scale, moving, tuple((name, _hashable(value)) for name, value in sorted(self.options.items()))
+        return (
+            self.algorithm,
+            scale,
+            moving,
+            self.joined_at,
+            tuple((name, _hashable(value)) for name, value in sorted(self.options.items())),
+        )
 
 
 @dataclass
@@ -83,7 +98,7 @@ class Cascade:
 
     algorithm (Algorithm): The algorithm, perhaps with a fallback.
     schedules (Schedules): Takes in the schedules among the settings.
-    param_groups, per_param_lr, layer_decay, skip_decay: As in `create_optimizer`.
+    param_groups, per_param_lr, layer_decay, skip_decay, new_params_warmup: As in `create_optimizer`.
     RAISES (ConfigError): A setting that can't work. Patterns are checked later, when names are known.
     """
 
@@ -96,12 +111,14 @@ class Cascade:
         per_param_lr: Mapping[str, FloatOrSchedule],
         layer_decay: Mapping[str, float],
         skip_decay: SkipDecay | None,
+        new_params_warmup: int = 100,
     ):
         self.algorithms = [algorithm] if algorithm.fallback is None else [algorithm, algorithm.fallback]
         self.options = [
             {name: schedules.track(f"{path}.{name}", value) for name, value in found.options.items()}
             for found, path in zip(self.algorithms, ("algorithm", "algorithm.fallback"))
         ]
+        self._new_params = Warmup(int(check_number("new_params_warmup", new_params_warmup))) if new_params_warmup else None
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
         self._blocks = [self._read_block(name, block) for name, block in param_groups.items()]
@@ -173,6 +190,10 @@ class Cascade:
         if param.is_bias_or_norm and self._decays:
             options |= {name: 0.0 for name in self._decays if name in options}
             labels.append("skip_decay")
+        joined_at = param.joined_at if self._new_params is not None else None
+        if joined_at is not None:
+            labels.append("new")
+            values |= {"joined_at": joined_at, "new_params": self._new_params}
         label = "+".join(labels) or "default"
         layer, layer_scale = self._layer_of(param.name)
         return ParamSettings(label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values)

@@ -7,10 +7,12 @@ TorchOptError
 │   └── ShapeError                 its shape is not the one that it had before
 ├── LearnRateIntegrityError (RuntimeError)   somebody else wrote to a param group
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
+├── StateError (ValueError)        a training state that is damaged, or of another pipeline or config
 └── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
 
 Warning
 └── TorchOptWarning (UserWarning)
+    ├── CheckpointWarning          a checkpoint is damaged, of another config, or could not be written
     ├── HostWarning                a spaCy or thinc that is not what we know
     ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
@@ -49,6 +51,10 @@ class PipelineError(TorchOptError, ValueError):
     """A pipeline that has nothing to train, or that was not initialized."""
 
 
+class StateError(TorchOptError, ValueError):
+    """A training state that is damaged, or does not fit the pipeline, the config or the param."""
+
+
 class NonFiniteGradError(TorchOptError, RuntimeError):
     """Too many updates in a row were skipped because of NaN or infinite gradients."""
 
@@ -84,6 +90,10 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
 
 class TorchOptWarning(UserWarning):
     """Base of all warnings that the package gives."""
+
+
+class CheckpointWarning(TorchOptWarning):
+    """A checkpoint is damaged, of another config, or could not be written."""
 
 
 class HostWarning(TorchOptWarning):

@@ -1,11 +1,12 @@
 """The few places where thinc and spaCy hand over to us. No other file touches a class of theirs.
 
-Four functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
-original did, by calling it, unless the optimizer is ours:
+Six functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
+original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
+- `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
 A spaCy or thinc that we don't know is left alone, with a warning. Without the hook in thinc every param is updated by itself, as
 thinc's own optimizers do; without those in spaCy, once per component.
@@ -16,7 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import spacy.about
@@ -24,15 +26,23 @@ import spacy.language
 import spacy.training.loop
 import thinc
 import thinc.model
-from thinc.api import Optimizer
+import torch
+from thinc.api import Optimizer, PyTorchShim
 
+from .averages import AveragedParams
 from .errors import HostWarning
 
 _MARK = "__thinc_torchopt_hook__"
+UseParams = Callable[[Any, Any], AbstractContextManager[None]]
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
 
 # What we replace is what these versions have: module or class, name of the function, its parameters.
-_THINC = ("thinc", thinc.__version__, "8.3.", [(thinc.model.Model, "finish_update", "self optimizer")])
+_THINC = (
+    "thinc",
+    thinc.__version__,
+    "8.3.",
+    [(thinc.model.Model, "finish_update", "self optimizer"), (thinc.model.Model, "use_params", "self params")],
+)
 _SPACY = (
     "spaCy",
     spacy.about.__version__,
@@ -46,6 +56,7 @@ _SPACY = (
         ),
         (spacy.language.Language, "initialize", "self get_examples sgd"),
         (spacy.language.Language, "resume_training", "self sgd"),
+        (spacy.language.Language, "use_params", "self params"),
     ],
 )
 
@@ -68,7 +79,7 @@ def install(optimizer_class: type[Optimizer]) -> None:
         for owner, name, _ in functions:
             original = getattr(owner, name)
             if not hasattr(original, _MARK):
-                hook = functools.wraps(original)(_HOOKS[name](original))
+                hook = functools.wraps(original)(_HOOKS[owner, name](original))
                 setattr(hook, _MARK, True)
                 setattr(owner, name, hook)
 
@@ -121,9 +132,79 @@ def _introduce(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     return hook
 
 
-_HOOKS: dict[str, Callable[[Any], Any]] = {
-    "finish_update": _finish_update,
-    "train_while_improving": _train_while_improving,
-    "initialize": _introduce,
-    "resume_training": _introduce,
+def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
+    """For a `use_params`: take ours if the params are our averages."""
+
+    def hook_for(original: UseParams) -> UseParams:
+        def use_params(self: Any, params: Any) -> AbstractContextManager[None]:
+            return ours(self, params) if isinstance(params, AveragedParams) else original(self, params)
+
+        return use_params
+
+    return hook_for
+
+
+@contextmanager
+def _use_in_pipeline(nlp: spacy.language.Language, averages: AveragedParams) -> Iterator[None]:
+    with ExitStack() as restore:
+        for _, pipe in nlp.pipeline:
+            if hasattr(pipe, "use_params") and hasattr(pipe, "model"):
+                # Of pipes, spaCy wants generators: one `next` to begin, one to end.
+                used = pipe.use_params(averages)
+                next(used, None)
+                restore.callback(next, used, None)
+        yield
+
+
+@contextmanager
+def _use_in_model(model: thinc.model.Model, averages: AveragedParams) -> Iterator[None]:
+    """Afterwards nodes hold the same arrays as before, and torch modules the same values in the same tensors."""
+    with ExitStack() as restore:
+        for node in list(model.walk()):
+            for name in node.param_names:
+                if (node.id, name) in averages and node.has_param(name):
+                    restore.callback(node.set_param, name, node.get_param(name))
+                    node.set_param(name, averages[node.id, name])
+            for shim in node.shims:
+                if type(shim).use_params is PyTorchShim.use_params:
+                    _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
+                else:
+                    used = shim.use_params(averages)
+                    used.__enter__()
+                    # As if all went well: such a shim restores at the end of its block, which an exception does not reach.
+                    restore.callback(used.__exit__, None, None, None)
+        yield
+
+
+def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: ExitStack) -> None:
+    if not averages or not isinstance(module, torch.nn.Module):
+        return
+    named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
+    # What has no average is there as it is: nothing to do, and nothing to keep a copy of.
+    swaps = [(live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()]
+    if not swaps:
+        return
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                # A forward pass may write to it, or put another in its place.
+                restore.callback(_put_back, owner, name, buffer, buffer.clone())
+    live = [old for old, _ in swaps]
+    # Copies go where the averages are: if that is not where the params are, then because there is no room.
+    restore.callback(torch._foreach_copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
+    torch._foreach_copy_(live, [new for _, new in swaps])
+
+
+def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
+    buffer.data.copy_(values)
+    owner._buffers[name] = buffer
+
+
+_HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
+    (thinc.model.Model, "finish_update"): _finish_update,
+    (thinc.model.Model, "use_params"): _use_params(_use_in_model),
+    (spacy.training.loop, "train_while_improving"): _train_while_improving,
+    (spacy.language.Language, "initialize"): _introduce,
+    (spacy.language.Language, "resume_training"): _introduce,
+    (spacy.language.Language, "use_params"): _use_params(_use_in_pipeline),
 }

@@ -19,10 +19,12 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
+from .checkpoint import Checkpoints
 from .errors import PipelineWarning
 from .names import clean
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
+from .training_state import Progress
 
 Scores = tuple[float, dict[str, Any]]
 
@@ -48,25 +50,77 @@ def train_while_improving(
 
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
-    YIELDS (tuple): For each step the batch, what loggers show, and whether this is the best model so far: None if it was not evaluated.
+    RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
         `grad_norm` (over all gradients, before clipping; None if nobody looked) and `skipped_updates` (so far).
     """
-    dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
-    started = default_timer()
-    results: list[tuple[float, int]] = []
-    losses: dict[str, float] = {}
-    words = 0
+    # Here and not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
+    checkpoints, saved = None, None
+    if optimizer.checkpoint is not None:
+        checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
+        saved = checkpoints.find()
+    return _train(
+        nlp,
+        optimizer,
+        iter(train_data),
+        evaluate,
+        dropouts=itertools.repeat(dropout) if isinstance(dropout, float) else dropout,
+        eval_frequency=eval_frequency,
+        accumulate_gradient=accumulate_gradient,
+        patience=patience,
+        max_steps=max_steps,
+        exclude=exclude,
+        annotating_components=annotating_components,
+        before_update=before_update,
+        checkpoints=checkpoints,
+        saved=saved,
+    )
+
+
+def _train(
+    nlp: Language,
+    optimizer: TorchOptimizer,
+    batches: Iterator[tuple[int, list[Example]]],
+    evaluate: Callable[[], Scores],
+    *,
+    dropouts: Iterator[float],
+    eval_frequency: int,
+    accumulate_gradient: int,
+    patience: int,
+    max_steps: int,
+    exclude: list[str],
+    annotating_components: list[str],
+    before_update: Callable[[Language, dict[str, Any]], None] | None,
+    checkpoints: Checkpoints | None,
+    saved: dict[str, Any] | None,
+) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
+    progress = Progress()
     with ExitStack() as until_the_end:
         until_the_end.callback(_latest.pop, nlp, None)
-        for step, (epoch, batch) in enumerate(train_data):
+        is_ready = False
+        if checkpoints is not None:
+            until_the_end.enter_context(checkpoints)
+            batches = checkpoints.own_stream(batches)
+            if saved is not None:
+                _introduce(optimizer, nlp, exclude)
+                checkpoints.restore(saved, progress, dropouts)
+                until_the_end.enter_context(optimizer.training())
+                is_ready = True
+                del saved
+                if progress.is_over(patience, max_steps):
+                    checkpoints.put_best_back()
+                    return
+        started = default_timer() - progress.seconds
+        for epoch, batch in batches:
+            step = progress.step + 1
             if before_update is not None:
                 before_update(nlp, {"step": step, "epoch": epoch})
-            if step == 0:
+            if not is_ready:
                 # Not earlier: the hook may be what puts the pipeline in order.
                 _introduce(optimizer, nlp, exclude)
                 until_the_end.enter_context(optimizer.training())
-            drop = next(dropouts)
+                is_ready = True
+            drop, losses = next(dropouts), progress.losses
             for subbatch in subdivide_batch(batch, accumulate_gradient):
                 nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
             with optimizer.joint_step():
@@ -75,23 +129,25 @@ def train_while_improving(
                         proc.finish_update(optimizer)  # type: ignore[attr-defined]
             learn_rates = optimizer.learn_rates
             optimizer.step_schedules()
-            words += sum(len(example) for example in batch)
+            progress.step, progress.epoch = step, epoch
+            progress.words += sum(len(example) for example in batch)
+            progress.seconds = default_timer() - started
             score, other_scores, is_best = None, None, None
             if step % eval_frequency == 0:
                 with nlp.use_params(optimizer.averages):
                     score, other_scores = evaluate()
                 optimizer.observe(score)
-                results.append((score, step))
-                is_best = score == max(results)[0]
+                progress.results.append((score, step))
+                is_best = score == max(progress.results)[0]
             info = {
                 "epoch": epoch,
                 "step": step,
                 "score": score,
                 "other_scores": other_scores,
                 "losses": losses,
-                "checkpoints": results,
-                "seconds": int(default_timer() - started),
-                "words": words,
+                "checkpoints": progress.results,
+                "seconds": int(progress.seconds),
+                "words": progress.words,
                 "learn_rates": learn_rates,
                 # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
                 **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
@@ -101,9 +157,11 @@ def train_while_improving(
             _latest[nlp] = info
             yield batch, info, is_best
             if is_best is not None:
-                losses = {}
-            _, best_step = max(results, key=lambda result: (result[0], -result[1]))
-            if (patience and step - best_step >= patience) or (max_steps and step >= max_steps):
+                progress.losses = {}
+            is_over = progress.is_over(patience, max_steps)
+            if checkpoints is not None:
+                checkpoints.after_step(progress, info, is_best, is_over)
+            if is_over:
                 break
 
 

@@ -53,7 +53,7 @@ class RangeTest:
     losses (list[float]): The loss per word of each step, over all components that have one.
     group_rates (list[dict[str, float]]): The rate of each step by param group, as loggers get it.
     ended ("max_rate" | "diverged" | "not_finite"): Why it ended.
-    smoothed (list[float]): The losses, smoothed, without those that are not finite. Those after which it ended are cut off at the limit.
+    smoothed (list[float]): The losses, smoothed, without those that are not finite. None counts as more than the highest before the best.
     steepest, lowest (int | None): The steps at which the loss falls fastest and at which it is lowest. None: there is nothing to suggest.
     problem (str | None): Why there is nothing to suggest.
     """
@@ -110,7 +110,7 @@ def run_range_test(
     if not 0.0 <= smoothing < 1.0:
         raise ConfigError(f"Can't smooth losses: expected 'smoothing' of at least 0 and below 1, found {smoothing}.")
     found = RangeTest()
-    average, best = 0.0, math.inf
+    average, best, cap = 0.0, math.inf, math.inf
     with closing(_train(nlp, config, ramp)) as training, warnings.catch_warnings():
         # What happens at rates that are far too high is what is looked for.
         for category in (RuntimeWarning, NonFiniteGradWarning, ScheduleWarning):
@@ -125,11 +125,13 @@ def run_range_test(
                 break
             average = smoothing * average + (1.0 - smoothing) * loss
             trailing = average / (1.0 - smoothing ** (i + 1))
-            if trailing > _limit(best):
+            # The mean of a few losses is mostly chance.
+            if i >= _MIN_STEPS and trailing > best + _DIVERGED * abs(best):
                 found.ended = "diverged"
                 break
-            best = min(best, trailing)
-    _analyse(found, _limit(best), smoothing)
+            if trailing < best:
+                best, cap = trailing, max(found.losses)
+    _analyse(found, cap, smoothing)
     return found
 
 
@@ -263,19 +265,17 @@ def smooth(losses: Sequence[float], smoothing: float) -> list[float]:
     return smoothed
 
 
-def _limit(best: float) -> float:
-    return best + _DIVERGED * abs(best)
+def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
+    """Find the suggestions, or say why there are none.
 
-
-def _analyse(found: RangeTest, limit: float, smoothing: float) -> None:
-    """Find the suggestions, or say why there are none."""
+    cap (float): What losses above it count as: those at the end would raise the curve long before it.
+    """
     n = len(found.losses) - (found.ended == "not_finite")
-    losses = [min(loss, limit) for loss in found.losses[:n]]
+    losses = [min(loss, cap) for loss in found.losses[:n]]
     if n < _MIN_STEPS:
-        what = "the loss or a gradient was not finite" if found.ended == "not_finite" else "the loss broke away"
         found.problem = (
-            f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before {what}, at a rate of "
-            f"{found.rates[-1] if found.rates else 0.0:.2g}. Lower --min-lr; if that does not help, look at the data and the gradients."
+            f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before the loss or a gradient was "
+            f"not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr; if that does not help, look at the data and the gradients."
         )
         return
     found.smoothed = smooth(losses, smoothing)

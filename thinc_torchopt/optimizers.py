@@ -18,19 +18,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 import torch
 from spacy.language import Language
 from thinc.api import Model, Optimizer, PyTorchShim, Shim
 
-from . import hooks
+from . import hooks, state
 from .algorithm import Algorithm
-from .averages import Averages
+from .averages import AveragedParams, Averages, AverageSettings, chosen_averages
 from .cascade import Cascade
 from .clipping import Guard, clip_factors, grad_norms, scale_grads, total_norm
-from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
+from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
+from .files import read_folder, write_folder
 from .learn_rate import LearnRateController
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
@@ -39,7 +42,18 @@ from .registry import registry  # noqa: F401  (makes @torch_optimizers known bef
 from .scheduled_values import Schedule, Schedules, check_number
 from .shims import backprop_through_frozen, foreign_grad, torch_grads, write_back
 from .threads import threads_for
-from .types import Blocks, ClipBy, FloatOrSchedule, IntOrSchedule, Key, OnOutsideWrite, ParamInfo, SkipDecay
+from .types import (
+    Blocks,
+    CheckpointSettings,
+    ClipBy,
+    FloatOrSchedule,
+    IntOrSchedule,
+    Key,
+    OnGrowth,
+    OnOutsideWrite,
+    ParamInfo,
+    SkipDecay,
+)
 
 # After so many updates at a rate of 0 somebody should be told that the schedule does not move.
 IDLE_UPDATES = 50
@@ -52,12 +66,16 @@ def create_optimizer(
     grad_clip: FloatOrSchedule = 1.0,
     clip_by: ClipBy = "global",
     use_averages: bool = False,
+    averages: Optional[AverageSettings] = None,
     max_nonfinite: int = 20,
     param_groups: Dict[str, Dict[str, Any]] = {},
     per_param_lr: Dict[str, FloatOrSchedule] = {},
     layer_decay: Dict[str, float] = {},
     skip_decay: Optional[SkipDecay] = None,
     on_outside_write: OnOutsideWrite = "restore",
+    on_growth: OnGrowth = "mean",
+    new_params_warmup: int = 100,
+    checkpoint: Optional[CheckpointSettings] = None,
 ) -> TorchOptimizer:
     """Train the whole pipeline with a torch optimizer. Registered as `thinc-torchopt.TorchOptimizer.v1`.
 
@@ -65,7 +83,8 @@ def create_optimizer(
     learn_rate (float | schedule): The learning rate.
     grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
     clip_by ("global" | "component" | "param"): Whose norm: of all gradients together, of each component's, of each tensor's.
-    use_averages (bool): Keep averages of all params, and evaluate and save those.
+    use_averages (bool): Keep averages of all params by thinc's formula, and evaluate and save those.
+    averages (AverageSettings): The same as a block with `@misc = "thinc-torchopt.EMA.v1"` or `"thinc-torchopt.SWA.v1"` says.
     max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: such updates are
         made; without clipping, that saves a pass over the gradients.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:" and a regular
@@ -75,6 +94,11 @@ def create_optimizer(
     layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.
     skip_decay ("bias_and_norm"): No weight decay for biases and the params of normalization layers.
     on_outside_write ("restore" | "adopt" | "raise"): What happens when something else writes learning rates.
+    on_growth ("mean" | "zero" | "reset"): When a param grows, because labels were added for example, its state grows with it: what new
+        cells get. "reset": the param starts anew.
+    new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm up in so many
+        updates. 0: at the full rate from the start.
+    checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and go on from it.
     """
     return TorchOptimizer(
         algorithm,
@@ -82,12 +106,16 @@ def create_optimizer(
         grad_clip=grad_clip,
         clip_by=clip_by,
         use_averages=use_averages,
+        averages=averages,
         max_nonfinite=max_nonfinite,
         param_groups=param_groups,
         per_param_lr=per_param_lr,
         layer_decay=layer_decay,
         skip_decay=skip_decay,
         on_outside_write=on_outside_write,
+        on_growth=on_growth,
+        new_params_warmup=new_params_warmup,
+        checkpoint=checkpoint,
     )
 
 
@@ -106,12 +134,16 @@ class TorchOptimizer(Optimizer):
         grad_clip: FloatOrSchedule = 1.0,
         clip_by: ClipBy = "global",
         use_averages: bool = False,
+        averages: AverageSettings | None = None,
         max_nonfinite: int = 20,
         param_groups: Blocks | None = None,
         per_param_lr: Mapping[str, FloatOrSchedule] | None = None,
         layer_decay: Mapping[str, float] | None = None,
         skip_decay: SkipDecay | None = None,
         on_outside_write: OnOutsideWrite = "restore",
+        on_growth: OnGrowth = "mean",
+        new_params_warmup: int = 100,
+        checkpoint: CheckpointSettings | None = None,
     ):
         self._schedules = Schedules()
         self._settings: dict[str, Schedule] = {}
@@ -130,19 +162,28 @@ class TorchOptimizer(Optimizer):
             per_param_lr=per_param_lr or {},
             layer_decay=layer_decay or {},
             skip_decay=skip_decay,
+            new_params_warmup=new_params_warmup,
         )
+        if on_growth not in ("mean", "zero", "reset"):
+            raise ConfigError(f"Can't set 'on_growth' in [training.optimizer]: expected 'mean', 'zero' or 'reset', found {on_growth!r}.")
+        self._on_growth = on_growth
+        self.checkpoint = checkpoint
         self._on_outside_write = on_outside_write
         self._schedule_steps = 0
         self._joint = False
-        self._meet_no_params(use_averages)
+        self._average_settings = chosen_averages(use_averages, averages)
+        self._meet_no_params()
 
-    def _meet_no_params(self, use_averages: bool) -> None:
-        """Set up all that depends on params, of which there are none yet."""
-        self._controller = LearnRateController(on_outside_write=self._on_outside_write)
-        self._groups = ParamGroups(self._cascade, self._controller, lambda: self._learn_rate, self._schedule_steps)
-        self._averages = Averages() if use_averages else None
-        self._table = ParamTable(self._groups, self._averages)
+    def _meet_no_params(self) -> None:
         self._pending: dict[Key, Param] = {}
+        self._controller, self._groups, self._averages, self._table = self._empty(self._schedule_steps)
+
+    def _empty(self, step: int) -> tuple[LearnRateController, ParamGroups, Averages | None, ParamTable]:
+        """All that depends on params, of which there are none yet. step (int): The step that comes."""
+        controller = LearnRateController(on_outside_write=self._on_outside_write)
+        groups = ParamGroups(self._cascade, controller, lambda: self._learn_rate, step)
+        averages = None if self._average_settings is None else Averages(self._average_settings)
+        return controller, groups, averages, ParamTable(groups, averages)
 
     # ------------------------------------------------------------------ pipeline and params
 
@@ -313,7 +354,7 @@ class TorchOptimizer(Optimizer):
     @property
     def averages(self) -> dict[Any, Any]:
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
-        return {} if self._averages is None else self._averages.as_thinc(self._table.shims.values())
+        return AveragedParams() if self._averages is None else self._averages.as_thinc(self._table.shims.values())
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
@@ -322,7 +363,7 @@ class TorchOptimizer(Optimizer):
                 f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the averages and keeps "
                 "no more; to keep some, build the optimizer with use_averages = true."
             )
-        self._averages = self._table.averages = None
+        self._averages = self._table.averages = self._average_settings = None
 
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]
@@ -357,19 +398,79 @@ class TorchOptimizer(Optimizer):
         options = self._groups.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that another process needs to go on exactly where this one stands, by lasting names: see state.py.
+
+        RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep them.
+        RAISES (PipelineError): The optimizer does not know its pipeline.
+        """
+        params = list(self._table.by_key.values())
+        return {
+            "version": state.VERSION,
+            "step": self._schedule_steps,
+            "settings": {"learn_rate": self._learn_rate, "grad_clip": self._grad_clip},
+            "schedules": self._schedules.state_dict(),
+            "learn_rates": self._controller.state_dict(),
+            "guard": self._guard.state_dict() if hasattr(self._guard, "state_dict") else {},  # TEMP
+            "params": state.collect_params(params),
+            "groups": state.collect_groups(self._groups),
+            "averages": None if self._averages is None else self._averages.state_dict(self._table.shim_paths()),
+            "grad_scalers": state.collect_scalers(self._table.shim_paths()),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where another process stood. Everything is checked first; what fails changes nothing.
+
+        saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
+        RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other settings.
+            (PipelineError): The optimizer does not know its pipeline.
+        """
+        nlp, exclude = self._table.bound_to()
+        state.check_parts("optimizer", self.state_dict(), saved)
+        if saved["version"] != state.VERSION:
+            raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
+        step = state.check_count("step", saved["step"])
+        settings = {name: check_number(name, saved["settings"].get(name)) for name in ("learn_rate", "grad_clip")}
+        state.check_params_are_dicts(saved["params"])
+        # All that depends on params is built anew beside what there is, and takes its place when everything went well.
+        controller, groups, averages, table = self._empty(step)
+        table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
+        params = list(table.by_key.values())
+        state.check_params(params, saved["params"])
+        state.check_groups(groups, saved["groups"])
+        state.restore_params(params, saved["params"])
+        state.restore_groups(groups, saved["groups"])
+        controller.load_state_dict(saved["learn_rates"])
+        guard = copy(self._guard)
+        if hasattr(guard, "load_state_dict"):  # TEMP
+            guard.load_state_dict(saved["guard"])
+        if averages is not None:
+            averages.load_state_dict(saved["averages"], params, table.shim_paths())
+        self._schedules.load_state_dict(saved["schedules"])
+        state.restore_scalers(table.shim_paths(), saved["grad_scalers"])
+        self._controller, self._groups, self._averages, self._table, self._guard = controller, groups, averages, table, guard
+        self._schedule_steps, self._learn_rate, self._grad_clip = step, settings["learn_rate"], settings["grad_clip"]
+
+    def to_disk(self, path: str | Path) -> None:
+        """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
+        write_folder(Path(path), self.state_dict())
+
+    def from_disk(self, path: str | Path) -> None:
+        """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Others: as `load_state_dict`."""
+        self.load_state_dict(read_folder(Path(path)))
+
     # ------------------------------------------------------------------ pickle and copy
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
         left_behind = ("_averages", "_controller", "_groups", "_pending", "_table")
-        return {name: value for name, value in self.__dict__.items() if name not in left_behind} | {
-            "use_averages": self._averages is not None
-        }
+        return {name: value for name, value in self.__dict__.items() if name not in left_behind}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        use_averages = state.pop("use_averages")
-        self.__dict__.update(state)
-        self._meet_no_params(use_averages)
+    def __setstate__(self, settings: dict[str, Any]) -> None:
+        self.__dict__.update(settings)
+        self._meet_no_params()
 
     # ------------------------------------------------------------------ one step
 
@@ -385,6 +486,8 @@ class TorchOptimizer(Optimizer):
                     algorithm.before_clipping(groups)
                 factor = self._measure_and_clip(updated)
                 if factor is not None:
+                    if self._averages is not None:
+                        self._averages.before_update(updated)
                     self._controller.step(scale=lr_scale)
                     for algorithm, groups in chosen:
                         algorithm.step(groups, factor)
@@ -398,7 +501,7 @@ class TorchOptimizer(Optimizer):
             finally:
                 zero_grads(updated)
             if factor is not None and self._averages is not None:
-                self._averages.update(updated)
+                self._averages.update(updated, self._table.shims.values())
 
     def _count(self, updated: list[Param]) -> None:
         for param in updated:

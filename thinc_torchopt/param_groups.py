@@ -57,8 +57,9 @@ class ParamGroups:
     def learn_rates(self) -> dict[str, float]:
         """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen."""
         rates = self._controller.rates
-        found = {label: rates.get(group.id, 0.0) for group in self.groups for label in sorted(group.labels)}
-        return found | {settings.label: 0.0 for _, settings in self.frozen.values()}
+        found = {label: rates.get(group.id, 0.0) for group in self.groups for label in group.labels}
+        found |= {settings.label: 0.0 for _, settings in self.frozen.values()}
+        return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name.
@@ -80,7 +81,7 @@ class ParamGroups:
             str(param.device),
             "shim" if param.callback is not None else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
             settings.label,
-            0.0 if param.group is None else settings.rate(self._default_rate()),
+            0.0 if param.group is None else settings.rate(self._default_rate(), param.steps),
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
         )

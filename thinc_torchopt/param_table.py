@@ -7,7 +7,8 @@ array is compared with the one that was viewed, by identity. The state in torch 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,18 +39,42 @@ class ParamTable:
         self._groups = groups
         self._nlp: Callable[[], Language | None] = lambda: None
         self._of_pipeline: set[Key] = set()
+        self._exclude: Collection[str] = ()
+        self._joined: dict[str, int | None] = {}
 
     @property
     def is_bound(self) -> bool:
         """Whether it was told a pipeline."""
         return self._nlp() is not None
 
-    def bind(self, nlp: Language, exclude: Collection[str]) -> None:
+    def bound_to(self) -> tuple[Language, Collection[str]]:
+        """The pipeline that it was told, and which components of it are not trained.
+
+        RAISES (PipelineError): It was told none.
+        """
+        nlp = self._nlp()
+        if nlp is None:
+            raise PipelineError(
+                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found one that was never "
+                "told, so params have no lasting names. Call optimizer.initialize(nlp) first."
+            )
+        return nlp, self._exclude
+
+    def shim_paths(self) -> Iterator[tuple[str, Shim]]:
+        """Every shim of the pipeline with its lasting path."""
+        nlp = self._nlp()
+        for name, model in components_with_model(nlp) if nlp is not None else []:
+            yield from shim_paths(model, name)
+
+    def bind(self, nlp: Language, exclude: Collection[str], *, joined: Mapping[str, int | None] = MappingProxyType({})) -> None:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
 
+        joined (Mapping[str, int | None]): For a run that goes on: at which step params joined that came in mid-training, by name.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self._nlp = weakref.ref(nlp)
+        self._exclude = tuple(exclude)
+        self._joined = dict(joined)
         self._name_pipeline(nlp)
         components = trainable_components(nlp, exclude)
         if not components:

@@ -20,6 +20,7 @@ class Param:
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
+    joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
     skipped (int): How many updates were skipped since the last one that it had.
     """
@@ -32,6 +33,7 @@ class Param:
         "grad_source",
         "group",
         "is_bias_or_norm",
+        "joined_at",
         "key",
         "name",
         "shape",
@@ -54,6 +56,7 @@ class Param:
         self.callback: Any = None
         self.is_bias_or_norm = is_bias_or_norm
         self.group: Any = None
+        self.joined_at: Optional[int] = None
         self.steps = 0
         self.skipped = 0
 

@@ -78,7 +78,7 @@ def plot_range_test(
     axes.set_xscale("log")
     if smoothed:
         # Where it breaks away, the loss of single steps would press all else to the ground.
-        low, high = min(smoothed), max(smoothed)
+        low, high = min(loss for loss in losses if math.isfinite(loss)), max(smoothed)
         margin = 0.1 * (high - low) or 1.0
         axes.set_ylim(low - margin, high + margin)
     _add_legend(axes, lines, names)

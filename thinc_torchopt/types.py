@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Union
 
 from thinc.types import Generator
@@ -14,6 +15,7 @@ ClipBy = Literal["global", "component", "param"]
 SkipDecay = Literal["bias_and_norm"]
 # What stands in [training.optimizer.param_groups]: by name, `params` and any settings.
 Blocks = dict[str, dict[str, Any]]
+OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable
@@ -30,3 +32,14 @@ class ParamInfo(NamedTuple):
     learn_rate: float  # of the step that comes; 0 while it is frozen
     options: dict[str, Any]  # of its algorithm, as they are at this step
     frozen_until: float  # the first step that updates it; infinite: none does
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """What stands in [training.optimizer.checkpoint]: see `checkpoint.Checkpoint`, which makes it."""
+
+    path: str
+    every: int
+    keep: int
+    resume: Literal["auto", "must", "never"]
+    on_config_change: Literal["refuse", "warn"]

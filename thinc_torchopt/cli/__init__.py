@@ -71,7 +71,7 @@ def find_lr_cli(
     min_rate: float = Opt(1e-7, "--min-lr", help="Learning rate of the first step"),
     max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
     steps: int = Opt(100, "--steps", "-n", help="How many steps to train at most"),
-    smoothing: float = Opt(0.9, "--smoothing", help="How much of its neighbour a loss takes over, from 0 to below 1"),
+    smoothing: float = Opt(0.9, "--smoothing", min=0.0, max=0.999, help="How much of its neighbour a loss takes over, from 0 to below 1"),
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import spacy
+from click import NoSuchOption
 from confection import Config
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from spacy import util
 from spacy.cli._util import import_code, parse_config_overrides, setup_gpu, show_validation_error
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
-from wasabi import msg
 
 from ..errors import ConfigError, ScheduleWarning, TorchOptError
 from ..optimizers import TorchOptimizer
@@ -116,6 +115,9 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         try:
             yield
+        except NoSuchOption as error:
+            # What spaCy raises for an override without a dot.
+            text = error.format_message()
         except (TorchOptError, ImportError) as error:
             text = str(error)
         except ValueError as error:
@@ -125,8 +127,7 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
             text = str(error)
         else:
             return
-    with redirect_stdout(sys.stderr):
-        msg.fail(text)
+    print(f"Error: {text}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -177,26 +178,33 @@ def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequenc
 
     headers (Sequence[str]): The columns.
     rows (Sequence[Sequence[str]]): Their cells.
-    numbers (Sequence[str]): Columns that are aligned at the right, and never folded.
+    numbers (Sequence[str]): Columns that are aligned at the right, and folded last.
     """
-    table = _table(headers, rows, numbers)
-    if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum > console.width:
-        same = [i for i in range(len(headers)) if len(rows) > 1 and len({row[i] for row in rows}) == 1]
+    columns = {header: [row[i] for row in rows] for i, header in enumerate(headers)}
+    if sum(map(_width, columns.items())) > console.width:
+        same = {header: cells[0] for header, cells in columns.items() if len(cells) > 1 and len(set(cells)) == 1}
         if same:
-            console.print("All: " + ", ".join(f"{headers[i]} {rows[0][i] or '-'}" for i in same))
-        kept = [i for i in range(len(headers)) if i not in same]
-        table = _table([headers[i] for i in kept], [[row[i] for i in kept] for row in rows], numbers)
-    console.print(table)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
+            console.print("All: " + ", ".join(f"{header} {cell or '-'}" for header, cell in same.items()))
+            columns = {header: cells for header, cells in columns.items() if header not in same}
+    room = console.width - sum(_width((header, cells if header in numbers else [])) for header, cells in columns.items())
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for i, (header, cells) in enumerate(columns.items()):
         is_number = header in numbers
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        # What is left beside the numbers goes to the first column, which says what a row is about, before it goes to other texts.
+        least = len(header) + max(0, min(room // 2, _width((header, cells)) - 2 - len(header))) if i == 0 else None
+        table.add_column(
+            header, justify="right" if is_number else "left", no_wrap=is_number and room >= 0, overflow="fold", min_width=least
+        )
+    for cells_of_row in zip(*columns.values()):
+        table.add_row(*cells_of_row)
+    console.print(table)
+    console.print()
+
+
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    """How wide a column is, with the space behind it."""
+    header, cells = column
+    return max(map(len, [header, *cells])) + 2
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:

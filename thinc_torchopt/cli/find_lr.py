@@ -93,10 +93,11 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
     if found.problem is not None:
-        console.print(f"✘ {found.problem}")
+        console.print(f"Error: {found.problem}")
         return
     if found.ended == "max_rate" and found.lowest == len(found.smoothed) - 1:
         console.print("Note: the loss was still falling at the end. A higher --max-lr may find a higher rate.")
+    console.print()
     rates = found.rates_by_group()
     print_table(
         console,
@@ -108,7 +109,7 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
         numbers=["steepest", "lowest/10"],
     )
     console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of that at which it was lowest, a second opinion.")
-    console.print("\nIn the config, with the rates of 'steepest':\n")
+    console.print("In the config, change to the rates of 'steepest':")
     for line in _config_lines(block, settings):
         console.print(line)
 
@@ -123,7 +124,7 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         is_one = len(places) == 1
         *sections, key = places[0] if is_one else setting["setting"]
         if section != (section := ".".join(["training", "optimizer", *sections])):
-            yield f"[{section}]"
+            yield f"\n[{section}]"
         rate = f"{setting['steepest']:.2g}"
         yield f"{key} = {rate}" if is_one else f"# {key}: such that its highest value is {rate}, in place of {short(setting['peak'])}"
 

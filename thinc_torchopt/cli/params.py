@@ -77,10 +77,11 @@ def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool
             }
         )
     else:
-        _print(make_console(), rows, groups, components, steps)
-        print_notes(make_console(), notes)
+        console = make_console()
+        _print(console, rows, groups, components, steps)
+        print_notes(console, notes)
         for text in [*(found["message"] for found in unmatched), *([problem] if problem else [])]:
-            make_console().print(f"✘ {text}")
+            console.print(f"Error: {text}")
     if unmatched or problem:
         sys.exit(1)
 

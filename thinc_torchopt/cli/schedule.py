@@ -60,20 +60,15 @@ def show_schedule(
 
 def _rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
     """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a `max_steps`."""
-    found: dict[str, list[float]] = {}
+    # One param stands for its group: to describe each of them at each step takes long.
+    one_of = {info.group: param for info, param in zip(optimizer.describe(), optimizer._table.by_key.values())}
+    found: dict[str, list[float]] = {group: [] for group in one_of or ["default"]}
     for step in range(steps + 1):
         if step:
             optimizer.step_schedules()
-        for group, rate in _rates(optimizer).items():
-            found.setdefault(group, []).append(rate)
+        for group, rates in found.items():
+            rates.append(optimizer._groups.describe(one_of[group]).learn_rate if one_of else optimizer.learn_rate)
     return found
-
-
-def _rates(optimizer: TorchOptimizer) -> dict[str, float]:
-    """The rates of the step that comes. `describe` has them too, but for each param, which takes long over many steps."""
-    groups = optimizer._groups
-    rates = {label: group.settings.rate(optimizer.learn_rate) for group in groups.groups for label in sorted(group.labels)}
-    return rates | {settings.label: 0.0 for _, settings in groups.frozen.values()} or {"default": optimizer.learn_rate}
 
 
 def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: bool) -> None:
@@ -87,7 +82,7 @@ def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: 
         highest = max(values)
         chart = sparkline(console, _heights(values, log=log), width)
         rows.append([group, short(values[0]), short(highest), str(values.index(highest)), short(values[-1]), chart])
-    print_table(console, [*headers, "each up to its highest" + (", log scale" if log else "")], rows, numbers=numbers)
+    print_table(console, [*headers, "log scale" if log else "curve"], rows, numbers=numbers)
 
 
 def _heights(values: list[float], *, log: bool) -> list[float]:

@@ -42,7 +42,8 @@ class GroupIdentity:
     @cached_property
     def checksum(self) -> str:
         """The same in every process. 16 characters."""
-        content = (self.names, self.shapes, _lasting(self.options))
+        # In any order: a param that was frozen at first stands last in its group, until the run is resumed.
+        content = (sorted(zip(self.names, self.shapes)), _lasting(self.options))
         return blake2b(repr(content).encode("utf8"), digest_size=8).hexdigest()
 
 

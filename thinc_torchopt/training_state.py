@@ -1,0 +1,290 @@
+"""What a training run consists of beside its optimizer: the model, the random generators, the place in the data, how far it got.
+
+An exact resume needs all of it. The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the
+parser draws in between, so that one could not be replayed without the other.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.training import Example
+from thinc.api import Model, PyTorchShim
+
+from .errors import StateError
+from .names import NamedParam, shim_paths, walk
+from .param_table import components_with_model
+from .params import own_copy
+
+Batch = tuple[int, list[Example]]
+
+
+@dataclass
+class Progress:
+    """How far a run got.
+
+    step (int): The last step that was done; -1 before the first.
+    losses (dict): Of each component, added up since the last evaluation.
+    results (list): Score and step of each evaluation.
+    seconds (float): Spent so far, in all parts of the run.
+    """
+
+    step: int = -1
+    epoch: int = 0
+    words: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    results: list[tuple[float, int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def is_over(self, patience: int, max_steps: int) -> bool:
+        """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0: no such limit."""
+        _, best_step = max(self.results, key=lambda result: (result[0], -result[1]))
+        return bool((patience and self.step - best_step >= patience) or (max_steps and self.step >= max_steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        # Sums of float32 are other sums than those of float64.
+        losses = {name: [float(loss), loss.dtype.name if isinstance(loss, numpy.generic) else None] for name, loss in self.losses.items()}
+        return {**vars(self), "losses": losses, "results": [(float(score), step) for score, step in self.results]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.losses = {name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state["losses"].items()}
+
+
+class DataStream:
+    """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
+
+    batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same batches.
+    """
+
+    def __init__(self, batches: Iterator[Batch]):
+        self._batches = batches
+        self._start = self._generators = read_generators()
+        self._position = 0
+        self._last = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        others = read_generators()
+        set_generators(self._generators)
+        try:
+            epoch, batch = next(self._batches)
+            self._generators = read_generators()
+        finally:
+            set_generators(others)
+        self._position += 1
+        self._last = _checksum(batch)
+        return epoch, batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it began, how many batches were drawn, and a checksum of the last one."""
+        return {"start": _save_generators(self._start), "position": self._position, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw all batches that were drawn before.
+
+        RAISES (StateError): The data is not what it was.
+        """
+        self._start = self._generators = _load_generators(state["start"])
+        try:
+            for _ in range(state["position"]):
+                next(self)
+        except StopIteration:
+            pass
+        if (self._position, self._last) != (state["position"], state["last"]):
+            raise StateError(
+                f"Can't go on in the training data: expected batch {state['position']} to be the one of the run that was saved, found "
+                "another, or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
+                "NumPy's global ones. Bring the old corpus back, or start anew with --training.optimizer.checkpoint.resume never."
+            )
+
+
+def _checksum(batch: list[Example]) -> int:
+    return zlib.crc32("\n".join(example.reference.text for example in batch).encode("utf8"))
+
+
+# ---------------------------------------------------------------------- random generators
+
+# Of Python's and NumPy's global generators, as they give them.
+Generators = tuple[Any, Any]
+
+
+def read_generators() -> Generators:
+    return random.getstate(), numpy.random.get_state()
+
+
+def set_generators(generators: Generators) -> None:
+    random.setstate(generators[0])
+    numpy.random.set_state(generators[1])
+
+
+def _save_generators(generators: Generators) -> dict[str, Any]:
+    (version, numbers, gauss), (kind, keys, position, has_gauss, cached) = generators
+    return {
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        "numpy": [kind, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def _load_generators(saved: Mapping[str, Any]) -> Generators:
+    version, numbers, gauss = saved["python"]
+    kind, keys, *rest = saved["numpy"]
+    return (version, tuple(numbers.tolist()), gauss), (kind, keys.numpy().astype("uint32"), *rest)
+
+
+def collect_random() -> dict[str, Any]:
+    """The states of all random generators: Python's, NumPy's, torch's, and torch's on each GPU.
+
+    CuPy's can't be read: it is seeded anew, here and in the run that goes on, from Python's.
+    """
+    _reseed_cupy()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"global": _save_generators(read_generators()), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def restore_random(saved: Mapping[str, Any]) -> None:
+    """Set all random generators to saved states."""
+    set_generators(_load_generators(saved["global"]))
+    _reseed_cupy()
+    torch.set_rng_state(saved["torch"].clone())
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([generator.clone() for generator in saved["cuda"]])
+
+
+def _reseed_cupy() -> None:
+    if torch.cuda.is_available():
+        try:
+            import cupy
+        except ImportError:
+            return
+        cupy.random.seed(zlib.crc32(repr(random.getstate()).encode("utf8")))
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def collect_model(nlp: Language) -> dict[str, Any]:
+    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their attrs."""
+    params: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is not None:
+                params[found.name] = _as_tensor(found.owner.get_param(param))
+        for path, shim in shim_paths(model, name):
+            if isinstance(shim, PyTorchShim):
+                modules[path] = dict(shim._model.state_dict())
+            else:
+                modules[path] = torch.frombuffer(bytearray(shim.to_bytes()), dtype=torch.uint8)
+        # The parser notes there which classes it has met, for example.
+        attrs[name] = [{key: value for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()]
+    return {"params": params, "modules": modules, "attrs": attrs}
+
+
+def check_model(nlp: Language, saved: Mapping[str, Any]) -> None:
+    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes."""
+    here = collect_model(nlp)
+    different = []
+    for kind in ("params", "modules", "attrs"):
+        expected, found = _shapes(here[kind]), _shapes(saved[kind])
+        different += sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if different:
+        raise StateError(
+            f"Can't go on with the model: expected the params of this pipeline, found others, or other shapes, for {len(different)} names: "
+            f"{', '.join(different[:5])}. The labels in the training data have changed, or the pipeline has."
+        )
+
+
+def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
+    """Write saved values where the model has its own. `check_model` comes before."""
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is not None:
+                array = found.owner.get_param(param)
+                if not _is_writable(array):
+                    array = own_copy(array)
+                    found.owner.set_param(param, array)
+                array[...] = found.owner.ops.asarray(saved["params"][found.name].numpy())
+        for path, shim in shim_paths(model, name):
+            if isinstance(shim, PyTorchShim):
+                shim._model.load_state_dict(saved["modules"][path])
+            else:
+                shim.from_bytes(saved["modules"][path].numpy().tobytes())
+        for node, attrs in zip(model.walk(), saved["attrs"][name]):
+            node.attrs.update({key: value for key, value in attrs.items() if node.attrs.get(key) != value})
+
+
+def _thinc_param(found: NamedParam) -> str | None:
+    """The name of a param in its thinc node; None if it has no value there, or is torch's."""
+    if not isinstance(found.owner, Model) or not isinstance(found.key, tuple) or not found.owner.has_param(found.key[1]):
+        return None
+    return found.key[1]
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.utils.dlpack.from_dlpack(array)
+    return torch.from_numpy(array if _is_writable(array) else own_copy(array))
+
+
+def _is_writable(array: Any) -> bool:
+    return getattr(array.flags, "writeable", True)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (set, frozenset, list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _shapes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By name: the shape of a tensor, those of a dict's, or how many there are in a list."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found[name] = _shapes(value)
+        elif isinstance(value, torch.Tensor):
+            found[name] = tuple(value.shape) if value.dtype != torch.uint8 else None
+        else:
+            found[name] = len(value) if isinstance(value, list) else None
+    return found
+
+
+# ---------------------------------------------------------------------- the config
+
+# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
+_MAY_CHANGE = ("paths.", "training.logger", "training.max_steps", "training.eval_frequency", "training.optimizer.checkpoint")
+
+
+def collect_config(nlp: Language) -> dict[str, str]:
+    """All settings of a run that decide what is learned, by their dotted path, as texts."""
+    found: dict[str, str] = {}
+
+    def collect(section: Mapping[str, Any], prefix: str) -> None:
+        for key, value in section.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, Mapping) and value:
+                collect(value, f"{path}.")
+            elif not path.startswith(_MAY_CHANGE) and not (path.startswith("corpora.") and key == "path"):
+                found[path] = repr(value)
+
+    collect(nlp.config, "")
+    return found
+
+
+def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is different, a line each."""
+    changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
