@@ -10,6 +10,7 @@ Times are medians, and the quickest of all rounds: on a busy machine the median 
 """
 
 import argparse
+import ctypes
 import gc
 import statistics
 import time
@@ -43,6 +44,8 @@ def peak_memory() -> int:
 
 
 def reset_peak_memory() -> None:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # or else what the last round freed would be used again, unseen
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -59,7 +62,6 @@ def measure(name: str, n_grown: int, rows: float, args: argparse.Namespace) -> N
     optimizer.zero_grad()
     times, memory = [], 0
     for _ in range(args.rounds):
-        gc.collect()
         reset_peak_memory()
         before = peak_memory()
         start = time.perf_counter()

@@ -434,7 +434,7 @@ def test_averages_can_be_copied_and_pickled_like_a_dict(copied):
 def test_averages_settings_come_from_a_config():
     config = Config().from_disk(CONFIGS / "averages.cfg")
     resolved = spacy.registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
-    assert resolved._averages.settings == EMA(0.999, warmup="torch", every=1, device="cpu")
+    assert resolved._averages.settings == EMA(0.99, warmup="torch", device="cpu")
     text = '[a]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 7\nevery = 2\ndtype = "float64"\n'
     config = Config().from_str(text)
     assert spacy.registry.resolve(config)["a"] == SWA(7, every=2, dtype="float64")

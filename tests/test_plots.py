@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 
 import pytest
 
@@ -40,12 +39,12 @@ def test_plots_schedule(tmp_path, drawn, suffix, start, log):
 
 
 def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, drawn):
+    from matplotlib.colors import to_rgba
+
     rates = {f"layer-{i}": [i, i + 1] for i in range(25)}
     plots.plot_schedule(rates, tmp_path / "rates.svg")
     [axes] = drawn[0].axes
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 25
-    text = "".join(ET.parse(tmp_path / "rates.svg").getroot().itertext())
-    assert text or (tmp_path / "rates.svg").stat().st_size
+    assert len({to_rgba(line.get_color()) for line in axes.lines}) == 25
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(rates)
 
 

@@ -162,7 +162,9 @@ BAD = [
 @pytest.mark.parametrize(("path", "value", "error", "message"), BAD, ids=[".".join(bad[0]) for bad in BAD])
 def test_state_that_does_not_fit_changes_nothing(path, value, error, message):
     nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW(), warmup_linear(0.01, 3, 30), use_averages=True, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
+    optimizer = TorchOptimizer(
+        AdamW(), warmup_linear(0.01, 3, 30), use_averages=True, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}}
+    )
     optimizer.initialize(nlp)
     steps(optimizer, models, 3)
     saved = optimizer.state_dict()
@@ -192,4 +194,3 @@ def test_state_names_what_another_config_has(tmp_path):
     other.initialize(nlp)
     with pytest.raises(StateError, match=r"expected the param groups \['default', 'top'\].*other patterns"):
         other.load_state_dict(optimizer.state_dict())
-

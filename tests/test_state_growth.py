@@ -242,7 +242,7 @@ def test_fit_param_state_takes_a_counter_for_no_moment():
     assert fitted["step"].tolist() == 7.0 and fitted["mu_product"].tolist() == 0.5 and fitted["exp_avg"].tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("new", [(9, 3), (3, 7), (5, 4)])
+@pytest.mark.parametrize("new", [(9, 3), (3, 8), (5, 4)])
 def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
     """With one gradient everywhere, all the time, there is no variance but by rounding: torch would take a root of less than zero."""
     rng = numpy.random.default_rng(0)
@@ -255,6 +255,15 @@ def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
         variance = fitted["square_avg"].addcmul(fitted["grad_avg"], fitted["grad_avg"], value=-1)
         variance[kept] = 0  # those are torch's own
         assert variance.min() >= 0
+
+
+def test_fit_param_state_never_writes_to_the_old_state():
+    grad_avg = torch.full((4, 3), 0.7)
+    state = {"square_avg": grad_avg.square() * 0.999, "grad_avg": grad_avg, "momentum_buffer": torch.randn(4, 3)}
+    before = copy.deepcopy(state)
+    for shape in [(3, 4), (12,), (4, 3), (5, 4), (2, 2), (6,)]:
+        fit_param_state(torch.optim.RMSprop, state, (4, 3), torch.zeros(shape))
+        assert same(state, before)
 
 
 def test_fit_param_state_follows_the_memory_format_of_the_param():

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .drop_ins import SGD, Adam, RAdam
     from .learn_rate import LearnRateController
     from .optimizers import TorchOptimizer
+    from .state_growth import StateMapping, preserve_optimizer_state
 
 _HOME = {
     "Adam": "drop_ins",
@@ -20,10 +21,22 @@ _HOME = {
     "LearnRateController": "learn_rate",
     "RAdam": "drop_ins",
     "SGD": "drop_ins",
+    "StateMapping": "state_growth",
     "TorchOptimizer": "optimizers",
+    "preserve_optimizer_state": "state_growth",
 }
 
-__all__ = ["SGD", "Adam", "Algorithm", "LearnRateController", "RAdam", "TorchOptimizer", "__version__"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "Algorithm",
+    "LearnRateController",
+    "RAdam",
+    "StateMapping",
+    "TorchOptimizer",
+    "__version__",
+    "preserve_optimizer_state",
+]
 
 
 def __getattr__(name: str) -> Any:

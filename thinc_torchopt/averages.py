@@ -191,6 +191,23 @@ class Averages:
         """Forget a param."""
         self._of.pop(key, None)
 
+    def release(self, key: Key) -> Average | None:
+        """Forget a param, and give its average away."""
+        return self._of.pop(key, None)
+
+    @torch.no_grad()
+    def inherit(self, param: Param, old: Average) -> None:
+        """Let a param go on with the average of one that had its name before, and perhaps another shape: new cells begin as they are.
+
+        param (Param): Of as many dimensions as the old one, else it begins anew.
+        """
+        if old.tensor.ndim == param.tensor.ndim:
+            average = self._of[param.key] = self._begin(param.tensor, param)
+            average.tensor.copy_(param.tensor)
+            common = tuple(slice(min(sizes)) for sizes in zip(old.tensor.shape, param.shape))
+            average.tensor[common] = old.tensor[common].to(average.tensor)
+            average.taken = old.taken
+
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
         average = self._of.get(key)

@@ -17,6 +17,7 @@ from .algorithm import Algorithm
 from .cascade import ParamSettings
 from .clipping import scale_grads
 from .learn_rate import LearnRateController, Live
+from .names import unique
 from .params import Param
 from .scheduled_values import current, is_moving
 
@@ -155,7 +156,8 @@ class BuiltAlgorithm:
         self.optimizer.param_groups.append(entry)
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
         policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates))
-        group.id = self._controller.add_group(self.name, entry, policy, id=settings.label)
+        # Params that joined at different times have one label, and groups of their own.
+        group.id = self._controller.add_group(self.name, entry, policy, id=unique(settings.label, set(self._controller.rates)))
         return group
 
     def _take_out(self, param: Param) -> None:

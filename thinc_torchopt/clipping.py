@@ -1,24 +1,24 @@
-"""Gradient norms: one look at all gradients, from which clipping and the guard against bad ones follow.
+"""Gradient norms: one look at all gradients, from which clipping by norms and the guard against bad ones (guard.py) follow.
 
-The look costs one pass over the gradients and one host sync, however many tensors there are.
+The look costs one pass over the gradients and one host sync, however many tensors there are. Clipping by value and adaptive clipping do
+without: they are decided where the gradients are.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
 
-from .errors import NonFiniteGradError, NonFiniteGradWarning
 from .params import Param
 from .types import ClipBy
 
 # torch.nn.utils.clip_grad_norm_ adds it to the norm; so do we where we have its meaning ("global", "component").
 NORM_EPS = 1e-6
-
+# Of the paper on adaptive clipping: params that are 0 would never get away from there. Units whose norm is less count as if it were this.
+UNIT_EPS = 1e-3
 
 # Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower (benchmarks/README.md).
 CHUNK = 1 << 20
@@ -34,15 +34,20 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
     for i, grad in enumerate(grads):
         by_kind.setdefault((grad.device, grad.dtype), []).append(i)
     norms = [0.0] * len(grads)
+    away: dict[torch.device, list[tuple[list[int], torch.Tensor]]] = {}
     for (device, dtype), indices in by_kind.items():
         chosen = [grads[i] for i in indices]
         if device.type == "cpu":
-            found = _norms_on_cpu(chosen)
+            for i, norm in zip(indices, _norms_on_cpu(chosen)):
+                norms[i] = norm
         else:
             # Half precision would overflow at 65,504.
             wide = torch.float32 if dtype.itemsize < 4 else None
-            found = torch.stack(torch._foreach_norm(chosen, 2.0, wide)).tolist()
-        for i, norm in zip(indices, found):
+            away.setdefault(device, []).append((indices, torch.stack(torch._foreach_norm(chosen, 2.0, wide))))
+    for parts in away.values():
+        # All dtypes together: it is here that the host waits for the device.
+        found = torch.cat([part for _, part in parts]).tolist()
+        for i, norm in zip(itertools.chain.from_iterable(indices for indices, _ in parts), found):
             norms[i] = norm
     return norms
 
@@ -65,11 +70,38 @@ def total_norm(norms: Sequence[float]) -> float:
     return math.sqrt(math.fsum(norm * norm for norm in norms))
 
 
+def clip_grads(params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0) -> float:
+    """Clip the gradients of params, or say by how much to clip.
+
+    params (Sequence[Param]): Params, each with a gradient.
+    norms (Sequence[float]): The norm of each gradient. Not needed for "value" and "adaptive".
+    limit (float): `grad_clip`: the largest norm or value, or for "adaptive" the largest norm of a gradient as a part of its param's.
+    by (ClipBy): What is clipped: see `clip_factors`, `clip_values`, `clip_units`.
+    scale (float): What gradients are to be multiplied by beforehand.
+    RETURNS (float): A factor for all gradients that is still to be applied.
+    """
+    grads = [param.grad for param in params]
+    if by == "value" or by == "adaptive":
+        scale_grads(grads, [scale] * len(grads))
+        if by == "value":
+            clip_values(grads, limit)
+        else:
+            clip_units([param.tensor for param in params], grads, limit)
+        return 1.0
+    if scale != 1.0:
+        norms = [scale * norm for norm in norms]
+    factors = clip_factors(norms, [param.component for param in params] if by == "component" else (), limit, by)
+    if isinstance(factors, float):
+        return scale * factors
+    scale_grads(grads, [scale * factor for factor in factors])
+    return 1.0
+
+
 def clip_factors(norms: Sequence[float], components: Sequence[str], max_norm: float, by: ClipBy) -> float | list[float]:
     """By how much to scale gradients, so that no norm is above `max_norm`.
 
     norms (Sequence[float]): Norm of each gradient.
-    components (Sequence[str]): Component of each gradient.
+    components (Sequence[str]): Component of each gradient. Only needed for "component".
     max_norm (float): Largest norm allowed.
     by ("global" | "component" | "param"): Whose norm: of all gradients, of each component's, of each tensor's.
     RETURNS (float | list[float]): One factor for all, or one for each gradient. At most 1.
@@ -99,49 +131,36 @@ def scale_grads(grads: Sequence[torch.Tensor], factors: Sequence[float]) -> None
         torch._foreach_mul_([grad for grad, _ in scaled], [factor for _, factor in scaled])
 
 
-class Guard:
-    """Keeps gradients that are not finite from the params.
+def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
+    """Put each element of gradients that is farther from 0 than `limit` there, in place.
 
-    max_nonfinite (int): After so many skipped updates in a row it stops the training. 0: it lets everything pass.
+    SOURCE: torch.nn.utils.clip_grad_value_.
     """
+    for grad in grads:
+        grad.clamp_(-limit, limit)
 
-    def __init__(self, max_nonfinite: int):
-        self.max_nonfinite = max_nonfinite
-        self.skipped = 0
-        self._culprit = ""
 
-    def lets_pass(self, params: Sequence[Param], norms: Sequence[float]) -> bool:
-        """Whether the update may be made.
+@torch.no_grad()
+def clip_units(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], ratio: float) -> None:
+    """Adaptive gradient clipping: scale gradients in place, so that no unit's norm is above `ratio` times the norm of its weights.
 
-        params (Sequence[Param]): The params that are to be updated.
-        norms (Sequence[float]): The norm of each gradient.
-        """
-        bad = [param.name for param, norm in zip(params, norms) if not norm < math.inf]
-        if bad and self.max_nonfinite:
-            self._culprit = bad[0]
-            return False
-        return True
+    A unit is one index of the first dimension, in thinc as in torch: an output with all that leads to it (Maxout's pieces together), or a
+    row of an embedding. A tensor of one dimension, such as a bias, is one unit as a whole: so it is in the paper's code.
 
-    def skip(self, params: Sequence[Param]) -> None:
-        """Count a skipped update; warn at the first. Updates "in a row" are counted for each param: models may be updated in turns.
+    params (Sequence[Tensor]): Params of any shapes.
+    grads (Sequence[Tensor]): The gradient of each. Shape: as the param.
+    ratio (float): Largest norm of a unit's gradient as a part of its weights' norm, which counts as 0.001 at least.
+    SOURCE: Brock, De, Smith, Simonyan (2021): High-Performance Large-Scale Image Recognition Without Normalization,
+        https://arxiv.org/abs/2102.06171, equation 3; optax.adaptive_grad_clip; timm.utils.agc.
+    """
+    for param, grad in zip(params, grads):
+        limits = _unit_norms(param).clamp_(min=UNIT_EPS).mul_(ratio)
+        # A gradient of 0 gives an infinite factor, or rather 1.
+        grad.mul_(limits.div_(_unit_norms(grad)).clamp_(max=1.0))
 
-        RAISES (NonFiniteGradError): There were too many in a row.
-        """
-        self.skipped += 1
-        for param in params:
-            param.skipped += 1
-        if self.skipped == 1:
-            warnings.warn(
-                NonFiniteGradWarning(
-                    f"Skipped an update: the gradient of param '{self._culprit}' is not finite. All params stay as they were. "
-                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
-                ),
-                stacklevel=6,
-            )
-        in_a_row = max(param.skipped for param in params)
-        if in_a_row >= self.max_nonfinite:
-            raise NonFiniteGradError(
-                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
-                f"'{self._culprit}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
-                "raise max_nonfinite in [training.optimizer]."
-            )
+
+def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of each unit, in a shape that goes with the tensor's. In half precision it would overflow."""
+    dims = tuple(range(1, tensor.ndim)) or None
+    dtype = torch.float32 if tensor.dtype.itemsize < 4 else None
+    return torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)

@@ -13,6 +13,7 @@ TorchOptError
 Warning
 └── TorchOptWarning (UserWarning)
     ├── CheckpointWarning          a checkpoint is damaged, of another config, or could not be written
+    ├── GradSpikeWarning           the gradients of an update were far larger than usual
     ├── HostWarning                a spaCy or thinc that is not what we know
     ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
@@ -94,6 +95,10 @@ class TorchOptWarning(UserWarning):
 
 class CheckpointWarning(TorchOptWarning):
     """A checkpoint is damaged, of another config, or could not be written."""
+
+
+class GradSpikeWarning(TorchOptWarning):
+    """The gradients of an update were far larger than usual; what was done about it."""
 
 
 class HostWarning(TorchOptWarning):

@@ -52,7 +52,7 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
-        `grad_norm` (over all gradients, before clipping; None if nobody looked) and `skipped_updates` (so far).
+        `grad_norm` (over all gradients, before clipping; None if nobody looked) `skipped_updates` and `grad_spikes` (so far).
     """
     # Here and not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
     checkpoints, saved = None, None
@@ -153,6 +153,7 @@ def _train(
                 **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
                 "grad_norm": optimizer.grad_norm,
                 "skipped_updates": optimizer.skipped_updates,
+                "grad_spikes": optimizer.grad_spikes,
             }
             _latest[nlp] = info
             yield batch, info, is_best

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, get_args
 
 import torch
 from spacy.language import Language
@@ -31,9 +31,10 @@ from . import hooks, state
 from .algorithm import Algorithm
 from .averages import AveragedParams, Averages, AverageSettings, chosen_averages
 from .cascade import Cascade
-from .clipping import Guard, clip_factors, grad_norms, scale_grads, total_norm
+from .clipping import clip_grads, grad_norms, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
 from .files import read_folder, write_folder
+from .guard import Guard
 from .learn_rate import LearnRateController
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
@@ -51,6 +52,7 @@ from .types import (
     Key,
     OnGrowth,
     OnOutsideWrite,
+    OnSpike,
     ParamInfo,
     SkipDecay,
 )
@@ -68,6 +70,8 @@ def create_optimizer(
     use_averages: bool = False,
     averages: Optional[AverageSettings] = None,
     max_nonfinite: int = 20,
+    spike_factor: float = 0.0,
+    on_spike: OnSpike = "skip",
     param_groups: Dict[str, Dict[str, Any]] = {},
     per_param_lr: Dict[str, FloatOrSchedule] = {},
     layer_decay: Dict[str, float] = {},
@@ -82,11 +86,14 @@ def create_optimizer(
     algorithm (Algorithm): A block with `@torch_optimizers`.
     learn_rate (float | schedule): The learning rate.
     grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
-    clip_by ("global" | "component" | "param"): Whose norm: of all gradients together, of each component's, of each tensor's.
+    clip_by (str): Whose norm: "global": of all gradients together; "component": of each component's; "param": of each tensor's. Or "value":
+        each number; "adaptive": each unit's norm, `grad_clip` being its largest part of the norm of the unit's weights.
     use_averages (bool): Keep averages of all params by thinc's formula, and evaluate and save those.
     averages (AverageSettings): The same as a block with `@misc = "thinc-torchopt.EMA.v1"` or `"thinc-torchopt.SWA.v1"` says.
     max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: such updates are
         made; without clipping, that saves a pass over the gradients.
+    spike_factor (float): An update whose gradient norm is above so many times its moving average is a spike. 0: nothing is.
+    on_spike ("skip" | "clip"): Spikes are skipped, or scaled down to `spike_factor` times the average.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:" and a regular
         expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the algorithm's options. Where several
         blocks set the same for a param, the last one wins.
@@ -108,6 +115,8 @@ def create_optimizer(
         use_averages=use_averages,
         averages=averages,
         max_nonfinite=max_nonfinite,
+        spike_factor=spike_factor,
+        on_spike=on_spike,
         param_groups=param_groups,
         per_param_lr=per_param_lr,
         layer_decay=layer_decay,
@@ -136,6 +145,8 @@ class TorchOptimizer(Optimizer):
         use_averages: bool = False,
         averages: AverageSettings | None = None,
         max_nonfinite: int = 20,
+        spike_factor: float = 0.0,
+        on_spike: OnSpike = "skip",
         param_groups: Blocks | None = None,
         per_param_lr: Mapping[str, FloatOrSchedule] | None = None,
         layer_decay: Mapping[str, float] | None = None,
@@ -149,11 +160,13 @@ class TorchOptimizer(Optimizer):
         self._settings: dict[str, Schedule] = {}
         self._set_or_schedule("learn_rate", learn_rate)
         self._set_or_schedule("grad_clip", grad_clip)
-        if clip_by not in ("global", "component", "param"):
-            raise ConfigError(f"Can't set 'clip_by' in [training.optimizer]: expected 'global', 'component' or 'param', found {clip_by!r}.")
+        if clip_by not in (choices := get_args(ClipBy)):
+            raise ConfigError(
+                f"Can't set 'clip_by' in [training.optimizer]: expected one of {', '.join(map(repr, choices))}, found {clip_by!r}."
+            )
         self.clip_by: ClipBy = clip_by
         self.grad_norm: float | None = None
-        self._guard = Guard(int(check_number("max_nonfinite", max_nonfinite)))
+        self._guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
         self._idle_updates = 0
         self._cascade = Cascade(
             algorithm,
@@ -183,7 +196,7 @@ class TorchOptimizer(Optimizer):
         controller = LearnRateController(on_outside_write=self._on_outside_write)
         groups = ParamGroups(self._cascade, controller, lambda: self._learn_rate, step)
         averages = None if self._average_settings is None else Averages(self._average_settings)
-        return controller, groups, averages, ParamTable(groups, averages)
+        return controller, groups, averages, ParamTable(groups, averages, self._on_growth)
 
     # ------------------------------------------------------------------ pipeline and params
 
@@ -328,8 +341,13 @@ class TorchOptimizer(Optimizer):
 
     @property
     def skipped_updates(self) -> int:
-        """How many updates were skipped because of a gradient that was not finite."""
+        """How many updates were skipped because of a gradient that was not finite, or of a spike."""
         return self._guard.skipped
+
+    @property
+    def grad_spikes(self) -> int:
+        """How many spikes were found, skipped or scaled down."""
+        return self._guard.spikes
 
     # ------------------------------------------------------------------ thinc's attributes
 
@@ -413,7 +431,7 @@ class TorchOptimizer(Optimizer):
             "settings": {"learn_rate": self._learn_rate, "grad_clip": self._grad_clip},
             "schedules": self._schedules.state_dict(),
             "learn_rates": self._controller.state_dict(),
-            "guard": self._guard.state_dict() if hasattr(self._guard, "state_dict") else {},  # TEMP
+            "guard": self._guard.state_dict(),
             "params": state.collect_params(params),
             "groups": state.collect_groups(self._groups),
             "averages": None if self._averages is None else self._averages.state_dict(self._table.shim_paths()),
@@ -444,8 +462,7 @@ class TorchOptimizer(Optimizer):
         state.restore_groups(groups, saved["groups"])
         controller.load_state_dict(saved["learn_rates"])
         guard = copy(self._guard)
-        if hasattr(guard, "load_state_dict"):  # TEMP
-            guard.load_state_dict(saved["guard"])
+        guard.load_state_dict(saved["guard"])
         if averages is not None:
             averages.load_state_dict(saved["averages"], params, table.shim_paths())
         self._schedules.load_state_dict(saved["schedules"])
@@ -496,8 +513,7 @@ class TorchOptimizer(Optimizer):
                 for param in updated:
                     if param.callback is not None:
                         param.callback(array_of(param.tensor))
-                if factor is None:
-                    self._guard.skip(updated)
+                self._guard.report(updated)
             finally:
                 zero_grads(updated)
             if factor is not None and self._averages is not None:
@@ -524,20 +540,16 @@ class TorchOptimizer(Optimizer):
 
         RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
         """
-        if not (self._grad_clip or self._guard.max_nonfinite):
-            return 1.0
-        grads = [param.grad for param in updated]
-        norms = grad_norms(grads)
-        self.grad_norm = total_norm(norms)
-        if not self._guard.lets_pass(updated, norms):
-            return None
-        if not self._grad_clip:
-            return 1.0
-        factors = clip_factors(norms, [param.component for param in updated], self._grad_clip, self.clip_by)
-        if isinstance(factors, float):
-            return factors
-        scale_grads(grads, factors)
-        return 1.0
+        by_norm = self._grad_clip and self.clip_by in ("global", "component", "param")
+        norms: list[float] = []
+        scale: float | None = 1.0
+        if by_norm or self._guard.wants_norms:
+            norms = grad_norms([param.grad for param in updated])
+            self.grad_norm = total_norm(norms)
+            scale = self._guard.judge(updated, norms, self.grad_norm)
+        if scale is None or not self._grad_clip:
+            return scale
+        return clip_grads(updated, norms, self._grad_clip, self.clip_by, scale=scale)
 
     # ------------------------------------------------------------------ collecting gradients
 

@@ -9,18 +9,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from spacy.language import Language
 from thinc.api import Model, Shim
 
-from .averages import Averages
+from .averages import Average, Averages
 from .errors import ParamError, PipelineError, ShapeError
 from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
-from .types import Key
+from .state_growth import fit_param_state
+from .types import Key, OnGrowth
+
+
+class Heritage(NamedTuple):
+    """What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was built anew."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    steps: int
+    joined_at: int | None
+    optimizer_class: type[torch.optim.Optimizer] | None
+    state: dict[str, Any]
+    average: Average | None
 
 
 class ParamTable:
@@ -28,9 +41,10 @@ class ParamTable:
 
     groups (ParamGroups): Told of every param that comes, goes, or moves to another device.
     averages (Averages): Told of every param that goes.
+    on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
     """
 
-    def __init__(self, groups: ParamGroups, averages: Averages | None):
+    def __init__(self, groups: ParamGroups, averages: Averages | None, on_growth: OnGrowth = "mean"):
         self.by_key: dict[Key, Param] = {}
         self.names: dict[Key, str] = {}
         self._biases_and_norms: set[Key] = set()
@@ -40,7 +54,11 @@ class ParamTable:
         self._nlp: Callable[[], Language | None] = lambda: None
         self._of_pipeline: set[Key] = set()
         self._exclude: Collection[str] = ()
+        self._on_growth = on_growth
+        # By name: after how many updates a param joined, if in mid-training; what is left to it; and which names there ever were.
         self._joined: dict[str, int | None] = {}
+        self._heritage: dict[str, Heritage] = {}
+        self._known: set[str] = set()
 
     @property
     def is_bound(self) -> bool:
@@ -74,7 +92,7 @@ class ParamTable:
         """
         self._nlp = weakref.ref(nlp)
         self._exclude = tuple(exclude)
-        self._joined = dict(joined)
+        self._joined |= joined
         self._name_pipeline(nlp)
         components = trainable_components(nlp, exclude)
         if not components:
@@ -95,6 +113,7 @@ class ParamTable:
                     self.forget(found.key, keep_name=True)
         for _, model in components:
             self._take_in(model)
+        self._heritage.clear()
 
     def _take_in(self, model: Model) -> None:
         for node in model.walk():
@@ -105,9 +124,6 @@ class ParamTable:
                         self.see_torch_param(param, shim, model)
             for name in node.param_names:
                 if node.has_param(name):
-                    known = self.by_key.get((node.id, name))
-                    if known is not None and known.shape != node.get_param(name).shape:
-                        self.forget(known.key, keep_name=True)
                     self.see_node_param(node, name, model)
 
     def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
@@ -126,6 +142,7 @@ class ParamTable:
         if hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
+        self._let_grow(known, array)
         return self.see(key, array)
 
     def see_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
@@ -142,6 +159,7 @@ class ParamTable:
                 Shim.global_id += 1
                 shim.id = Shim.global_id
         self.shims[shim.id] = shim
+        self._let_grow(self.by_key.get(id(param)), param)
         return self.see(id(param), param)
 
     def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
@@ -200,9 +218,54 @@ class ParamTable:
         if tensor.numel() == 0:
             return None
         param = Param(name, key, source, tensor, is_bias_or_norm=key in self._biases_and_norms)
+        heritage = self._heritage.pop(name, None)
+        param.joined_at = self._joined.get(name) if heritage is None else heritage.joined_at
         self._groups.add([param], names_are_lasting=self.is_bound)
         self.by_key[key] = param
+        if heritage is not None:
+            self._inherit(param, heritage)
         return param
+
+    # ------------------------------------------------------------------ params that grow
+
+    def _let_grow(self, known: Param | None, source: Any) -> None:
+        """If a param's array was replaced by one of another shape, let it begin anew, with what it leaves to itself."""
+        if known is not None and tuple(known.shape) != tuple(source.shape):
+            self._bequeath(known)
+
+    def _bequeath(self, param: Param) -> None:
+        """Forget a param, and keep what it leaves to the next one of its name."""
+        if self._on_growth != "reset":
+            owner = None if param.group is None else param.group.owner
+            self._heritage[param.name] = Heritage(
+                tuple(param.shape),
+                param.dtype,
+                param.steps,
+                param.joined_at,
+                None if owner is None else type(owner.optimizer),
+                {} if owner is None else owner.state_of(param),
+                None if self.averages is None else self.averages.release(param.key),
+            )
+        self.forget(param.key, keep_name=True)
+
+    def _inherit(self, param: Param, heritage: Heritage) -> None:
+        if param.group is not None and heritage.state and heritage.optimizer_class is type(param.group.owner.optimizer):
+            state = fit_param_state(
+                heritage.optimizer_class,
+                heritage.state,
+                heritage.shape,
+                param.tensor,
+                on_growth="zero" if self._on_growth == "zero" else "mean",
+                name=param.name,
+                old_dtype=heritage.dtype,
+                options=param.group.entry,
+            )
+            param.group.owner.set_state(param, state)
+        param.steps = heritage.steps
+        if self.averages is not None and heritage.average is not None:
+            self.averages.inherit(param, heritage.average)
+
+    # ------------------------------------------------------------------ names
 
     def _name_below(self, model: Model) -> None:
         """Name the params of a model in which new ones turned up."""
@@ -225,6 +288,8 @@ class ParamTable:
         in_use = set(names.values())
         for key, name in list(self.names.items()):
             if key not in names and (key in self._of_pipeline or name in in_use):
+                if key in self._of_pipeline and name in in_use and key in self.by_key:
+                    self._bequeath(self.by_key[key])
                 self.forget(key)
         renamed = [self.by_key[key] for key, name in names.items() if key in self.by_key and self.by_key[key].name != name]
         for param in renamed:
@@ -232,6 +297,10 @@ class ParamTable:
         self._groups.rename(renamed)
         self.names.update(names)
         self._of_pipeline = set(names)
+        updates = max((param.steps for param in self.by_key.values()), default=0)
+        if updates and self._known:
+            self._joined |= dict.fromkeys(in_use - self._known, updates)
+        self._known |= in_use
 
     def _note_kind(self, found: NamedParam) -> None:
         (self._biases_and_norms.add if found.is_bias_or_norm else self._biases_and_norms.discard)(found.key)

@@ -142,12 +142,15 @@ def fit_param_state(
         if not isinstance(value, Tensor):
             fitted[key] = value
         elif shape is None:
-            fitted[key] = value if key == "step" and value.device.type == "cpu" and not on_device else value.to(new_param.device)
+            stays = key == "step" and value.device.type == "cpu" and not on_device
+            fitted[key] = value if stays or value.device == new_param.device else value.to(new_param.device)
         else:
+            dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
+            if value.device != new_param.device or value.dtype != dtype:
+                value = value.to(new_param.device, dtype)
             scale = _MOMENTUM_SCALE if key == "momentum_buffer" and issubclass(optimizer_class, torch.optim.SGD) else 1.0
-            value = value.to(new_param.device, new_param.dtype if value.dtype == old_dtype else value.dtype)
             fitted[key] = _with_strides_of(new_param, fit_state(value, shape, kind=kind, fill=on_growth, scale=scale))
-    if old != new and {"square_avg", "grad_avg"} <= fitted.keys():
+    if math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys():  # or else there are no new cells
         _keep_variance(fitted["square_avg"], fitted["grad_avg"], state["square_avg"] if kind != "reshape" else None)
     return fitted
 
@@ -165,9 +168,9 @@ def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, 
     RAISES (StateError): The kind does not fit the shapes.
     """
     old, new = tuple(value.shape), tuple(shape)
-    _check_kind(kind, old, new, "a state tensor")
     if old == new:
         return value
+    _check_kind(kind, old, new, "a state tensor")
     if not (value.is_floating_point() or value.is_complex()):
         return fit_state(value.double(), new, kind=kind, fill=fill, scale=scale).round_().to(value.dtype)
     if kind == "reshape" or (kind is None and _is_reshape(old, new)):

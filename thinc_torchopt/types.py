@@ -11,12 +11,13 @@ from thinc.types import Generator
 # What a config may give for a number: the number, a list of numbers, or a schedule (thinc 8.3's are generators).
 FloatOrSchedule = Union[float, list[float], Generator]
 IntOrSchedule = Union[int, list[int], Generator]
-ClipBy = Literal["global", "component", "param"]
+ClipBy = Literal["global", "component", "param", "value", "adaptive"]
 SkipDecay = Literal["bias_and_norm"]
 # What stands in [training.optimizer.param_groups]: by name, `params` and any settings.
 Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
+OnSpike = Literal["skip", "clip"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable
 

@@ -17,6 +17,7 @@ app.add_typer(torchopt_cli)
 # What is left over are overrides of settings in the config, as in spaCy's own commands.
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 _CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
+_CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
@@ -96,3 +97,17 @@ def find_lr_cli(
         code_path=code_path,
         use_gpu=use_gpu,
     )
+
+
+@torchopt_cli.command("checkpoint")
+def checkpoint_cli(
+    path: Path = _CHECKPOINTS,
+    as_json: bool = _JSON,
+) -> None:
+    """
+    Show what is inside the checkpoints of a run: step, epoch, scores, param groups with their learning rates, sizes, and whether they are
+    whole or damaged. Nothing is changed.
+    """
+    from .checkpoint import show_checkpoint
+
+    show_checkpoint(path, as_json=as_json)

@@ -1,0 +1,241 @@
+"""State that follows its param in a pipeline: new labels, new layers, components that come, go, and change their names."""
+
+import numpy
+import pytest
+import torch
+from spacy.training import Example
+from thinc.api import Linear, PyTorchWrapper, chain
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.learn_rate import Warmup
+from thinc_torchopt.torch_optimizers import SGD, AdamW
+
+from .models import backprop, toy_examples, toy_pipeline
+
+BOW = {
+    "model": {
+        "@architectures": "spacy.TextCatBOW.v3",
+        "exclusive_classes": True,
+        "ngram_size": 1,
+        "no_output_layer": False,
+        "length": 262144,
+    }
+}
+GROWS = ["ner", "parser", "textcat", "textcat_multilabel"]
+
+
+def trained(component, **settings):
+    """A pipeline of one component after five updates."""
+    nlp = toy_pipeline([] if component.startswith("textcat") else [component], shared=False)
+    if component.startswith("textcat"):
+        nlp.add_pipe(component, config=BOW)
+    examples = toy_examples(nlp, 40)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, **settings)
+    optimizer.initialize(nlp)
+    for _ in range(5):
+        nlp.update(examples, sgd=optimizer)
+    return nlp, examples, optimizer
+
+
+def moments(optimizer):
+    inner = optimizer.torch_optimizers["algorithm"]
+    return {
+        name: {key: value.clone() for key, value in inner.state[param].items() if torch.is_tensor(value)}
+        for name, param in optimizer.params.items()
+    }
+
+
+@pytest.mark.parametrize("component", GROWS)
+def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
+    nlp, examples, optimizer = trained(component)
+    before = moments(optimizer)
+    shapes = {name: tuple(param.shape) for name, param in optimizer.params.items()}
+    averages = {name: optimizer._averages.tensor_of(p.key).clone() for p in optimizer._table.by_key.values() for name in [p.name]}
+    nlp.get_pipe(component).add_label("NEW")
+    optimizer.initialize(nlp)
+    grown = [name for name, param in optimizer.params.items() if tuple(param.shape) != shapes[name]]
+    assert grown and set(optimizer.params) == set(shapes)
+    after = moments(optimizer)
+    for name in shapes:
+        leading = tuple(slice(size) for size in shapes[name])
+        assert torch.equal(after[name]["step"], before[name]["step"])
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(after[name][moment][leading], before[name][moment]), (name, moment)
+            assert after[name][moment].shape == optimizer.params[name].shape and after[name][moment].isfinite().all()
+        param = next(p for p in optimizer._table.by_key.values() if p.name == name)
+        average = optimizer._averages.tensor_of(param.key)
+        assert torch.equal(average[leading], averages[name]) and average.shape == param.shape
+    # New cells: the mean over the old ones; averages: as the param is.
+    name = next(name for name in grown if name.endswith("b"))
+    n = shapes[name][0]
+    torch.testing.assert_close(after[name]["exp_avg_sq"][n], before[name]["exp_avg_sq"].mean())
+    # Nothing stale is left, and training goes on.
+    inner = optimizer.torch_optimizers["algorithm"]
+    held = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
+    assert {id(tensor) for tensor in inner.state} == held and len(held) == len(shapes)
+    for _ in range(3):
+        nlp.update(examples, sgd=optimizer)
+    assert all(param.isfinite().all() for param in optimizer.params.values())
+    with nlp.use_params(optimizer.averages):
+        nlp(nlp.make_doc("Anna likes London"))
+
+
+@pytest.mark.parametrize("component", GROWS)
+def test_growth_is_noticed_in_the_next_update(component):
+    """Without a call of optimizer.initialize."""
+    nlp, examples, optimizer = trained(component)
+    before = {
+        name: (tuple(param.shape), next(p.steps for p in optimizer._table.by_key.values() if p.name == name))
+        for name, param in optimizer.params.items()
+    }
+    nlp.get_pipe(component).add_label("NEW")
+    nlp.update(examples, sgd=optimizer)
+    steps = {param.name: param.steps for param in optimizer._table.by_key.values()}
+    assert steps == {name: n + 1 for name, (_, n) in before.items()}
+    assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
+    assert optimizer.learn_rates == {"default": 0.01}
+
+
+@pytest.mark.parametrize(("on_growth", "expected"), [("mean", "mean"), ("zero", "zero"), ("reset", "reset")])
+def test_growth_fills_new_cells_as_the_setting_says(on_growth, expected):
+    nlp, _, optimizer = trained("ner", on_growth=on_growth)
+    name = "ner/upper/b"
+    before, n = moments(optimizer)[name], optimizer.params[name].shape[0]
+    nlp.get_pipe("ner").add_label("NEW")
+    optimizer.initialize(nlp)
+    after = optimizer.torch_optimizers["algorithm"].state[optimizer.params[name]]
+    if expected == "reset":
+        assert not after and name not in {p.name for p in optimizer._table.by_key.values() if p.steps}
+    else:
+        assert (after["exp_avg"][n:] == (before["exp_avg"].mean() if expected == "mean" else 0.0)).all()
+
+
+def test_growth_refuses_other_settings():
+    with pytest.raises(ConfigError, match=r"'on_growth' .*expected 'mean', 'zero' or 'reset', found 'keep'"):
+        TorchOptimizer(AdamW(), on_growth="keep")
+
+
+@pytest.mark.parametrize("component", ["tagger", "morphologizer", "spancat"])
+def test_growth_spacy_refuses_labels_for_some_components(component):
+    """If this fails, spaCy has learned it, and the list in docs/growing-models.md has to grow too."""
+    nlp, _, _ = trained(component)
+    with pytest.raises(ValueError, match="E922"):
+        nlp.get_pipe(component).add_label("Foo=Bar")
+
+
+class Embeds(torch.nn.Module):
+    def __init__(self, rows, layers=1):
+        super().__init__()
+        self.embed = torch.nn.Embedding(rows, 5)
+        self.layer = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(layers))
+
+    def forward(self, X):
+        Y = X + self.embed.weight.mean(0)
+        for layer in self.layer:
+            Y = layer(Y)
+        return Y
+
+
+def torch_pipeline(algorithm, **settings):
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.get_pipe("tagger").model = model = chain(PyTorchWrapper(Embeds(4)), Linear(3, 5)).initialize()
+    nlp.rename_pipe("tagger", "trf")
+    optimizer = TorchOptimizer(algorithm, 0.01, grad_clip=0.0, **settings)
+    optimizer.initialize(nlp)
+    update(optimizer, model, 3)
+    return nlp, model, optimizer
+
+
+def update(optimizer, model, n):
+    for step in range(n):
+        backprop(model, numpy.random.default_rng(step))
+        model.finish_update(optimizer)
+        optimizer.step_schedules()
+
+
+@pytest.mark.parametrize("algorithm", [AdamW(), SGD(momentum=0.9)], ids=lambda a: a.label)
+def test_growth_of_a_torch_module(algorithm):
+    """A larger embedding keeps its rows; a new layer joins with a warm-up."""
+    nlp, model, optimizer = torch_pipeline(algorithm, new_params_warmup=10)
+    inner = optimizer.torch_optimizers["algorithm"]
+    key = "exp_avg" if "betas" in algorithm.options else "momentum_buffer"
+    before = inner.state[optimizer.params["trf/pytorch/embed/weight"]][key].clone()
+    module = model.layers[0].shims[0]._model
+    larger = torch.nn.Embedding(6, 5)
+    with torch.no_grad():
+        larger.weight[:4] = module.embed.weight
+    module.embed = larger
+    module.layer.append(torch.nn.Linear(5, 5))
+    optimizer.initialize(nlp)
+    state = inner.state[optimizer.params["trf/pytorch/embed/weight"]][key]
+    assert state.shape == (6, 5) and torch.equal(state[:4], before)
+    expected = before.mean(0) * (1.0 if key == "exp_avg" else 0.1)
+    torch.testing.assert_close(state[5], expected)
+    rates = []
+    for step in range(12):
+        backprop(model, numpy.random.default_rng(step))
+        model.finish_update(optimizer)
+        rates.append(optimizer.learn_rates)
+    assert all(rate["default"] == 0.01 for rate in rates)
+    warmup = Warmup(10)  # from a hundredth of a tenth, in ten updates, to a tenth
+    assert [rate["new"] for rate in rates] == pytest.approx([warmup.rate(step, 0.001) for step in range(12)], rel=1e-12)
+    assert rates[0]["new"] == pytest.approx(1e-5) and rates[-1]["new"] == pytest.approx(1e-3)
+    assert len(inner.state) == len(optimizer.params) == 7
+
+
+def test_growth_of_a_module_that_was_built_anew():
+    """As spacy-transformers does in from_bytes: other tensors, the same names."""
+    nlp, model, optimizer = torch_pipeline(AdamW())
+    before = moments(optimizer)
+    module = Embeds(4)
+    module.load_state_dict(model.layers[0].shims[0]._model.state_dict())
+    model.layers[0].shims[0]._model = module
+    backprop(model, numpy.random.default_rng(7))
+    optimizer.initialize(nlp)
+    after = moments(optimizer)
+    assert all(torch.equal(after[name][key], before[name][key]) for name in before for key in before[name])
+    model.finish_update(optimizer)
+    assert set(optimizer.nr_update.values()) == {4}
+
+
+def test_growth_components_come_go_and_change_their_names():
+    nlp = toy_pipeline(["tagger", "ner"])
+    examples = toy_examples(nlp, 40)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    for _ in range(3):
+        nlp.update(examples, sgd=optimizer)
+    before = moments(optimizer)
+    nlp.rename_pipe("tagger", "tags")
+    nlp.remove_pipe("ner")
+    nlp.add_pipe("senter").initialize(lambda: examples, nlp=nlp)
+    optimizer.initialize(nlp)
+    assert {name.split("/")[0] for name in optimizer.params} == {"tok2vec", "tags", "senter"}
+    after = moments(optimizer)
+    kept = {name: name.replace("tagger", "tags") for name in before if not name.startswith("ner")}
+    assert all(torch.equal(after[new][key], before[old][key]) for old, new in kept.items() for key in before[old])
+    nlp.update([Example(nlp.make_doc(e.text), e.reference) for e in examples], sgd=optimizer)
+    assert optimizer.learn_rates["new"] == pytest.approx(0.01 * 0.1 * 0.01) and optimizer.learn_rates["default"] == 0.01
+    inner = optimizer.torch_optimizers["algorithm"]
+    assert len(inner.state) == sum(len(group["params"]) for group in inner.param_groups) == len(optimizer.params)
+    nlp.replace_listeners("tok2vec", "tags", ["model.tok2vec"])
+    optimizer.initialize(nlp)
+    assert any(name.startswith("tags/tok2vec/") for name in optimizer.params)
+    nlp.update([Example(nlp.make_doc(e.text), e.reference) for e in examples], sgd=optimizer)
+
+
+def test_growth_of_a_run_that_goes_on(tmp_path):
+    """What joined in mid-training is still new after a restart."""
+    nlp, model, optimizer = torch_pipeline(AdamW(), new_params_warmup=10)
+    model.layers[0].shims[0]._model.layer.append(torch.nn.Linear(5, 5))
+    optimizer.initialize(nlp)
+    update(optimizer, model, 4)
+    optimizer.to_disk(tmp_path / "state")
+    other = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0, new_params_warmup=10)
+    other.initialize(nlp)
+    other.from_disk(tmp_path / "state")
+    update(other, model, 1)
+    assert other.learn_rates["new"] == pytest.approx(Warmup(10).rate(4, 0.001), rel=1e-12)

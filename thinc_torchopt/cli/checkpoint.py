@@ -1,0 +1,82 @@
+"""`spacy torchopt checkpoint`: what is inside the checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import steps_of
+from ..errors import StateError
+from ..files import read_folder
+from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
+
+
+def show_checkpoint(path: Path, *, as_json: bool) -> None:
+    """Print what is inside. Ends the program with 1 if none is whole.
+
+    path (Path): The folder of a run's checkpoints, or one of them.
+    """
+    with errors_shown(as_json=as_json):
+        found = [_look_into(folder) for folder in steps_of(path) or [path]]
+    whole = [entry for entry in found if entry["whole"]]
+    if as_json:
+        print_json(found)
+    else:
+        console = make_console()
+        headers = ["checkpoint", "step", "epoch", "score", "best", "params", "MB", "state"]
+        print_table(console, headers, [_row(entry) for entry in found], numbers=headers[1:-1])
+        if whole:
+            rows = [[group["name"], str(group["params"]), short(group["learn_rate"])] for group in whole[-1]["groups"]]
+            print_table(console, ["group", "tensors", "learn rate"], rows, numbers=["tensors", "learn rate"])
+        print_notes(console, [entry["problem"] for entry in found if not entry["whole"]])
+    if not whole:
+        with errors_shown(as_json=as_json):
+            raise StateError(
+                f"Can't go on from '{path}': expected a whole checkpoint, found {len(found)} damaged. Start the training anew."
+            )
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    size = f"{entry['bytes'] / 1e6:.1f}"
+    if not entry["whole"]:
+        return [entry["name"], "", "", "", "", "", size, "damaged"]
+    scores = [f"{100 * entry[key]:.2f}" for key in ("score", "best_score")]
+    return [entry["name"], str(entry["step"]), str(entry["epoch"]), *scores, f"{entry['params']:,}", size, "whole"]
+
+
+def _look_into(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise StateError(f"Can't read '{folder}': expected the folder of a checkpoint, found none.")
+    entry: dict[str, Any] = {"name": folder.name, "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file())}
+    try:
+        saved = read_folder(folder)
+        progress, optimizer = saved["progress"], saved["optimizer"]
+        rates = optimizer["learn_rates"]["groups"]
+        results = progress["results"]
+        return entry | {
+            "whole": True,
+            "step": progress["step"],
+            "epoch": progress["epoch"],
+            "score": results[-1][0],
+            "best_score": max(score for score, _ in results),
+            "params": sum(tensor.numel() for tensor in _tensors(saved["model"])),
+            "groups": [
+                {"name": name, "params": len(group["params"]), "learn_rate": rates[name]["applied_rate"]}
+                for name, group in optimizer["groups"].items()
+            ],
+        }
+    except StateError as error:
+        return entry | {"whole": False, "problem": str(error)}
+    except (KeyError, TypeError, IndexError) as error:
+        return entry | {"whole": False, "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r})."}
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _tensors(value)

@@ -1,0 +1,225 @@
+"""The guard: gradients that are not finite, and spikes, do not reach the params.
+
+A *spike* is an update whose gradient norm (over all its params, before clipping) is above `spike_factor` times the moving average of
+those before it. The average, and how it gets over spikes:
+
+- An exponential one, which forgets 1% at each update, corrected for its beginning as Adam's moments are. It gives no verdict in its first
+  20 updates.
+- A spike counts as if it had been clipped: as `spike_factor` times the average. So it can't raise the average much; yet no training gets
+  stuck where norms have risen for good. The average then grows by (`spike_factor` - 1) percent at each spike, until it has caught up; and
+  what comes more often than once in `spike_factor` updates soon is no spike any more.
+- Norms that are not finite don't count, and neither do those of 0: a batch without annotations says nothing about others.
+- One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole pipeline; with
+  `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself is one, too.
+
+All is decided from the norms, for which clipping has looked already: see clipping.py.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
+from .params import Param
+from .scheduled_values import check_number
+from .types import OnSpike
+
+DECAY = 0.99
+# No verdict before so many norms are known.
+MIN_UPDATES = 20
+
+
+@dataclass
+class MovingAverage:
+    """Of the norms of one set of params.
+
+    norm (float): The average.
+    updates (int): How many norms went into it.
+    """
+
+    norm: float = 0.0
+    updates: int = 0
+
+    def add(self, norm: float) -> None:
+        """Take in one more norm."""
+        self.updates += 1
+        self.norm += (1.0 - DECAY) / (1.0 - DECAY**self.updates) * (norm - self.norm)
+
+
+class Guard:
+    """Decides for each update whether it is made, and counts those that are not.
+
+    max_nonfinite (int): After so many updates in a row whose gradients were not finite it stops the training. 0: they are made.
+    spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a spike.
+    on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the average.
+
+    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason).
+    RAISES (ConfigError): A setting that can't work.
+    """
+
+    def __init__(self, max_nonfinite: int, *, spike_factor: float = 0.0, on_spike: OnSpike = "skip"):
+        self.max_nonfinite = int(check_number("max_nonfinite", max_nonfinite))
+        self.spike_factor = check_number("spike_factor", spike_factor)
+        if 0.0 < self.spike_factor <= 1.0:
+            raise ConfigError(
+                f"Can't set 'spike_factor' in [training.optimizer]: expected a number above 1, or 0 for none, found {spike_factor!r}. "
+                "Norms of half of all updates are above their average."
+            )
+        if on_spike not in ("skip", "clip"):
+            raise ConfigError(f"Can't set 'on_spike' in [training.optimizer]: expected 'skip' or 'clip', found {on_spike!r}.")
+        self.on_spike: OnSpike = on_spike
+        self.nonfinite = self.spikes = self.skipped = 0
+        self.averages: dict[str, MovingAverage] = {}
+        self._found: _NonFinite | _Spike | None = None
+
+    @property
+    def wants_norms(self) -> bool:
+        """Whether it has anything to decide."""
+        return bool(self.max_nonfinite or self.spike_factor)
+
+    def judge(self, params: Sequence[Param], norms: Sequence[float], norm: float) -> float | None:
+        """Decide whether an update is made. `report` comes after it.
+
+        params (Sequence[Param]): The params that are to be updated.
+        norms (Sequence[float]): The norm of each gradient.
+        norm (float): Of all together.
+        RETURNS (float | None): By how much to scale all gradients, at most 1. None: skip the update.
+        """
+        self._found = None
+        if not norm < math.inf:
+            bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
+            if self.max_nonfinite and bad is not None:
+                self._found = _NonFinite(bad.name)
+                return None
+            return 1.0
+        if not self.spike_factor or norm == 0.0:
+            return 1.0
+        updated_together = set_name(params)
+        average = self.averages.setdefault(updated_together, MovingAverage())
+        limit = self.spike_factor * average.norm
+        if average.updates < MIN_UPDATES or norm <= limit:
+            average.add(norm)
+            return 1.0
+        largest = max(range(len(norms)), key=norms.__getitem__)
+        self._found = _Spike(updated_together, norm, average.norm, params[largest].name)
+        average.add(limit)
+        return limit / norm if self.on_spike == "clip" else None
+
+    def report(self, params: Sequence[Param]) -> None:
+        """Count what `judge` found, and warn when it is the first of its kind.
+
+        params (Sequence[Param]): Those that it judged.
+        RAISES (NonFiniteGradError): Too many updates in a row were not finite. In a row of each param: models may be updated in turns.
+        """
+        if isinstance(self._found, _NonFinite):
+            self._report_nonfinite(self._found, params)
+        elif self._found is not None:
+            self._report_spike(self._found)
+
+    def _report_nonfinite(self, found: _NonFinite, params: Sequence[Param]) -> None:
+        self.nonfinite += 1
+        self.skipped += 1
+        for param in params:
+            param.skipped += 1
+        if self.nonfinite == 1:
+            warnings.warn(
+                NonFiniteGradWarning(
+                    f"Skipped an update: the gradient of param '{found.param}' is not finite. All params stay as they were. "
+                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
+                ),
+                stacklevel=7,
+            )
+        in_a_row = max(param.skipped for param in params)
+        if in_a_row >= self.max_nonfinite:
+            raise NonFiniteGradError(
+                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
+                f"'{found.param}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
+                "raise max_nonfinite in [training.optimizer]."
+            )
+
+    def _report_spike(self, found: _Spike) -> None:
+        self.spikes += 1
+        self.skipped += self.on_spike == "skip"
+        if self.spikes == 1:
+            what, done = ("Skipped", "skipped") if self.on_spike == "skip" else ("Scaled down", "scaled down")
+            warnings.warn(
+                GradSpikeWarning(
+                    f"{what} an update of {found.params}: the norm of its gradients is {found.norm:.3g}, more than spike_factor = "
+                    f"{self.spike_factor:g} times its moving average of {found.average:.3g}; the largest is that of param "
+                    f"'{found.largest}'. Further ones are {done} without a warning; optimizer.grad_spikes counts them."
+                ),
+                stacklevel=7,
+            )
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and averages, as JSON takes them."""
+        return {
+            "nonfinite": self.nonfinite,
+            "spikes": self.spikes,
+            "skipped": self.skipped,
+            "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where another guard stood. Everything is checked first; what fails changes nothing.
+
+        saved (Mapping): From `state_dict`.
+        RAISES (StateError): It is no such state.
+        """
+        _check_parts("the guard", saved, ("nonfinite", "spikes", "skipped", "averages"))
+        _check_parts("the guard's averages", saved["averages"])
+        counts = [_check_count(name, saved[name]) for name in ("nonfinite", "spikes", "skipped")]
+        averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
+        self.nonfinite, self.spikes, self.skipped = counts
+        self.averages = averages
+
+
+def set_name(params: Sequence[Param]) -> str:
+    """What a set of params is called that is updated together: its components and how many params, or its only param.
+
+    The number is part of it because norms are others from when layers are unfrozen.
+    """
+    if len(params) == 1:
+        return params[0].name
+    return f"{'+'.join(sorted({param.component for param in params}))} ({len(params)} params)"
+
+
+@dataclass
+class _NonFinite:
+    param: str
+
+
+@dataclass
+class _Spike:
+    params: str
+    norm: float
+    average: float
+    largest: str
+
+
+def _load_average(name: str, saved: Any) -> MovingAverage:
+    _check_parts(f"the guard's average of {name}", saved, ("norm", "updates"))
+    norm = saved["norm"]
+    if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0.0 <= norm < math.inf:
+        raise StateError(f"Can't load the state of the guard's average of {name}: expected a norm, found {norm!r}.")
+    return MovingAverage(float(norm), _check_count(f"updates of {name}", saved["updates"]))
+
+
+def _check_parts(what: str, found: Any, expected: Sequence[str] | None = None) -> None:
+    if not isinstance(found, Mapping) or set(found) != set(expected or found):
+        raise StateError(
+            f"Can't load the state of {what}: expected {f'the parts {sorted(expected)}' if expected else 'a dict'}, found "
+            f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
+        )
+
+
+def _check_count(what: str, found: Any) -> int:
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise StateError(f"Can't load the state of the guard: expected '{what}' to be a number of updates, found {found!r}.")
+    return found
