@@ -135,6 +135,8 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
     with model.use_params(optimizer.averages):
         found = {name: value.clone() for name, value in module.state_dict().items()}
     assert found["norm.num_batches_tracked"] == 17
+    saved = optimizer._averages.state_dict([("a", model.shims[0])])["tensors"]
+    assert [name for name in saved if "buffer" in name] == ["buffer:a/norm.running_mean", "buffer:a/norm.running_var"]
     expected = oracle.module.state_dict()
     expected.pop("norm.num_batches_tracked")
     for name, value in expected.items():
@@ -155,10 +157,10 @@ def test_averages_equal_torch_emas(start):
             continue
         one_minus_decay = 1.0 - min(0.6, (1 + num_updates) / (10 + num_updates))
         shadow = [s_param.sub_((s_param - param).mul_(one_minus_decay)) for s_param, param in zip(shadow, params_of(model))]
-    with model.use_params(optimizer.averages):
-        for found, expected in zip(params_of(model), shadow):
-            # float32: two ways to write one linear interpolation.
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+        with model.use_params(optimizer.averages):
+            for found, expected in zip(params_of(model), shadow):
+                # float32: two ways to write one linear interpolation.
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
 def naive(settings, first, values):
@@ -250,6 +252,18 @@ def test_averages_begin_anew_for_a_param_of_another_shape():
     assert averages.tensor_of(param.key).tolist() == [9.0] * 5
     averages.drop(param.key)
     assert averages.tensor_of(param.key) is None
+
+
+def test_averages_grow_with_their_param():
+    averages, param = Averages(SWA(0)), new_param()
+    feed(averages, param, [1.0, 3.0])
+    grown = Param("a/W", ("grown", "W"), None, torch.full((4, 3), 8.0))
+    grown.group, grown.steps = "not frozen", 2
+    averages.inherit(grown, averages.release(param.key))
+    assert averages.tensor_of(param.key) is None
+    assert averages.tensor_of(grown.key).tolist() == [[2.0] * 3] * 2 + [[8.0] * 3] * 2
+    feed(averages, grown, [8.0])
+    assert averages.tensor_of(grown.key).tolist() == [[4.0] * 3] * 2 + [[8.0] * 3] * 2
 
 
 # ---------------------------------------------------------------------- device and dtype
@@ -352,6 +366,8 @@ def test_averages_of_buffers_that_are_replaced_or_go():
         found = optimizer.averages.get(f"pytorch_{model.shims[0].id}_1.extra")
         expected = {2.0: [2.0] * 3, 4.0: [3.0] * 3, 6.0: [6.0], 8.0: [7.0]}
         assert found is None if buffer is None else found.tolist() == expected[buffer[0].item()]
+    del norm.extra
+    model.finish_update(optimizer)
 
 
 def test_averages_do_not_keep_a_model_alive():
@@ -531,7 +547,8 @@ def test_averages_go_on_exactly(settings):
     assert {name: value for name, value in saved_again.items() if name != "tensors"} == {k: v for k, v in state.items() if k != "tensors"}
     found = []
     for trained, by in ((model, optimizer), (other, resumed)):
-        train_fully(trained, by, 6, seed=1)
+        for i, _ in enumerate(train(trained, by, 6, seed=1)):
+            trained.layers[-1].shims[0]._model.mask.fill_(i)  # finite too late, if averages have begun
         with trained.use_params(by.averages):
             found.append([*params_of(trained), *(buffer.clone() for buffer in trained.layers[-1].shims[0]._model.buffers())])
     assert same(*found)

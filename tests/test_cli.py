@@ -15,7 +15,9 @@ from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 
 from thinc_torchopt.cli._util import print_table, sparkline
+from thinc_torchopt.cli.find_lr import _print as _print_range_test
 from thinc_torchopt.compat import has_matplotlib
+from thinc_torchopt.lr_finder import RangeTest
 from thinc_torchopt.schedules import warmup_cosine, warmup_linear
 
 from .conftest import CONFIGS
@@ -337,6 +339,7 @@ def test_cli_find_lr(folder):
     assert at_steepest < 0.8 * first and losses[20] > 0.95 * first
 
     text = torchopt(folder, "find-lr", folder / "my.cfg").stdout
+    assert ("far apart" in text) == (not 1 / 3 <= steepest / lowest <= 3)
     assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {steepest:.2g}" in text
     assert f"[training.optimizer.per_param_lr]\nner/* = {steepest / 3:.2g}" in text
     [line] = [line for line in text.splitlines() if line.startswith("shared+embeddings/layer-0")]
@@ -393,3 +396,13 @@ def test_cli_sparkline():
         encoding = "ascii"
 
     assert sparkline(Console(file=Ascii()), [0.0, 1.0], 60) == ""
+
+
+def test_cli_find_lr_says_when_its_suggestions_are_far_apart():
+    for tenth_of_lowest, is_far in ((0.01, False), (0.001, True)):
+        file = StringIO()
+        found = RangeTest([0.01, 10 * tenth_of_lowest], [1.0, 0.5], [{"default": 0.01}] * 2, smoothed=[1.0, 0.5], steepest=0, lowest=1)
+        setting = {"setting": ["learn_rate"], "peak": 0.1, **found.suggestions}
+        _print_range_test(Console(file=file, width=200, markup=False), found, [setting], {"learn_rate": 0.1}, None)
+        assert ("far apart" in file.getvalue()) == is_far
+        assert file.getvalue().endswith("\n[training.optimizer]\nlearn_rate = 0.01\n")

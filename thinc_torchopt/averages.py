@@ -170,7 +170,7 @@ class Averages:
             if not is_due(param.steps):
                 continue
             average = averages_of.get(param.key)
-            if average is None or average.param is not param or average.tensor.shape != param.shape:
+            if average is None or average.param is not param:
                 average = averages_of[param.key] = self._begin(param.tensor, param)
             average.taken += 1
             weight = weights.get(average.taken)

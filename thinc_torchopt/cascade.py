@@ -3,7 +3,7 @@
 [training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param, the later one wins:
 
 1. the blocks of [training.optimizer.param_groups], in their order in the config
-2. the patterns of [training.optimizer.per_param_lr], in their order
+2. the patterns of [training.optimizer.per_param_lr], in their order: confection puts those with a section before those with a number
 3. `skip_decay`: no weight decay for biases and norms
 
 `lr_scale` and [training.optimizer.layer_decay] multiply the learning rate.

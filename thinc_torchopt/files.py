@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -122,6 +123,8 @@ class _Apart:
             return {"$tuple": self.take(list(value), *path)}
         if isinstance(value, (set, frozenset)):
             return {"$set": self.take(sorted(value, key=repr), *path)}
+        if isinstance(value, numpy.generic):
+            value = value.item()
         if isinstance(value, float) and repr(value) in _NUMBERS:
             return {"$number": repr(value)}
         if value is None or isinstance(value, (bool, int, float, str)):

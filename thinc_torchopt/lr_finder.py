@@ -204,7 +204,8 @@ def _train(nlp: Language, config: Config, ramp: Sequence[float]) -> Generator[tu
         fix_random_seed(training["seed"])
     # Schedules move on once more after the last step.
     optimizer = with_ramp(training["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
-    # Loggers and the like are left out: they may write.
+    # Loggers, checkpoints and the like are left out: they may write. Spikes must not be skipped: they are what is looked for.
+    optimizer = {name: value for name, value in optimizer.items() if name not in ("checkpoint", "spike_factor", "on_spike")}
     wanted = ("train_corpus", "batcher", "dropout", "accumulate_gradient", "frozen_components", "annotating_components", "before_update")
     T = registry.resolve({"training": {name: training[name] for name in wanted} | {"optimizer": optimizer}})["training"]
     [corpus] = resolve_dot_names(config, [T["train_corpus"]])

@@ -16,6 +16,7 @@ from ..plots import check_picture, plot_range_test
 from ._util import build, errors_shown, make_console, print_json, print_table, short, sparkline
 
 _CHART_WIDTH = 60
+_FAR_APART = 3.0
 _ENDED = {
     "max_rate": "the highest rate was reached",
     "diverged": "the loss broke away",
@@ -109,6 +110,10 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
         numbers=["steepest", "lowest/10"],
     )
     console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of that at which it was lowest, a second opinion.")
+    if max(found.suggestions.values()) > _FAR_APART * min(found.suggestions.values()):
+        console.print(
+            "Note: the two are far apart, as where the rate rises faster than the loss can follow. Take the lower one, or more --steps."
+        )
     console.print("In the config, change to the rates of 'steepest':")
     for line in _config_lines(block, settings):
         console.print(line)
