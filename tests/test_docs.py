@@ -132,7 +132,9 @@ def test_docs_name_only_what_is_registered():
         found |= set(re.findall(r"[`\"]((?:thinc-torchopt|torch|pytorch-optimizer)\.\w+\.v\d)[`\"]", page.read_text()))
     assert len(found) > 15
     for name in found:
-        assert any(spacy.registry.has(group, name) for group in ("loggers", "optimizers", "torch_optimizers", "readers", "schedules")), name
+        assert any(
+            spacy.registry.has(group, name) for group in ("loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules")
+        ), name
 
 
 def test_docs_demo(tmp_path):

@@ -206,7 +206,8 @@ class Averages:
             average.tensor.copy_(param.tensor)
             common = tuple(slice(min(sizes)) for sizes in zip(old.tensor.shape, param.shape))
             average.tensor[common] = old.tensor[common].to(average.tensor)
-            average.taken = old.taken
+            # New rows would stay where they began for thousands of updates: so all warm up again.
+            average.taken = old.taken if old.tensor.shape == param.shape else min(old.taken, 1)
 
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
