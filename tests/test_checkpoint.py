@@ -23,7 +23,7 @@ from spacy.util import registry
 
 from thinc_torchopt.checkpoint import Checkpoint, newest_whole, steps_of
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
-from thinc_torchopt.files import TENSORS, read_folder
+from thinc_torchopt.files import read_folder
 
 from .conftest import CONFIGS, SHARED, needs_corpora
 from .spacy_cli import toy_corpus
@@ -187,7 +187,7 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
     for _ in range(10):
         shutil.rmtree(tmp_path / "state")
         shutil.copytree(tmp_path / "kept", tmp_path / "state")
-        older, newer = steps_of(tmp_path / "state")
+        _older, newer = steps_of(tmp_path / "state")
         damage(newer, rng)
         with pytest.warns(CheckpointWarning, match=f"Can't read '{newer}.*next older"):
             assert newest_whole(tmp_path / "state")["progress"]["step"] == 12
@@ -311,7 +311,7 @@ def rows(printed):
 
 
 def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
-    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: rows of the table, how often killed."""
+    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: its rows, how often killed."""
     found, killed = {}, 0
     while True:
         before = set(os.listdir(state)) if state.exists() else set()
