@@ -817,7 +817,7 @@ def test_optimizers_learn_rate_can_be_set():
         ({"learn_rate": iter([-1.0])}, "'learn_rate'.*-1.0"),
         ({"grad_clip": -1}, "'grad_clip'"),
         ({"max_nonfinite": -1}, "'max_nonfinite'"),
-        ({"clip_by": "tensor"}, "'clip_by'.*'global', 'component' or 'param'.*'tensor'"),
+        ({"clip_by": "tensor"}, "'clip_by'.*'global', 'component', 'param', 'value', 'adaptive'.*'tensor'"),
     ],
 )
 def test_optimizers_refuse_bad_settings(settings, said):

@@ -235,6 +235,11 @@ def test_fit_param_state_refuses_state_of_an_unknown_shape(value):
     assert fit_param_state(torch.optim.Optimizer, state, (5, 3), torch.zeros(5, 3))["preconditioner"] is value
 
 
+def test_fit_param_state_names_the_param_whose_kind_does_not_fit():
+    with pytest.raises(StateError, match=r"state of param 'head\.W' by 'contract': expected no dimension to grow, found \(4, 3\) before"):
+        fit_param_state(torch.optim.Adam, {"step": 1}, (4, 3), torch.zeros(5, 3), kind="contract", name="head.W")
+
+
 def test_fit_param_state_takes_a_counter_for_no_moment():
     """A param without dimensions has the shape of its step."""
     state = {"step": torch.tensor(7.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.tensor(2.0)}
@@ -402,7 +407,7 @@ def test_preserve_optimizer_state_copies_only_what_grows():
 
 def test_preserve_optimizer_state_keeps_groups_and_options():
     model = Params(encoder__W=(4, 3), encoder__b=(4,), head__W=(2, 4), head__b=(2,))
-    new_model = Params(head__b=(3,), head__W=(3, 4), encoder__b=(4,), encoder__W=(4, 3))
+    new_model = Params(head__b=(3,), head__W=(3, 4), encoder__b=(4,), encoder__W=(4, 3), encoder__2__W=(4, 4))
     groups = [
         {"params": [("head.W", model.head.W), ("encoder.W", model.encoder.W)], "lr": 0.5, "betas": (0.5, 0.6), "id": "ours"},
         {"params": [("encoder.b", model.encoder.b), ("head.b", model.head.b)], "weight_decay": 0.0},
@@ -410,11 +415,11 @@ def test_preserve_optimizer_state_keeps_groups_and_options():
     optimizer = torch.optim.AdamW(groups, lr=0.1, fused=True)
     train(optimizer, model)
     made = preserve_optimizer_state(optimizer, new_model, model)
-    assert [group["param_names"] for group in made.param_groups] == [["head.W", "encoder.W"], ["encoder.b", "head.b"]]
+    assert [group["param_names"] for group in made.param_groups] == [["head.W", "encoder.W", "encoder.2.W"], ["encoder.b", "head.b"]]
     for ours, theirs in zip(made.param_groups, optimizer.param_groups):
         assert [id(new_model.get_parameter(name)) for name in ours["param_names"]] == [id(param) for param in ours["params"]]
         assert list(ours) == list(theirs)
-        assert all(ours[key] == theirs[key] for key in ours if key != "params")
+        assert all(ours[key] == theirs[key] for key in ours if key not in ("params", "param_names"))
     assert made.defaults == optimizer.defaults
     made.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2)))]})
     assert len(optimizer.param_groups) == 2
@@ -518,8 +523,7 @@ def test_preserve_optimizer_state_by_mappings():
 )
 def test_preserve_optimizer_state_says_which_mapping_is_wrong(mappings, said):
     model, new_model = Params(W=(4, 3), b=(4,), frozen=(2,)), Params(W=(5, 3), b=(5,))
-    optimizer = torch.optim.Adam([model.W, model.b])
-    train(optimizer, model)
+    optimizer = torch.optim.Adam([model.W, model.b])  # before its first step: there is no state yet that would not fit
     with pytest.raises(StateError, match=said):
         preserve_optimizer_state(optimizer, new_model, model, mappings)
 
