@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from thinc.api import fix_random_seed, registry
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.checkpoint import Checkpoint
 from thinc_torchopt.clipping import grad_norms, total_norm
 from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
 from thinc_torchopt.guard import MIN_UPDATES, Guard
@@ -19,7 +20,7 @@ from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.params import Param
 from thinc_torchopt.torch_optimizers import SGD, AdamW
 
-from .models import backprop, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
+from .models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 
 W = [Param("tagger/W", 0, None, torch.ones(1))]
 
@@ -42,9 +43,10 @@ def weighted_mean(norms):
 
 
 def naive_guard(norms, factor, policy):
-    """By what each update is scaled, 0 for those that are skipped, and how many spikes there are."""
-    past, scales, spikes = [], [], 0
+    """By what each update is scaled, 0 for those that are skipped; how many spikes there are; how many of the last updates were bad."""
+    past, scales, spikes, in_a_row = [], [], 0, 0
     for norm in norms:
+        before = spikes
         scales.append(1.0 if math.isfinite(norm) else 0.0)
         if math.isfinite(norm) and norm > 0:
             if len(past) >= 20 and norm > factor * weighted_mean(past):
@@ -53,7 +55,8 @@ def naive_guard(norms, factor, policy):
                 scales[-1] = limit / norm if policy == "clip" else 0.0
                 norm = limit
             past.append(norm)
-    return scales, spikes
+        in_a_row = in_a_row + 1 if spikes > before or not math.isfinite(norm) else 0
+    return scales, spikes, in_a_row
 
 
 NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.0, math.inf, math.nan]))
@@ -70,10 +73,10 @@ def test_guard_equals_one_that_looks_at_the_whole_past(norms, level, factor, pol
     norms = [1.0] * level + norms
     guard = Guard(1000, spike_factor=factor, on_spike=policy)
     scales = [judge(guard, norm) or 0.0 for norm in norms]
-    expected, spikes = naive_guard(norms, factor, policy)
+    expected, spikes, in_a_row = naive_guard(norms, factor, policy)
     assert scales == pytest.approx(expected, rel=1e-9)
     assert guard.spikes == spikes and guard.skipped == expected.count(0.0)
-    assert guard.nonfinite == sum(not math.isfinite(norm) for norm in norms)
+    assert guard.nonfinite == sum(not math.isfinite(norm) for norm in norms) and guard.bad_in_a_row == in_a_row
 
 
 @pytest.mark.parametrize("factor", [2.0, 5.0, 10.0])
@@ -256,6 +259,55 @@ def test_guard_in_spacys_loop():
     assert set(optimizer.nr_update.values()) == {25}
 
 
+def loop(nlp, optimizer, batches, before_update=None):
+    data = ((0, batch) for batch in batches)
+    limits = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    limits |= {"exclude": [], "annotating_components": []}
+    return [info for _, info, _ in train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits)]
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
+    """The oracle: a run without the batches of steps 3 and 4, in which the tagger's scores are NaN and spaCy raises its error E940."""
+
+    def pipeline():
+        fix_random_seed(0)
+        nlp = toy_pipeline(["ner", "tagger"])
+        nlp.initialize(lambda: examples)
+        return nlp
+
+    def optimizer(**guard):
+        return TorchOptimizer(AdamW(), 0.01, use_averages=True, **guard)  # one rate: schedules move on at steps that are skipped
+
+    examples = toy_examples(toy_pipeline(["ner", "tagger"]))
+    batches = [examples[i % 3 :][:8] for i in range(8)]
+    expected = pipeline()
+    # spaCy's entity recognizer draws from a random generator.
+    loop(expected, optimizer(), batches[:3] + batches[5:], lambda nlp, args: fix_random_seed(args["step"]))
+    kept = {}
+
+    def spoil(nlp, args):
+        fix_random_seed(args["step"] - 2 * (args["step"] > 4))
+        node = nlp.get_pipe("tagger").model.get_ref("output_layer")
+        if args["step"] == 3:
+            kept["b"] = node.get_param("b").copy()
+            node.get_param("b")[0] = math.nan
+        elif args["step"] == 5:
+            assert not any(grad.any() for grad in grads_of(nlp.get_pipe("ner").model))  # those of the entity recognizer, which comes first
+            node.get_param("b")[...] = kept["b"]
+
+    nlp = pipeline()
+    with pytest.warns(NonFiniteGradWarning, match=r"Skipped an update: \[E940\] Found NaN values in scores\. All params stay"):
+        infos = loop(nlp, optimizer(), batches, spoil)
+    assert [info["skipped_updates"] for info in infos] == [0, 0, 0, 1, 2, 2, 2, 2]
+    trained = pipeline_params(nlp)
+    assert all(same(trained[name], params) for name, params in pipeline_params(expected).items())
+    with pytest.warns(NonFiniteGradWarning), pytest.raises(NonFiniteGradError, match=r"2 updates in a row .*E940.*Lower learn_rate"):
+        loop(pipeline(), optimizer(max_nonfinite=2), batches, spoil)
+    with pytest.raises(ValueError, match="E940"):
+        loop(pipeline(), optimizer(max_nonfinite=0), batches, spoil)
+
+
 def test_guard_in_nlp_update():
     """One set for each component: what is usual for one may be a spike for another."""
     nlp = toy_pipeline(["tagger", "ner"], shared=False)
@@ -320,7 +372,7 @@ def test_guard_resumes_exactly(norms, data):
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [judge(second, norm) for norm in norms[cut:]]
     assert found == expected and second.averages == whole.averages
-    assert (second.nonfinite, second.spikes, second.skipped) == (whole.nonfinite, whole.spikes, whole.skipped)
+    assert second.state_dict() == whole.state_dict()
 
 
 AVERAGE = {"norm": 1.0, "updates": 3}
@@ -329,8 +381,8 @@ AVERAGE = {"norm": 1.0, "updates": 3}
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"spikes": -1}, "'spikes' to be a number of updates, found -1"),
-        ({"skipped": 1.5}, "'skipped' to be a number of updates, found 1.5"),
+        ({"spikes": -1}, "'spikes' to be a number of steps, found -1"),
+        ({"skipped": 1.5}, "'skipped' to be a number of steps, found 1.5"),
         ({"nonfinite": True}, "'nonfinite' to be a number"),
         ({"more": 1}, r"the guard: expected the parts .*'spikes'.*found .*'more'"),
         ({"averages": 3}, "averages: expected a dict, found int"),
@@ -345,7 +397,7 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
     judge(guard, 3.0)
     before = guard.state_dict()
     with pytest.raises(StateError, match=message):
-        guard.load_state_dict({"nonfinite": 7, "spikes": 8, "skipped": 9, "averages": {"x": AVERAGE}} | change)
+        guard.load_state_dict({"nonfinite": 7, "spikes": 8, "skipped": 9, "bad_in_a_row": 0, "averages": {"x": AVERAGE}} | change)
     assert guard.state_dict() == before
 
 
@@ -359,6 +411,14 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
         ({"spike_factor": "much"}, "'spike_factor'.*'much'"),
         ({"on_spike": "shrug"}, "'on_spike'.*'skip' or 'clip'.*'shrug'"),
         ({"max_nonfinite": -1}, "'max_nonfinite'.*-1"),
+        ({"rollback_after": -1}, "'rollback_after'.*whole number of at least 0, found -1"),
+        ({"rollback_after": 2.5}, "'rollback_after'.*whole number"),
+        ({"rollback_after": 5}, r"'rollback_after'.*expected \[training.optimizer.checkpoint\].*found none"),
+        ({"rollback_after": 20, "checkpoint": Checkpoint("state")}, "'rollback_after'.*less than max_nonfinite = 20.*found 20"),
+        ({"rollback_after": 1, "max_nonfinite": 0, "checkpoint": Checkpoint("state")}, "'rollback_after'.*less than max_nonfinite = 0"),
+        ({"rollback_factor": 0.0}, "'rollback_factor'.*above 0 and at most 1, found 0.0"),
+        ({"rollback_factor": 1.5}, "'rollback_factor'.*above 0 and at most 1"),
+        ({"max_rollbacks": True}, "'max_rollbacks'.*whole number"),
     ],
 )
 def test_guard_refuses_bad_settings(settings, message):

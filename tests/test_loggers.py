@@ -81,6 +81,9 @@ def ours(**settings):
     return TorchOptimizer(AdamW(), RATES, **settings)
 
 
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks")
+
+
 def info_of(step, **changes):
     """An info as our loop gives it, of an evaluated step."""
     scores = {"tag_acc": 0.5, "ents_f": 0.25, "ents_per_type": {"X": {"f": 0.25}}}
@@ -170,8 +173,10 @@ def test_loggers_console_has_a_new_header_when_groups_change():
 
 
 def test_loggers_console_tells_skipped_updates_once():
-    rows = log(ConsoleLogger(), *(info_of(4 * i, skipped_updates=n) for i, n in enumerate([0, 2, 2, 3]))).splitlines()[2:]
-    assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ["", "  2 skipped", "", "  1 skipped"]
+    counts = [(0, 0), (2, 0), (2, 0), (3, 1)]
+    infos = [info_of(4 * i, skipped_updates=skipped, rollbacks=rollbacks) for i, (skipped, rollbacks) in enumerate(counts)]
+    rows = log(ConsoleLogger(), *infos).splitlines()[2:]
+    assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ["", "  2 skipped", "", "  1 skipped  1 rolled back"]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +261,7 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
         assert ("score" in line, "scores" in line) == (evaluated, evaluated)
         if evaluated:
             assert line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
-        assert line == {key: info[key] for key in ("step", "epoch", "seconds", "words", "learn_rates", "grad_norm", "skipped_updates")}
+        assert line == {key: info[key] for key in ("step", "epoch", "seconds", "words", "learn_rates", "grad_norm", *COUNTS)}
         assert line["learn_rates"] == {"default": RATES[info["step"]]} and line["grad_norm"] > 0
 
 
@@ -419,7 +424,8 @@ def test_loggers_tensorboard_writes_every_step(tmp_path):
     same = lambda values: pytest.approx(values, rel=1e-6)  # noqa: E731
     assert found["learn_rate/default"] == same(dict(enumerate(RATES[:10])))
     assert found["grad_norm"] == same({info["step"]: info["grad_norm"] for info in infos})
-    assert found["skipped_updates"] == dict.fromkeys(range(10), 0.0)
+    for count in COUNTS:
+        assert found[count] == dict.fromkeys(range(10), 0.0)
     assert found["loss/ner"] == same({line["step"]: line["losses"]["ner"] for line in lines})
     assert found["score"] == same({info["step"]: info["score"] for info in infos if info["score"] is not None})
     assert set(found["score/ents_f"]) == {0, 4, 8} and not any("per_type" in tag for tag in found)
@@ -429,7 +435,7 @@ def test_loggers_tensorboard_writes_every_step(tmp_path):
 def test_loggers_tensorboard_with_thincs_optimizer(tmp_path):
     train(Adam(0.01), TensorBoardLogger(tmp_path / "tb"))
     found = scalars_of(tmp_path / "tb")
-    assert set(found["loss/ner"]) == {0, 4, 8} and not {"grad_norm", "learn_rate/default", "skipped_updates"} & set(found)
+    assert set(found["loss/ner"]) == {0, 4, 8} and not {"grad_norm", "learn_rate/default", *COUNTS} & set(found)
 
 
 @needs_tensorboard

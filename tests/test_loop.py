@@ -16,7 +16,7 @@ from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
 
-OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates", "grad_spikes")
+OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates", "grad_spikes", "rollbacks")
 
 
 def run(loop, *, steps=12, exclude=(), **settings):
@@ -86,7 +86,7 @@ def test_loop_gives_what_spacys_gives(settings):
 def test_loop_makes_one_step_for_the_whole_pipeline(monkeypatch):
     calls = []
     original = TorchOptimizer.step
-    monkeypatch.setattr(TorchOptimizer, "step", lambda self: (calls.append(1), original(self)))
+    monkeypatch.setattr(TorchOptimizer, "step", lambda self, *args: (calls.append(1), original(self, *args)))
     run(train_while_improving, steps=7)
     assert len(calls) == 7
 

@@ -148,7 +148,7 @@ BAD = [
     (("params", "ner/new"), {"shape": [1]}, StateError, r"1 unexpected \(ner/new\)"),
     (("params", NAME, "shape"), [6, 5], StateError, rf"1 of another shape \({NAME} is \(6, 6\), was \(6, 5\)"),
     (("params", NAME, "updates"), -3, StateError, "expected '.*updates' to be a number of steps, found -3"),
-    (("params", NAME, "state"), 5, StateError, f"'{NAME}': expected a dict"),
+    (("params", NAME, "state"), 5, StateError, f"'{NAME}' in torch: expected a dict"),
     (("groups", "default", "params"), ["x"], StateError, r"other params in \['default'\]"),
     (("schedules",), {}, ScheduleError, "found none for"),
     (("schedules", "learn_rate", "position"), "x", ScheduleError, "expected a step"),

@@ -6,6 +6,9 @@
       best/                 the best model so far: spaCy removes its own when it is started again
 
 A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one counts.
+
+When updates go wrong one after the other, `roll_back` makes params and optimizer what they were at a checkpoint. The run itself goes on:
+step, data, schedules and log do not go back. To a run that is killed and goes on from a checkpoint before that, all happens once more.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Literal
 from spacy.language import Language
 from spacy.util import logger
 
-from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
+from .errors import CheckpointWarning, ConfigError, RollbackError, RollbackWarning, ScheduleError, StateError
 from .files import UNFINISHED, read_folder, write_folder
 from .optimizers import TorchOptimizer
 from .training_state import (
@@ -34,6 +37,7 @@ from .training_state import (
     collect_model,
     collect_random,
     compare_configs,
+    is_finite,
     restore_model,
     restore_random,
 )
@@ -151,12 +155,66 @@ class Checkpoints:
         self._stream.load_state_dict(saved["data"])
         restore_model(self._nlp, saved["model"])
         progress.load_state_dict(saved["progress"])
-        for _ in range(progress.step + 1):
+        for _ in range(self._stream.position):
             next(dropouts)
         self._output = saved["output"]
         self._nlp.meta["performance"] = dict(saved["performance"])
         restore_random(saved["random"])
         logger.info("Going on after step %d, from the checkpoint in %s", progress.step, self.folder)
+
+    # ------------------------------------------------------------------ going back
+
+    @property
+    def rollback_is_due(self) -> bool:
+        """Whether so many updates in a row went wrong that the training is to go back."""
+        rollback = self._optimizer.rollback
+        return rollback is not None and self._optimizer.bad_updates_in_a_row >= rollback.after
+
+    def roll_back(self, progress: Progress) -> None:
+        """Bring model and optimizer to where they were at the newest checkpoint; if none was saved since the last time, at an older one.
+
+        RAISES (RollbackError): There is no checkpoint, or the training went back `max_rollbacks` times already.
+        """
+        rollback = self._optimizer.rollback
+        assert rollback is not None
+        what = f"the last {rollback.after} updates had gradients that are not finite, or spikes"
+        if len(progress.rollbacks) >= rollback.at_most:
+            raise RollbackError(
+                f"Can't go on after step {progress.step}: {what}, and the training went back max_rollbacks = {rollback.at_most} times "
+                "already. Lower learn_rate, or check the training data."
+            )
+        saved = self._to_go_back_to(progress)
+        if saved is None:
+            raise RollbackError(
+                f"Can't go back to a checkpoint: {what}; expected one in '{self.folder}', found none that is whole. Lower learn_rate, "
+                "check the training data, or remove rollback_after."
+            )
+        self._optimizer.roll_back(saved["optimizer"])
+        restore_model(self._nlp, saved["model"])
+        then = Progress()
+        then.load_state_dict(saved["progress"])
+        progress.losses = then.losses
+        progress.rollbacks.append((progress.step, then.step))
+        warnings.warn(
+            RollbackWarning(
+                f"Went back to the params of step {then.step} after step {progress.step}: {what}. Learning rates go on at "
+                f"{rollback.factor:g} times what they were. This was time {len(progress.rollbacks)} of max_rollbacks = {rollback.at_most}."
+            ),
+            stacklevel=3,
+        )
+
+    def _to_go_back_to(self, progress: Progress) -> dict[str, Any] | None:
+        last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
+        same = None
+        for saved in whole_ones(self.folder):
+            step = saved["progress"]["step"]
+            if not is_finite(self._nlp, saved["model"]):
+                continue
+            if step > last or step < came_to:
+                return saved
+            if step == came_to:
+                same = saved  # that did not help; but if it is the oldest, rates at least are lower now
+        return same
 
     # ------------------------------------------------------------------ saving
 
@@ -171,11 +229,14 @@ class Checkpoints:
         elif is_best is not None or is_over:
             self.put_best_back()
         every = self.settings.every
-        if is_best is not None or is_over or self._signal is not None or (every and progress.step % every == 0):
+        is_due = is_best is not None or is_over or self._signal is not None or (every and progress.step % every == 0)
+        # What may have to be undone is not saved: a run that goes on comes to the same point again.
+        goes_wrong = self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row
+        if is_due and not goes_wrong:
             self._write(progress)
         if self._signal is not None and not is_over:
             logger.warning(
-                "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
+                "Stopped by %s after step %d; the newest checkpoint is in %s. To go on, run the same command again.",
                 signal.Signals(self._signal).name,
                 progress.step,
                 self.folder,
@@ -209,7 +270,7 @@ class Checkpoints:
             "performance": dict(self._nlp.meta.get("performance", {})),
         }
         try:
-            write_folder(self.folder / f"step-{progress.step:08d}", tree)
+            write_folder(self.folder / _name(progress.step), tree)
             self._remove(steps_of(self.folder)[: -self.settings.keep])
         except OSError as error:
             self._warn(error)
@@ -234,6 +295,10 @@ class Checkpoints:
         self._signal = number
 
 
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
 def steps_of(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
@@ -241,16 +306,21 @@ def steps_of(folder: Path) -> list[Path]:
 
 def newest_whole(folder: Path) -> dict[str, Any] | None:
     """The newest checkpoint that is not damaged. Warns of those that are."""
+    return next(whole_ones(folder), None)
+
+
+def whole_ones(folder: Path) -> Iterator[dict[str, Any]]:
+    """The checkpoints that are not damaged, newest first. Warns of those that are."""
     for path in reversed(steps_of(folder)):
         try:
             saved = read_folder(path)
             missing = {"config", "progress", "optimizer", "model", "data", "random", "output", "performance"} - saved.keys()
             if missing:
                 raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
-            return saved
         except StateError as error:
-            warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=3)
-    return None
+            warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=4)
+        else:
+            yield saved
 
 
 def _link_folder(source: Path, target: Path) -> None:

@@ -8,7 +8,8 @@ TorchOptError
 ├── LearnRateIntegrityError (RuntimeError)   somebody else wrote to a param group
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or of another pipeline or config
-└── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
+├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
+└── RollbackError (RuntimeError)   a training that goes wrong has nothing to go back to, or went back often enough
 
 Warning
 └── TorchOptWarning (UserWarning)
@@ -18,6 +19,7 @@ Warning
     ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
+    ├── RollbackWarning            the training went back to a checkpoint
     └── ScheduleWarning            a schedule ended, its last value stays
 
 The text of each says: what failed, for which (by name or config path), what was expected and found, what to do.
@@ -58,6 +60,10 @@ class StateError(TorchOptError, ValueError):
 
 class NonFiniteGradError(TorchOptError, RuntimeError):
     """Too many updates in a row were skipped because of NaN or infinite gradients."""
+
+
+class RollbackError(TorchOptError, RuntimeError):
+    """A training that goes wrong has no checkpoint to go back to, or went back as often as it may."""
 
 
 class LearnRateIntegrityError(TorchOptError, RuntimeError):
@@ -115,6 +121,10 @@ class NonFiniteGradWarning(TorchOptWarning):
 
 class PipelineWarning(TorchOptWarning):
     """A pipeline has nothing to train."""
+
+
+class RollbackWarning(TorchOptWarning):
+    """The training went wrong, and went back to a checkpoint."""
 
 
 class ScheduleWarning(TorchOptWarning):

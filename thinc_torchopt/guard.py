@@ -12,7 +12,8 @@ those before it. The average, and how it gets over spikes:
 - One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole pipeline; with
   `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself is one, too.
 
-All is decided from the norms, for which clipping has looked already: see clipping.py.
+All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a row a training may go
+back to a checkpoint: see checkpoint.py.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .checks import check_count, check_parts
 from .errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
 from .params import Param
 from .scheduled_values import check_number
-from .types import OnSpike
+from .types import CheckpointSettings, OnSpike, RollbackSettings
 
 DECAY = 0.99
 # No verdict before so many norms are known.
 MIN_UPDATES = 20
+_COUNTERS = ("nonfinite", "spikes", "skipped", "bad_in_a_row")
 
 
 @dataclass
@@ -57,7 +60,8 @@ class Guard:
     spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a spike.
     on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the average.
 
-    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason).
+    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason), `bad_in_a_row` (how
+    many of the last updates in a row were one or the other).
     RAISES (ConfigError): A setting that can't work.
     """
 
@@ -72,7 +76,7 @@ class Guard:
         if on_spike not in ("skip", "clip"):
             raise ConfigError(f"Can't set 'on_spike' in [training.optimizer]: expected 'skip' or 'clip', found {on_spike!r}.")
         self.on_spike: OnSpike = on_spike
-        self.nonfinite = self.spikes = self.skipped = 0
+        self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
         self.averages: dict[str, MovingAverage] = {}
         self._found: _NonFinite | _Spike | None = None
 
@@ -93,7 +97,7 @@ class Guard:
         if not norm < math.inf:
             bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
             if self.max_nonfinite and bad is not None:
-                self._found = _NonFinite(bad.name)
+                self._found = _NonFinite(f"the gradient of param '{bad.name}' is not finite")
                 return None
             return 1.0
         if not self.spike_factor or norm == 0.0:
@@ -109,12 +113,22 @@ class Guard:
         average.add(limit)
         return limit / norm if self.on_spike == "clip" else None
 
+    def refuse(self, error: Exception) -> None:
+        """Let an update be skipped whose gradients were never computed, or in part, because of a value that is not finite.
+
+        error (Exception): What the component raised. It is raised again if such updates are not to be skipped.
+        """
+        if not self.max_nonfinite:
+            raise error
+        self._found = _NonFinite(str(error).rstrip("."))
+
     def report(self, params: Sequence[Param]) -> None:
         """Count what `judge` found, and warn when it is the first of its kind.
 
         params (Sequence[Param]): Those that it judged.
         RAISES (NonFiniteGradError): Too many updates in a row were not finite. In a row of each param: models may be updated in turns.
         """
+        self.bad_in_a_row = 0 if self._found is None else self.bad_in_a_row + 1
         if isinstance(self._found, _NonFinite):
             self._report_nonfinite(self._found, params)
         elif self._found is not None:
@@ -128,7 +142,7 @@ class Guard:
         if self.nonfinite == 1:
             warnings.warn(
                 NonFiniteGradWarning(
-                    f"Skipped an update: the gradient of param '{found.param}' is not finite. All params stay as they were. "
+                    f"Skipped an update: {found.what}. All params stay as they were. "
                     "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
                 ),
                 stacklevel=7,
@@ -136,9 +150,8 @@ class Guard:
         in_a_row = max(param.skipped for param in params)
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
-                f"Can't go on: {in_a_row} updates in a row had gradients that are not finite, the last one that of param "
-                f"'{found.param}'. Params are as they were before the first of them. Lower learn_rate, check the training data, or "
-                "raise max_nonfinite in [training.optimizer]."
+                f"Can't go on: {in_a_row} updates in a row had values that are not finite. The last time, {found.what}. Params are as they "
+                "were before the first of them. Lower learn_rate, check the training data, or raise max_nonfinite in [training.optimizer]."
             )
 
     def _report_spike(self, found: _Spike) -> None:
@@ -160,9 +173,7 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """Counters and averages, as JSON takes them."""
         return {
-            "nonfinite": self.nonfinite,
-            "spikes": self.spikes,
-            "skipped": self.skipped,
+            **{name: getattr(self, name) for name in _COUNTERS},
             "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
         }
 
@@ -172,12 +183,41 @@ class Guard:
         saved (Mapping): From `state_dict`.
         RAISES (StateError): It is no such state.
         """
-        _check_parts("the guard", saved, ("nonfinite", "spikes", "skipped", "averages"))
-        _check_parts("the guard's averages", saved["averages"])
-        counts = [_check_count(name, saved[name]) for name in ("nonfinite", "spikes", "skipped")]
+        check_parts("the guard", saved, (*_COUNTERS, "averages"))
+        check_parts("the guard's averages", saved["averages"])
+        counts = {name: check_count(name, saved[name]) for name in _COUNTERS}
         averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
-        self.nonfinite, self.spikes, self.skipped = counts
+        self.__dict__.update(counts)
         self.averages = averages
+
+
+def rollback_settings(
+    after: int, factor: float, at_most: int, max_nonfinite: int, checkpoint: CheckpointSettings | None
+) -> RollbackSettings | None:
+    """What a config says of going back to a checkpoint; None if it asks for nothing.
+
+    RAISES (ConfigError): A setting that can't work.
+    """
+    for name, value in (("rollback_after", after), ("max_rollbacks", at_most)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected a whole number of at least 0, found {value!r}.")
+    if not 0.0 < check_number("rollback_factor", factor) <= 1.0:
+        raise ConfigError(
+            f"Can't set 'rollback_factor' in [training.optimizer]: expected a number above 0 and at most 1, found {factor!r}."
+        )
+    if not after:
+        return None
+    if checkpoint is None:
+        raise ConfigError(
+            "Can't set 'rollback_after' in [training.optimizer]: expected [training.optimizer.checkpoint], to which to go back, found "
+            "none. Add it, or remove the setting."
+        )
+    if after >= max_nonfinite:
+        raise ConfigError(
+            f"Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = {max_nonfinite}, after which the "
+            f"training stops, found {after}. Lower it, or raise max_nonfinite."
+        )
+    return RollbackSettings(after, float(factor), at_most)
 
 
 def set_name(params: Sequence[Param]) -> str:
@@ -192,7 +232,7 @@ def set_name(params: Sequence[Param]) -> str:
 
 @dataclass
 class _NonFinite:
-    param: str
+    what: str
 
 
 @dataclass
@@ -204,22 +244,8 @@ class _Spike:
 
 
 def _load_average(name: str, saved: Any) -> MovingAverage:
-    _check_parts(f"the guard's average of {name}", saved, ("norm", "updates"))
+    check_parts(f"the guard's average of {name}", saved, ("norm", "updates"))
     norm = saved["norm"]
     if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0.0 <= norm < math.inf:
         raise StateError(f"Can't load the state of the guard's average of {name}: expected a norm, found {norm!r}.")
-    return MovingAverage(float(norm), _check_count(f"updates of {name}", saved["updates"]))
-
-
-def _check_parts(what: str, found: Any, expected: Sequence[str] | None = None) -> None:
-    if not isinstance(found, Mapping) or set(found) != set(expected or found):
-        raise StateError(
-            f"Can't load the state of {what}: expected {f'the parts {sorted(expected)}' if expected else 'a dict'}, found "
-            f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
-        )
-
-
-def _check_count(what: str, found: Any) -> int:
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise StateError(f"Can't load the state of the guard: expected '{what}' to be a number of updates, found {found!r}.")
-    return found
+    return MovingAverage(float(norm), check_count(f"updates of {name}", saved["updates"]))

@@ -36,6 +36,9 @@ Info = dict[str, Any]
 LogStep = Callable[[Optional[Info]], None]
 Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None]]]
 
+# What our loop counts since the training began; and what the table calls those that it tells of.
+_COUNTS = ("skipped_updates", "grad_spikes", "rollbacks")
+_TOLD = {"skipped_updates": "skipped", "rollbacks": "rolled back"}
 # More groups than that, and the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
 
@@ -73,11 +76,11 @@ def ConsoleLogger(
             print(line, file=stdout, flush=True)
         msg = Printer(no_print=True)
         columns: list[str] | None = None
-        skipped = 0
+        told = dict.fromkeys(_TOLD, 0)
         bar: tqdm.tqdm | None = None
 
         def log_step(info: Info | None) -> None:
-            nonlocal columns, skipped, bar
+            nonlocal columns, bar
             if info is None:
                 if bar is not None:
                     if not bar.disable and (latest := latest_info(nlp)):
@@ -100,9 +103,10 @@ def ConsoleLogger(
                 msg.row(["-" * width for width in widths], spacing=2),
                 msg.row([cells[column] for column in columns], widths=widths, aligns=aligns, spacing=2),
             ][-len(rows) :]
-            if info.get("skipped_updates", 0) > skipped:
-                ours[-1] += f"  {info['skipped_updates'] - skipped} skipped"
-                skipped = info["skipped_updates"]
+            for counter, word in _TOLD.items():
+                if info.get(counter, 0) > told[counter]:
+                    ours[-1] += f"  {info[counter] - told[counter]} {word}"
+                    told[counter] = info[counter]
             for row, cell in zip(rows, ours):
                 print(f"{row}  {cell}" if cell else row, file=stdout, flush=True)
             if progress_bar is not None:
@@ -161,7 +165,7 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """Curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
 
-    Scalars: learn_rate/<group>, grad_norm, skipped_updates, loss/<pipe>; at evaluations score and score/<name>.
+    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, loss/<pipe>; at evaluations score and score/<name>.
 
     path (str | Path): Folder of this run. If it holds a run already: "path-2", "path-3" ..., the first that is free.
     every (int): Write every so many steps. Evaluations are always written.
@@ -289,13 +293,13 @@ def _record(info: Info, losses: dict[str, float]) -> dict[str, Any]:
     record = {key: info[key] for key in ("step", "epoch", "seconds", "words") if key in info} | {"losses": losses}
     if info["score"] is not None:
         record |= {"score": info["score"], "scores": info["other_scores"]}
-    return record | {key: info[key] for key in ("learn_rates", "grad_norm", "skipped_updates") if key in info}
+    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *_COUNTS) if key in info}
 
 
 def _scalars(info: Info, losses: dict[str, float]) -> Iterator[tuple[str, float]]:
     """Tags and values for TensorBoard."""
     found = {f"learn_rate/{group}": rate for group, rate in info.get("learn_rates", {}).items()}
-    found |= {key: info.get(key) for key in ("grad_norm", "skipped_updates")}
+    found |= {key: info.get(key) for key in ("grad_norm", *_COUNTS)}
     found |= {f"loss/{pipe}": loss for pipe, loss in losses.items()}
     if info["score"] is not None:
         found |= {"score": info["score"]} | {f"score/{name}": score for name, score in info["other_scores"].items()}

@@ -28,6 +28,9 @@ from .training_state import Progress
 
 Scores = tuple[float, dict[str, Any]]
 
+# spaCy's errors for a loss, and for scores, that are NaN.
+_NOT_FINITE = ("[E910]", "[E940]")
+
 _latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -52,118 +55,97 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
-        `grad_norm` (over all gradients, before clipping; None if nobody looked) `skipped_updates` and `grad_spikes` (so far).
+        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes` and `rollbacks` (so far).
     """
-    # Here and not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
+    batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, saved = None, None
     if optimizer.checkpoint is not None:
+        # Not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
         checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
-        saved = checkpoints.find()
-    return _train(
-        nlp,
-        optimizer,
-        iter(train_data),
-        evaluate,
-        dropouts=itertools.repeat(dropout) if isinstance(dropout, float) else dropout,
-        eval_frequency=eval_frequency,
-        accumulate_gradient=accumulate_gradient,
-        patience=patience,
-        max_steps=max_steps,
-        exclude=exclude,
-        annotating_components=annotating_components,
-        before_update=before_update,
-        checkpoints=checkpoints,
-        saved=saved,
-    )
+        batches, saved = checkpoints.own_stream(batches), checkpoints.find()
 
-
-def _train(
-    nlp: Language,
-    optimizer: TorchOptimizer,
-    batches: Iterator[tuple[int, list[Example]]],
-    evaluate: Callable[[], Scores],
-    *,
-    dropouts: Iterator[float],
-    eval_frequency: int,
-    accumulate_gradient: int,
-    patience: int,
-    max_steps: int,
-    exclude: list[str],
-    annotating_components: list[str],
-    before_update: Callable[[Language, dict[str, Any]], None] | None,
-    checkpoints: Checkpoints | None,
-    saved: dict[str, Any] | None,
-) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
-    progress = Progress()
-    with ExitStack() as until_the_end:
-        until_the_end.callback(_latest.pop, nlp, None)
-        is_ready = False
-        if checkpoints is not None:
-            until_the_end.enter_context(checkpoints)
-            batches = checkpoints.own_stream(batches)
-            if saved is not None:
-                _introduce(optimizer, nlp, exclude)
-                checkpoints.restore(saved, progress, dropouts)
-                until_the_end.enter_context(optimizer.training())
-                is_ready = True
-                del saved
-                if progress.is_over(patience, max_steps):
-                    checkpoints.put_best_back()
-                    return
-        started = default_timer() - progress.seconds
-        for epoch, batch in batches:
-            step = progress.step + 1
-            if before_update is not None:
-                before_update(nlp, {"step": step, "epoch": epoch})
-            if not is_ready:
-                # Not earlier: the hook may be what puts the pipeline in order.
-                _introduce(optimizer, nlp, exclude)
-                until_the_end.enter_context(optimizer.training())
-                is_ready = True
-            drop, losses = next(dropouts), progress.losses
+    def update(batch: list[Example], losses: dict[str, float]) -> None:
+        drop, spoiled_by = next(dropouts), None
+        try:
             for subbatch in subdivide_batch(batch, accumulate_gradient):
                 nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
-            with optimizer.joint_step():
-                for name, proc in nlp.pipeline:
-                    if name not in exclude and is_trained(proc):
-                        proc.finish_update(optimizer)  # type: ignore[attr-defined]
-            learn_rates = optimizer.learn_rates
-            optimizer.step_schedules()
-            progress.step, progress.epoch = step, epoch
-            progress.words += sum(len(example) for example in batch)
-            progress.seconds = default_timer() - started
-            score, other_scores, is_best = None, None, None
-            if step % eval_frequency == 0:
-                with nlp.use_params(optimizer.averages):
-                    score, other_scores = evaluate()
-                optimizer.observe(score)
-                progress.results.append((score, step))
-                is_best = score == max(progress.results)[0]
-            info = {
-                "epoch": epoch,
-                "step": step,
-                "score": score,
-                "other_scores": other_scores,
-                "losses": losses,
-                "checkpoints": progress.results,
-                "seconds": int(progress.seconds),
-                "words": progress.words,
-                "learn_rates": learn_rates,
-                # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
-                **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
-                "grad_norm": optimizer.grad_norm,
-                "skipped_updates": optimizer.skipped_updates,
-                "grad_spikes": optimizer.grad_spikes,
-            }
-            _latest[nlp] = info
-            yield batch, info, is_best
-            if is_best is not None:
-                progress.losses = {}
-            is_over = progress.is_over(patience, max_steps)
+        except ValueError as error:
+            if not str(error).startswith(_NOT_FINITE):
+                raise
+            spoiled_by = error
+        with optimizer.joint_step(spoiled_by):
+            for name, proc in nlp.pipeline:
+                if name not in exclude and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
+
+    def train(saved: dict[str, Any] | None) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
+        progress, is_ready = Progress(), False
+        with ExitStack() as until_the_end:
+            until_the_end.callback(_latest.pop, nlp, None)
             if checkpoints is not None:
-                checkpoints.after_step(progress, info, is_best, is_over)
-            if is_over:
-                break
+                until_the_end.enter_context(checkpoints)
+                if saved is not None:
+                    _introduce(optimizer, nlp, exclude)
+                    checkpoints.restore(saved, progress, dropouts)
+                    until_the_end.enter_context(optimizer.training())
+                    saved, is_ready = None, True
+                    if progress.is_over(patience, max_steps):
+                        checkpoints.put_best_back()
+                        return
+            started = default_timer() - progress.seconds
+            for epoch, batch in batches:
+                step = progress.step + 1
+                if before_update is not None:
+                    before_update(nlp, {"step": step, "epoch": epoch})
+                if not is_ready:
+                    # Not earlier: the hook may be what puts the pipeline in order.
+                    _introduce(optimizer, nlp, exclude)
+                    until_the_end.enter_context(optimizer.training())
+                    is_ready = True
+                update(batch, losses := progress.losses)
+                learn_rates = optimizer.learn_rates
+                optimizer.step_schedules()
+                progress.step, progress.epoch = step, epoch
+                progress.words += sum(len(example) for example in batch)
+                if checkpoints is not None and checkpoints.rollback_is_due:
+                    checkpoints.roll_back(progress)
+                    losses = progress.losses
+                progress.seconds = default_timer() - started
+                score, other_scores, is_best = None, None, None
+                if step % eval_frequency == 0:
+                    with nlp.use_params(optimizer.averages):
+                        score, other_scores = evaluate()
+                    optimizer.observe(score)
+                    progress.results.append((score, step))
+                    is_best = score == max(progress.results)[0]
+                info = {
+                    "epoch": epoch,
+                    "step": step,
+                    "score": score,
+                    "other_scores": other_scores,
+                    "losses": losses,
+                    "checkpoints": progress.results,
+                    "seconds": int(progress.seconds),
+                    "words": progress.words,
+                    "learn_rates": learn_rates,
+                    # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
+                    **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
+                    "grad_norm": optimizer.grad_norm,
+                    "skipped_updates": optimizer.skipped_updates,
+                    "grad_spikes": optimizer.grad_spikes,
+                    "rollbacks": len(progress.rollbacks),
+                }
+                _latest[nlp] = info
+                yield batch, info, is_best
+                if is_best is not None:
+                    progress.losses = {}
+                is_over = progress.is_over(patience, max_steps)
+                if checkpoints is not None:
+                    checkpoints.after_step(progress, info, is_best, is_over)
+                if is_over:
+                    break
+
+    return train(saved)
 
 
 def latest_info(nlp: Language) -> dict[str, Any] | None:

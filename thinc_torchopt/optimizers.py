@@ -31,10 +31,11 @@ from . import hooks, state
 from .algorithm import Algorithm
 from .averages import AveragedParams, Averages, AverageSettings, chosen_averages
 from .cascade import Cascade
+from .checks import check_count, check_parts
 from .clipping import clip_grads, grad_norms, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
 from .files import read_folder, write_folder
-from .guard import Guard
+from .guard import Guard, rollback_settings
 from .learn_rate import LearnRateController
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
@@ -72,6 +73,9 @@ def create_optimizer(
     max_nonfinite: int = 20,
     spike_factor: float = 0.0,
     on_spike: OnSpike = "skip",
+    rollback_after: int = 0,
+    rollback_factor: float = 0.5,
+    max_rollbacks: int = 3,
     param_groups: Dict[str, Dict[str, Any]] = {},
     per_param_lr: Dict[str, FloatOrSchedule] = {},
     layer_decay: Dict[str, float] = {},
@@ -94,6 +98,9 @@ def create_optimizer(
         made; without clipping, that saves a pass over the gradients.
     spike_factor (float): An update whose gradient norm is above so many times its moving average is a spike. 0: nothing is.
     on_spike ("skip" | "clip"): Spikes are skipped, or scaled down to `spike_factor` times the average.
+    rollback_after (int): After so many updates in a row that were not finite, or spikes, go back to the last checkpoint. 0: never.
+    rollback_factor (float): What all learning rates are multiplied with then.
+    max_rollbacks (int): After so many times the training stops.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:" and a regular
         expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the algorithm's options. Where several
         blocks set the same for a param, the last one wins.
@@ -117,6 +124,9 @@ def create_optimizer(
         max_nonfinite=max_nonfinite,
         spike_factor=spike_factor,
         on_spike=on_spike,
+        rollback_after=rollback_after,
+        rollback_factor=rollback_factor,
+        max_rollbacks=max_rollbacks,
         param_groups=param_groups,
         per_param_lr=per_param_lr,
         layer_decay=layer_decay,
@@ -132,7 +142,7 @@ class TorchOptimizer(Optimizer):
     """A `thinc.api.Optimizer` around torch optimizers. For the arguments see `create_optimizer`.
 
     Public beside thinc's attributes: `params`, `grad_norm` (of the last step, before clipping; 2-norm over all gradients, or None),
-    `skipped_updates` (how many were skipped because of bad gradients).
+    `checkpoint` and `rollback` (settings, for the training loop; or None).
     """
 
     def __init__(
@@ -147,6 +157,9 @@ class TorchOptimizer(Optimizer):
         max_nonfinite: int = 20,
         spike_factor: float = 0.0,
         on_spike: OnSpike = "skip",
+        rollback_after: int = 0,
+        rollback_factor: float = 0.5,
+        max_rollbacks: int = 3,
         param_groups: Blocks | None = None,
         per_param_lr: Mapping[str, FloatOrSchedule] | None = None,
         layer_decay: Mapping[str, float] | None = None,
@@ -181,6 +194,7 @@ class TorchOptimizer(Optimizer):
             raise ConfigError(f"Can't set 'on_growth' in [training.optimizer]: expected 'mean', 'zero' or 'reset', found {on_growth!r}.")
         self._on_growth = on_growth
         self.checkpoint = checkpoint
+        self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, max_nonfinite, checkpoint)
         self._on_outside_write = on_outside_write
         self._schedule_steps = 0
         self._joint = False
@@ -282,25 +296,29 @@ class TorchOptimizer(Optimizer):
             raise
 
     @contextmanager
-    def joint_step(self) -> Iterator[None]:
-        """Inside, `finish_update` only notes gradients; at the end all params are updated together."""
+    def joint_step(self, spoiled_by: Exception | None = None) -> Iterator[None]:
+        """Inside, `finish_update` only notes gradients; at the end all params are updated together.
+
+        spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is skipped then.
+        """
         if self._joint:  # inside another one, whose end is the end
             yield
             return
         self._joint = True
         try:
             yield
-            self.step()
+            self.step(spoiled_by)
         finally:
             self._joint = False
             self._pending.clear()
 
-    def step(self) -> None:
+    def step(self, spoiled_by: Exception | None = None) -> None:
         """Update every param whose gradient was noted since the last step.
 
+        spoiled_by (Exception | None): As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        self._step(lr_scale=1.0)
+        self._step(1.0, spoiled_by)
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
@@ -348,6 +366,11 @@ class TorchOptimizer(Optimizer):
     def grad_spikes(self) -> int:
         """How many spikes were found, skipped or scaled down."""
         return self._guard.spikes
+
+    @property
+    def bad_updates_in_a_row(self) -> int:
+        """How many of the last updates in a row had gradients that were not finite, or a spike."""
+        return self._guard.bad_in_a_row
 
     # ------------------------------------------------------------------ thinc's attributes
 
@@ -446,10 +469,10 @@ class TorchOptimizer(Optimizer):
             (PipelineError): The optimizer does not know its pipeline.
         """
         nlp, exclude = self._table.bound_to()
-        state.check_parts("optimizer", self.state_dict(), saved)
+        check_parts("the optimizer", saved, self.state_dict())
         if saved["version"] != state.VERSION:
             raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
-        step = state.check_count("step", saved["step"])
+        step = check_count("step", saved["step"])
         settings = {name: check_number(name, saved["settings"].get(name)) for name in ("learn_rate", "grad_clip")}
         state.check_params_are_dicts(saved["params"])
         # All that depends on params is built anew beside what there is, and takes its place when everything went well.
@@ -469,6 +492,28 @@ class TorchOptimizer(Optimizer):
         state.restore_scalers(table.shim_paths(), saved["grad_scalers"])
         self._controller, self._groups, self._averages, self._table, self._guard = controller, groups, averages, table, guard
         self._schedule_steps, self._learn_rate, self._grad_clip = step, settings["learn_rate"], settings["grad_clip"]
+
+    def roll_back(self, saved: Mapping[str, Any]) -> None:
+        """Give all params the state and the averages that they had before. The values of params are the caller's affair.
+
+        Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they are.
+        saved (Mapping): From `state_dict`, of this run.
+        RAISES (StateError): Params have come or grown since. Nothing is changed then.
+        """
+        params, shims = list(self._table.by_key.values()), self._table.shim_paths()
+        state.check_params(params, saved["params"])
+        if self._averages is not None:
+            self._averages.load_state_dict(saved["averages"], params, shims)
+        thawed_since = [param for param in params if param.group is not None and not saved["params"][param.name]["updates"]]
+        for param in thawed_since:
+            self._groups.drop(param)
+            param.steps = param.skipped = 0
+        self._groups.add(thawed_since, names_are_lasting=True)
+        state.restore_params([param for param in params if param not in thawed_since], saved["params"])
+        state.restore_groups(self._groups, saved["groups"])
+        state.restore_scalers(shims, saved["grad_scalers"])
+        self._controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
+        self._guard.bad_in_a_row = 0
 
     def to_disk(self, path: str | Path) -> None:
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
@@ -491,17 +536,19 @@ class TorchOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, lr_scale: float) -> None:
+    def _step(self, lr_scale: float, spoiled_by: Exception | None = None) -> None:
         updated = [param for param in self._pending.values() if param.tensor.grad is not None]
         self._pending.clear()
         if not updated:
+            if spoiled_by is not None:
+                raise spoiled_by
             return
         chosen = self._groups.choose(updated)
         with threads_for([param.tensor for param in updated]):
             try:
                 for algorithm, groups in chosen:
                     algorithm.before_clipping(groups)
-                factor = self._measure_and_clip(updated)
+                factor = self._measure_and_clip(updated, spoiled_by)
                 if factor is not None:
                     if self._averages is not None:
                         self._averages.before_update(updated)
@@ -535,11 +582,14 @@ class TorchOptimizer(Optimizer):
                     stacklevel=5,
                 )
 
-    def _measure_and_clip(self, updated: list[Param]) -> float | None:
+    def _measure_and_clip(self, updated: list[Param], spoiled_by: Exception | None) -> float | None:
         """Clip, or say by how much to clip.
 
         RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
         """
+        if spoiled_by is not None:
+            self._guard.refuse(spoiled_by)
+            return None
         by_norm = self._grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
         scale: float | None = 1.0

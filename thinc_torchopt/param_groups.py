@@ -81,7 +81,7 @@ class ParamGroups:
             str(param.device),
             "shim" if param.callback is not None else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
             settings.label,
-            0.0 if param.group is None else settings.rate(self._default_rate(), param.steps),
+            0.0 if param.group is None else settings.rate(self._default_rate(), param.steps) * self._controller.scale,
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
         )

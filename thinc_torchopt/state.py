@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from thinc.api import PyTorchShim, Shim
 
+from .checks import check_count, check_parts
 from .errors import StateError
 from .param_groups import ParamGroups
 from .params import Param
 
 VERSION = 1
-# No run is longer. A position beyond it is no position, and schedules would take hours to get there.
-MAX_STEPS = 100_000_000
 
 
 def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
@@ -123,31 +122,13 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
         )
 
 
-def check_parts(what: str, expected: Collection[str], found: Any) -> None:
-    """RAISES (StateError): A state has other parts than these."""
-    if not isinstance(found, Mapping) or set(found) != set(expected):
-        raise StateError(
-            f"Can't load the state of the {what}: expected the parts {sorted(expected)}, found "
-            f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
-        )
-
-
-def check_count(what: str, value: Any) -> int:
-    """RAISES (StateError): A value is no number of steps or updates."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEPS:
-        raise StateError(f"Can't load the state of the optimizer: expected '{what}' to be a number of steps, found {value!r}.")
-    return value
-
-
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
-    check_parts(f"param '{param.name}'", ("shape", "updates", "skipped", "joined_at", "state"), found)
+    check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"))
     check_count(f"{param.name} updates", found["updates"])
     check_count(f"{param.name} skipped", found["skipped"])
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
-    state = found["state"]
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise StateError(f"Can't load the state of param '{param.name}': expected a dict, found {type(state).__name__}.")
+    check_parts(f"param '{param.name}' in torch", found["state"])
 
 
 def _is_plain(value: Any) -> bool:

@@ -33,6 +33,7 @@ class Progress:
     step (int): The last step that was done; -1 before the first.
     losses (dict): Of each component, added up since the last evaluation.
     results (list): Score and step of each evaluation.
+    rollbacks (list): Each time that the training went back: at which step, and to the params of which step.
     seconds (float): Spent so far, in all parts of the run.
     """
 
@@ -41,6 +42,7 @@ class Progress:
     words: int = 0
     losses: dict[str, float] = field(default_factory=dict)
     results: list[tuple[float, int]] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
     seconds: float = 0.0
 
     def is_over(self, patience: int, max_steps: int) -> bool:
@@ -62,12 +64,14 @@ class DataStream:
     """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
 
     batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same batches.
+
+    Public: `position` (how many were drawn).
     """
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches = batches
         self._start = self._generators = read_generators()
-        self._position = 0
+        self.position = 0
         self._last = 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -81,13 +85,13 @@ class DataStream:
             self._generators = read_generators()
         finally:
             set_generators(others)
-        self._position += 1
+        self.position += 1
         self._last = _checksum(batch)
         return epoch, batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where it began, how many batches were drawn, and a checksum of the last one."""
-        return {"start": _save_generators(self._start), "position": self._position, "last": self._last}
+        return {"start": _save_generators(self._start), "position": self.position, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw all batches that were drawn before.
@@ -100,7 +104,7 @@ class DataStream:
                 next(self)
         except StopIteration:
             pass
-        if (self._position, self._last) != (state["position"], state["last"]):
+        if (self.position, self._last) != (state["position"], state["last"]):
             raise StateError(
                 f"Can't go on in the training data: expected batch {state['position']} to be the one of the run that was saved, found "
                 "another, or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
@@ -203,6 +207,16 @@ def check_model(nlp: Language, saved: Mapping[str, Any]) -> None:
             f"Can't go on with the model: expected the params of this pipeline, found others, or other shapes, for {len(different)} names: "
             f"{', '.join(different[:5])}. The labels in the training data have changed, or the pipeline has."
         )
+
+
+def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
+    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of -inf."""
+    params = list(saved["params"].values())
+    for name, model in components_with_model(nlp):
+        for path, shim in shim_paths(model, name):
+            if isinstance(shim, PyTorchShim):
+                params += [saved["modules"][path][own] for own, _ in shim._model.named_parameters()]
+    return all(bool(param.isfinite().all()) for param in params)
 
 
 def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:

@@ -36,6 +36,20 @@ class ParamInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RollbackSettings:
+    """When a training goes back to a checkpoint.
+
+    after (int): So many updates in a row were not finite, or spikes.
+    factor (float): Multiplies all learning rates each time.
+    at_most (int): How many times.
+    """
+
+    after: int
+    factor: float
+    at_most: int
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     """What stands in [training.optimizer.checkpoint]: see `checkpoint.Checkpoint`, which makes it."""
 

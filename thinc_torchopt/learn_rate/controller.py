@@ -49,7 +49,8 @@ class LearnRateController:
     clock (Callable): The time of snapshots, in seconds.
     RAISES (ConfigError): There is no such choice.
 
-    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found).
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found),
+    `scale` (multiplies all rates from the next step on; 1 unless it is set).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LearnRateController:
         self.history = History()
         self.step_count = 0
         self.outside_writes = 0
+        self.scale = 1.0
         self._clock = clock
         self._optimizers: dict[str, WatchedOptimizer] = {}
         self._groups: dict[str, WatchedGroup] = {}  # by id
@@ -218,13 +220,14 @@ class LearnRateController:
 
         epoch (float): For the history.
         metrics (Mapping[str, float]): For policies that go by them.
-        scale (float): Multiplies all rates, of this step only.
+        scale (float): Multiplies all rates, of this step only; beside `self.scale`.
         RETURNS (dict[str, float]): The rates that were written, by group.
         RAISES (ConfigError): A policy gives what is no rate. Nothing was written. (LearnRateIntegrityError): Somebody else wrote to a
             group, and `on_outside_write` is "raise".
         """
         self._check(self._optimizers.values())
         step, conservative = self.step_count, self.conservative
+        scale *= self.scale
         if metrics is not None:
             self._observe(metrics)
         wanted = []
@@ -283,6 +286,7 @@ class LearnRateController:
         return {
             "step_count": self.step_count,
             "outside_writes": self.outside_writes,
+            "scale": self.scale,
             "mode": self._mode.state_dict(),
             "history": self.history.state_dict(),
             "groups": {id: watched.state_dict() for id, watched in self._groups.items()},
@@ -298,12 +302,13 @@ class LearnRateController:
         try:
             history = History.from_state_dict(state["history"])
             step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
+            scale = check_rate(float(state["scale"]), "scale")
             self._mode.load_state_dict(state["mode"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"Can't load the state of the learn rate controller: expected what state_dict gives, found {error!r}."
             ) from error
-        self.history, self.step_count, self.outside_writes = history, step_count, outside_writes
+        self.history, self.step_count, self.outside_writes, self.scale = history, step_count, outside_writes, scale
         for policy, watched in {id(watched.policy): (watched.policy, watched) for watched in self._groups.values()}.values():
             if hasattr(policy, "load_state_dict"):
                 policy.load_state_dict(state["groups"][watched.id]["policy_state"])
