@@ -1,5 +1,8 @@
 """Fixtures, and the folder of corpora and oracles beside the project, which not everybody has."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,3 +20,21 @@ def fixed_seed():
     from thinc.api import fix_random_seed
 
     fix_random_seed(0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of one megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("only root can mount a small disk")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("can't mount a tmpfs here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def resize(disk, size):
+    """Make a small disk so many bytes large."""
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)

@@ -34,7 +34,7 @@ from thinc_torchopt.errors import (
 )
 from thinc_torchopt.files import read_folder
 
-from .conftest import CONFIGS, SHARED, needs_corpora
+from .conftest import CONFIGS, SHARED, needs_corpora, resize
 from .spacy_cli import toy_corpus
 from .test_files import damage
 
@@ -460,6 +460,31 @@ def test_checkpoint_survives_signals(number, times, corpus, tmp_path):
     found, killed = kill_and_go_on(command(broken, tmp_path, "broken"), tmp_path / "b" / "state", times, random.Random(0), number)
     assert killed == times
     assert found == rows(printed) and len(found) == 13
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
+    """Until the disk is larger: then the run goes on from the newest that could be written, to the same end."""
+    config = config_for(tmp_path, corpus, training__eval_frequency=10, training__optimizer__checkpoint__keep=3)
+    with start(command(config, tmp_path, "whole")) as process:
+        printed = process.communicate()[0]
+    assert process.returncode == 0, printed
+    states = [read_folder(path) for path in steps_of(tmp_path / "state")]
+    size = sum(path.stat().st_size for path in steps_of(tmp_path / "state")[0].iterdir())
+    assert len(states) == 3
+
+    config["paths"]["state"] = str(small_disk / "state")
+    resize(small_disk, 5 * size // 2)  # no room for a third one
+    with start(command(config, tmp_path, "broken")) as process:
+        found = process.communicate()[0]
+    assert process.returncode == 0 and "No space left on device" in found and "Training goes on" in found, found
+    assert rows(found) == rows(printed)
+    assert [read_folder(path)["progress"]["step"] for path in steps_of(small_disk / "state")] == [0, 3]
+    assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers
+    resize(small_disk, 20 * size)
+    with start(command(config, tmp_path, "broken")) as process:
+        again = process.communicate()[0]
+    assert process.returncode == 0 and rows(again).items() <= rows(printed).items() and min(rows(again)) == 10
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
