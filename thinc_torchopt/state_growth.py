@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
@@ -89,9 +89,9 @@ def preserve_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise StateError("Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a new one.")
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)
+    state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     with torch.no_grad():
-        state = _fit_all(optimizer, members, on_growth)
-        check_states((member.name, state[member.param], member.param) for member in members if member.param in state)
+        check_states(_fit_all(optimizer, members, on_growth, state))  # one param after the other: what was just made is in the cache
     groups = []
     for i, group in enumerate(optimizer.param_groups):
         of_group = [member for member in members if member.group == i]
@@ -219,13 +219,17 @@ def _expand(value: Tensor, shape: Shape, fill: OnGrowth, scale: float) -> Tensor
         grown = value.new_zeros(shape)
         _leading(grown, value.shape).copy_(value)
         return grown
-    grown = value
+    if value.shape == shape:
+        return value
+    grown = value.new_empty(shape)
+    filled = _leading(grown, value.shape).copy_(value)  # before the mean, which then finds it in the cache
     for dim, size in enumerate(shape):
-        if size > grown.shape[dim]:
-            cells = list(grown.shape)
-            cells[dim] = size - grown.shape[dim]
-            grown = torch.cat([grown, grown.mean(dim, keepdim=True).expand(cells)], dim)
-    if scale != 1.0 and grown is not value:
+        if size > filled.shape[dim]:
+            mean = filled.mean(dim, keepdim=True)
+            old_size, sizes = filled.shape[dim], [*filled.shape[:dim], size, *filled.shape[dim + 1 :]]
+            filled = _leading(grown, sizes)
+            filled.narrow(dim, old_size, size - old_size).copy_(mean)
+    if scale != 1.0:
         grown.mul_(scale)
         _leading(grown, value.shape).copy_(value)
     return grown
@@ -448,9 +452,10 @@ def _match(optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[s
     return sorted(members, key=lambda member: (member.group, member.place))
 
 
-def _fit_all(optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: OnGrowth) -> defaultdict[Tensor, dict[str, Any]]:
-    """The state of all params."""
-    state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+def _fit_all(
+    optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: OnGrowth, state: dict[Tensor, dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any], Tensor]]:
+    """Put the state of each param into `state`, and yield it, as `check_states` takes it."""
     taken: set[int] = set()
     for member in members:
         group = optimizer.param_groups[member.group]
@@ -472,7 +477,8 @@ def _fit_all(optimizer: torch.optim.Optimizer, members: list[_Member], on_growth
                 old_dtype=member.old.dtype,
                 options=group,
             )
-    return state
+        if member.param in state:
+            yield member.name, state[member.param], member.param
 
 
 def _find(

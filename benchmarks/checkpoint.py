@@ -1,0 +1,116 @@
+"""How fast an optimizer's state goes to disk and comes back, against copying the file: `to_disk` and `from_disk`.
+
+    python benchmarks/checkpoint.py [--gigabytes 1] [--rounds 5] [--folder PATH]
+
+A torch module in a pipeline, trained by AdamW for a step, so that its state has the size asked for. The copy is read, written and synced.
+Budgets: less than twice the time of the copy, and no second copy of the state in memory. Memory is what the process holds at most meanwhile
+beyond what it held before, without pages of mapped files, which the kernel can drop at any time. Linux only.
+"""
+
+import argparse
+import gc
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import spacy
+import torch
+from thinc.api import PyTorchWrapper
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.torch_optimizers import AdamW
+
+MIB = 2**20
+WIDTH = 2048
+
+
+def build(n_bytes: int) -> tuple[spacy.Language, TorchOptimizer]:
+    """A pipeline of one torch module, and an optimizer that has made a step."""
+    n_layers = max(1, round(n_bytes / (2 * 4 * WIDTH * WIDTH)))
+    module = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n_layers))
+    nlp = spacy.blank("en")
+    nlp.add_pipe("tagger").model = PyTorchWrapper(module)  # type: ignore[attr-defined]
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    for param in module.parameters():
+        param.grad = torch.full_like(param, 0.1)
+    optimizer.finish_update(nlp.get_pipe("tagger").model)  # type: ignore[attr-defined]
+    for param in module.parameters():
+        param.grad = None
+    return nlp, optimizer
+
+
+def memory(function: Callable[[], object]) -> int:
+    """The most that the process holds while a function runs, in bytes, beyond what it held before."""
+
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    gc.collect()
+    before = most = held()
+    thread = threading.Thread(target=function)
+    thread.start()
+    while thread.is_alive():
+        most = max(most, held())
+        thread.join(0.002)
+    return most - before
+
+
+def seconds(function: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def copy(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    for path in target.iterdir():
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; default: the one for temporary files")
+    args = parser.parse_args()
+    nlp, optimizer = build(int(args.gigabytes * 2**30))
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        optimizer.to_disk(folder / "state")
+        size = sum(path.stat().st_size for path in (folder / "state").iterdir())
+
+        def load() -> None:
+            fresh = TorchOptimizer(AdamW())
+            fresh.initialize(nlp)
+            fresh.from_disk(folder / "state")
+
+        copied = seconds(lambda: copy(folder / "state", folder / "copy"), args.rounds)
+        written = seconds(lambda: optimizer.to_disk(folder / "state"), args.rounds)
+        read = seconds(load, args.rounds)
+        print(f"{size / MIB:.0f} MiB, {torch.get_num_threads()} threads")
+        print(f"{'':12} {'seconds':>8} {'x copy':>8} {'MiB more':>9}   budget")
+        print(f"{'copy, synced':12} {copied:8.2f} {1:8.2f}")
+        for what, found, function, allowed in (
+            ("to_disk", written, lambda: optimizer.to_disk(folder / "state"), 0.0),
+            ("from_disk", read, load, 1.0),  # the state itself
+        ):
+            more = memory(function)
+            verdict = "ok" if found < 2 * copied and more < (allowed + 0.1) * size else "OVER BUDGET"
+            print(f"{what:12} {found:8.2f} {found / copied:8.2f} {more / MIB:9.0f}   {verdict}")
+
+
+if __name__ == "__main__":
+    main()
