@@ -7,9 +7,9 @@ from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.errors import ConfigError, GrowthWarning, LearnRateWarning, StateError
 from thinc_torchopt.learn_rate import Warmup
-from thinc_torchopt.torch_optimizers import SGD, AdamW
+from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
 from .models import backprop, toy_examples, toy_pipeline
 
@@ -239,3 +239,44 @@ def test_growth_of_a_run_that_goes_on(tmp_path):
     other.from_disk(tmp_path / "state")
     update(other, model, 1)
     assert other.learn_rates["new"] == pytest.approx(Warmup(10).rate(4, 0.001), rel=1e-12)
+
+
+@pytest.mark.parametrize("on_growth", ["mean", "zero"])
+@pytest.mark.parametrize("component", GROWS)
+def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
+    """The oracle: an optimizer that was there when the label came."""
+    nlp, examples, optimizer = trained(component, on_growth=on_growth)
+    optimizer.to_disk(tmp_path / "state")
+    nlp.get_pipe(component).add_label("NEW")
+    other = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    other.initialize(nlp)
+    with pytest.raises(StateError, match=r"of another shape \(.*, was \(.*labels were added since: then load it with on_growth"):
+        other.from_disk(tmp_path / "state")
+    assert not any(other.nr_update.values()) and not other.torch_optimizers["algorithm"].state
+    with pytest.warns(LearnRateWarning, match="other params, shapes or options"):
+        other.from_disk(tmp_path / "state", on_growth=on_growth)
+    optimizer.initialize(nlp)
+    expected, found = moments(optimizer), moments(other)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert all(torch.equal(found[name][key], expected[name][key]) for key in ("step", "exp_avg", "exp_avg_sq")), name
+    assert other.nr_update == optimizer.nr_update
+    ours, theirs = other.averages, optimizer.averages
+    assert ours.keys() == theirs.keys() and all(numpy.array_equal(ours[key], theirs[key]) for key in theirs)
+    nlp.update(examples, sgd=other)
+    with pytest.raises(ConfigError, match="expected on_growth to be 'mean' or 'zero', found 'reset'"):
+        other.from_disk(tmp_path / "state", on_growth="reset")
+
+
+def test_growth_of_state_that_cannot_grow():
+    """SOAP keeps a matrix for each dimension."""
+    pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+    nlp, model, optimizer = torch_pipeline(create("soap"))
+    module = model.layers[0].shims[0]._model
+    module.embed = torch.nn.Embedding(6, 5)
+    with pytest.warns(GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"):
+        optimizer.initialize(nlp)
+    updates = {param.name: param.steps for param in optimizer._table.by_key.values()}
+    assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
+    update(optimizer, model, 1)
+    assert all(param.isfinite().all() for param in optimizer.params.values())

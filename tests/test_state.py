@@ -10,7 +10,7 @@ import torch
 from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer, torch_optimizers
-from thinc_torchopt.errors import ConfigError, PipelineError, ScheduleError, StateError
+from thinc_torchopt.errors import CheckpointWarning, ConfigError, PipelineError, ScheduleError, StateError
 from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
 from .conftest import needs_gpu
@@ -155,7 +155,7 @@ BAD = [
     (("step",), 10**12, StateError, "expected 'step' to be a number of steps"),
     (("settings", "learn_rate"), "x", ConfigError, "learn_rate"),
     (("learn_rates", "groups"), {}, ConfigError, "learn rate controller"),
-    (("averages",), None, (StateError, ConfigError), "averages"),
+    (("averages",), 5, (StateError, ConfigError), "averages"),
 ]
 
 
@@ -194,3 +194,18 @@ def test_state_names_what_another_config_has(tmp_path):
     other.initialize(nlp)
     with pytest.raises(StateError, match=r"expected the param groups \['default', 'top'\].*other patterns"):
         other.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("had", [True, False])
+def test_state_with_and_without_averages(had):
+    """The setting has changed since: averages begin anew, or are dropped, and a warning says so."""
+    nlp, models = pipeline()
+    first, second = (TorchOptimizer(AdamW(), use_averages=use_averages) for use_averages in (had, not had))
+    for optimizer in (first, second):
+        optimizer.initialize(nlp)
+    steps(first, models, 2)
+    with pytest.warns(CheckpointWarning, match="The saved ones are dropped" if had else "They begin anew"):
+        second.load_state_dict(first.state_dict())
+    assert not second.averages and set(second.nr_update.values()) == {2}
+    steps(second, models, 1)
+    assert bool(second.averages) != had

@@ -202,12 +202,7 @@ class Averages:
         param (Param): Of as many dimensions as the old one, else it begins anew.
         """
         if old.tensor.ndim == param.tensor.ndim:
-            average = self._of[param.key] = self._begin(param.tensor, param)
-            average.tensor.copy_(param.tensor)
-            common = tuple(slice(min(sizes)) for sizes in zip(old.tensor.shape, param.shape))
-            average.tensor[common] = old.tensor[common].to(average.tensor)
-            # New rows would stay where they began for thousands of updates: so all warm up again.
-            average.taken = old.taken if old.tensor.shape == param.shape else min(old.taken, 1)
+            self._of[param.key] = self._grown(param, old.tensor, old.taken)
 
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
@@ -262,12 +257,15 @@ class Averages:
         }
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]], *, may_grow: bool = False
+    ) -> None:
         """Go on where another process was. Its averages replace those that there are; a param that had none there has none.
 
         state (Mapping): What `state_dict` gave. Tensors are copied.
         params (Iterable[Param]): All params, with lasting names.
         shim_paths (Iterable[tuple[str, Shim]]): As for `state_dict`.
+        may_grow (bool): Whether a param may have another shape than it had there: then as `inherit`.
         RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
         """
         tensors, taken, module_steps = _check_state(state)
@@ -276,12 +274,14 @@ class Averages:
         def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
             if name not in tensors:
                 return None
+            unknown.discard(name)
             if tensors[name].shape != value.shape:
+                if may_grow and param is not None:
+                    return self._grown(param, tensors[name], taken[name]) if tensors[name].ndim == value.ndim else None
                 raise StateError(
                     f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found {tuple(tensors[name].shape)}. "
                     "The state is of another pipeline, or labels were added since."
                 )
-            unknown.discard(name)
             average = self._begin(value, param)
             average.tensor.copy_(tensors[name])
             average.taken = taken[name]
@@ -315,6 +315,16 @@ class Averages:
         if self.settings.warmup == "torch_ema":
             return Average(param, value.detach().to(device, dtype, copy=True))
         return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
+
+    def _grown(self, param: Param, old: torch.Tensor, taken: int) -> Average:
+        """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many dimensions."""
+        average = self._begin(param.tensor, param)
+        average.tensor.copy_(param.tensor)
+        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
+        average.tensor[common] = old[common].to(average.tensor)
+        # New rows would stay where they began for thousands of updates: so all warm up again.
+        average.taken = taken if old.shape == param.shape else min(taken, 1)
+        return average
 
     def _note(self, average: Average, value: torch.Tensor, weight: float, moves: Moves) -> None:
         tensor = average.tensor

@@ -209,7 +209,7 @@ class BuiltAlgorithm:
         rides_along = grad_factor != 1.0 and all(group.entry.get("fused") for group, _ in chosen)
         if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
-            optimizer.grad_scale = torch.tensor(1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
+            optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
         elif grad_factor != 1.0:
             grads = [param.grad for _, params in chosen for param in params]
             scale_grads(grads, [grad_factor] * len(grads))

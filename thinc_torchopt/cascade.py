@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from .algorithm import IN_ALGORITHM, Algorithm
 from .errors import ConfigError
-from .learn_rate import Warmup
-from .learn_rate.groups import NEW_PARAMS_FACTOR
+from .learn_rate import NEW_PARAMS_FACTOR, Warmup
 from .names import Pattern, layers_of
 from .params import Param
 from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
@@ -158,11 +156,10 @@ class Cascade:
 
         RAISES (ConfigError): One matches none.
         """
-        by_layer = [pattern for pattern, _ in self._layer_decay]
-        for pattern in chain(self._sent_away, *(block.patterns for block in self._blocks), by_layer):
+        for pattern in self.patterns:
             pattern.check(names)
         layers = layers_of(names)
-        for pattern in by_layer:
+        for pattern, _ in self._layer_decay:
             found = [name for name in names if pattern(name)]
             if not any(name in layers for name in found):
                 raise ConfigError(

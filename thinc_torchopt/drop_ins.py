@@ -149,7 +149,7 @@ class ThincAdam(_ThincOptimizer):
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
-            [torch.tensor(float(step), device=device)] * len(params),
+            [torch.full((), float(step), device=device)] * len(params),
             lr=lr,
             beta1=beta1,
             beta2=beta2,

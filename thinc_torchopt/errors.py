@@ -15,6 +15,7 @@ Warning
 └── TorchOptWarning (UserWarning)
     ├── CheckpointWarning          a checkpoint is damaged, of another config, or could not be written
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
+    ├── GrowthWarning              a param grew, and its state could not
     ├── HostWarning                a spaCy or thinc that is not what we know
     ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
@@ -105,6 +106,10 @@ class CheckpointWarning(TorchOptWarning):
 
 class GradSpikeWarning(TorchOptWarning):
     """The gradients of an update were far larger than usual; what was done about it."""
+
+
+class GrowthWarning(TorchOptWarning):
+    """A param grew, and its state is of a kind that can't grow with it."""
 
 
 class HostWarning(TorchOptWarning):

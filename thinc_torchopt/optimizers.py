@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Optional, get_args
+from typing import Any, Dict, Literal, Optional, get_args
 
 import torch
 from spacy.language import Language
@@ -33,10 +33,11 @@ from .averages import AveragedParams, Averages, AverageSettings, chosen_averages
 from .cascade import Cascade
 from .checks import check_count, check_parts
 from .clipping import clip_grads, grad_norms, total_norm
-from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
+from .errors import CheckpointWarning, ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
 from .files import read_folder, write_folder
 from .guard import Guard, rollback_settings
 from .learn_rate import LearnRateController
+from .names import Pattern
 from .param_groups import ParamGroups
 from .param_table import ParamTable, all_names
 from .params import Param, array_of, is_viewable, own_copy, zero_grads
@@ -240,9 +241,17 @@ class TorchOptimizer(Optimizer):
         """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else "default"."""
         return self._groups.learn_rates() or {"default": self._learn_rate}
 
-    def describe(self) -> list[ParamInfo]:
-        """What there is to see of each param that the optimizer knows, frozen ones too: group, learning rate, options at this step."""
-        return [self._groups.describe(param) for param in self._table.by_key.values()]
+    def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
+        """What there is to see of each param that the optimizer knows, frozen ones too: group, learning rate, options at this step.
+
+        names (Collection[str]): Only of these. None: of all.
+        """
+        return [self._groups.describe(param) for param in self._table.by_key.values() if names is None or param.name in names]
+
+    @property
+    def patterns(self) -> list[Pattern]:
+        """All patterns over names in the settings."""
+        return self._cascade.patterns
 
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -461,14 +470,18 @@ class TorchOptimizer(Optimizer):
             "grad_scalers": state.collect_scalers(self._table.shim_paths()),
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], *, on_growth: Literal["mean", "zero"] | None = None) -> None:
         """Go on where another process stood. Everything is checked first; what fails changes nothing.
 
         saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
+        on_growth ("mean" | "zero" | None): Labels were added since: old rows keep their state, new ones get this. None: nothing has grown.
         RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other settings.
             (PipelineError): The optimizer does not know its pipeline.
         """
         nlp, exclude = self._table.bound_to()
+        if on_growth not in (None, "mean", "zero"):
+            raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
+        may_grow = on_growth is not None
         check_parts("the optimizer", saved, self.state_dict())
         if saved["version"] != state.VERSION:
             raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
@@ -478,18 +491,21 @@ class TorchOptimizer(Optimizer):
         # All that depends on params is built anew beside what there is, and takes its place when everything went well.
         controller, groups, averages, table = self._empty(step)
         table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
-        params = list(table.by_key.values())
-        state.check_params(params, saved["params"])
+        params, shims = list(table.by_key.values()), list(table.shim_paths())
+        state.check_params(params, saved["params"], may_grow=may_grow)
         state.check_groups(groups, saved["groups"])
-        state.restore_params(params, saved["params"])
+        state.restore_params(params, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(groups, saved["groups"])
         controller.load_state_dict(saved["learn_rates"])
         guard = copy(self._guard)
         guard.load_state_dict(saved["guard"])
-        if averages is not None:
-            averages.load_state_dict(saved["averages"], params, table.shim_paths())
+        if averages is not None and saved["averages"] is not None:
+            averages.load_state_dict(saved["averages"], params, shims, may_grow=may_grow)
+        elif (averages is None) != (saved["averages"] is None):
+            done = "The saved ones are dropped" if averages is None else "They begin anew"
+            warnings.warn(CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=2)
         self._schedules.load_state_dict(saved["schedules"])
-        state.restore_scalers(table.shim_paths(), saved["grad_scalers"])
+        state.restore_scalers(shims, saved["grad_scalers"])
         self._controller, self._groups, self._averages, self._table, self._guard = controller, groups, averages, table, guard
         self._schedule_steps, self._learn_rate, self._grad_clip = step, settings["learn_rate"], settings["grad_clip"]
 
@@ -519,9 +535,9 @@ class TorchOptimizer(Optimizer):
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
         write_folder(Path(path), self.state_dict())
 
-    def from_disk(self, path: str | Path) -> None:
-        """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Others: as `load_state_dict`."""
-        self.load_state_dict(read_folder(Path(path)))
+    def from_disk(self, path: str | Path, *, on_growth: Literal["mean", "zero"] | None = None) -> None:
+        """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Arguments and others: as `load_state_dict`."""
+        self.load_state_dict(read_folder(Path(path)), on_growth=on_growth)
 
     # ------------------------------------------------------------------ pickle and copy
 

@@ -6,6 +6,7 @@ array is compared with the one that was viewed, by identity. The state in torch 
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from spacy.language import Language
 from thinc.api import Model, Shim
 
 from .averages import Average, Averages
-from .errors import ParamError, PipelineError, ShapeError
+from .errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
 from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
@@ -31,8 +32,8 @@ class Heritage(NamedTuple):
     dtype: torch.dtype
     steps: int
     joined_at: int | None
+    state: Mapping[str, Any]
     optimizer_class: type[torch.optim.Optimizer] | None
-    state: dict[str, Any]
     average: Average | None
 
 
@@ -87,7 +88,7 @@ class ParamTable:
     def bind(self, nlp: Language, exclude: Collection[str], *, joined: Mapping[str, int | None] = MappingProxyType({})) -> None:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
 
-        joined (Mapping[str, int | None]): For a run that goes on: at which step params joined that came in mid-training, by name.
+        joined (Mapping[str, int | None]): For a run that goes on: by name, after how many updates params joined that came in mid-training.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self._nlp = weakref.ref(nlp)
@@ -191,8 +192,8 @@ class ParamTable:
             return self._add(key, name, source, view if callback is None else view.detach().clone())
         if known.shape != view.shape:
             raise ShapeError(
-                f"Can't update param '{name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)}. The layer was resized "
-                "after training began. If that is meant, call optimizer.initialize(nlp) afterwards: this param's state starts anew."
+                f"Can't update param '{name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} under the same key. If the "
+                "param has grown, take its gradient by finish_update(model), or give it another key."
             )
         if callback is not None:
             known.tensor.copy_(view)
@@ -223,7 +224,10 @@ class ParamTable:
         self._groups.add([param], names_are_lasting=self.is_bound)
         self.by_key[key] = param
         if heritage is not None:
-            self._inherit(param, heritage)
+            try:
+                self._inherit(param, heritage)
+            except StateError as error:
+                warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
         return param
 
     # ------------------------------------------------------------------ params that grow
@@ -242,8 +246,8 @@ class ParamTable:
                 param.dtype,
                 param.steps,
                 param.joined_at,
-                None if owner is None else type(owner.optimizer),
                 {} if owner is None else owner.state_of(param),
+                None if owner is None else type(owner.optimizer),
                 None if self.averages is None else self.averages.release(param.key),
             )
         self.forget(param.key, keep_name=True)

@@ -6,7 +6,7 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from thinc.api import PyTorchShim, Shim
@@ -15,6 +15,7 @@ from .checks import check_count, check_parts
 from .errors import StateError
 from .param_groups import ParamGroups
 from .params import Param
+from .state_growth import fit_param_state
 
 VERSION = 1
 
@@ -33,13 +34,22 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give params their states. `check_params` comes before."""
+def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean") -> None:
+    """Give params their states. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a param has grown.
+
+    RAISES (StateError): A param has grown, and its state can't.
+    """
     for param in params:
         found = saved[param.name]
         param.steps, param.skipped = found["updates"], found["skipped"]
         if param.group is not None:
-            param.group.owner.set_state(param, found["state"])
+            fitted = found["state"]
+            if has_grown(param, found):
+                owner, options = param.group.owner, param.group.entry
+                fitted = fit_param_state(
+                    type(owner.optimizer), fitted, found["shape"], param.tensor, on_growth=on_growth, name=param.name, options=options
+                )
+            param.group.owner.set_state(param, fitted)
 
 
 def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
@@ -81,8 +91,8 @@ def check_params_are_dicts(saved: Any) -> None:
         raise StateError(f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}.")
 
 
-def check_params(params: Collection[Param], saved: Any) -> None:
-    """Check that a saved state is one of these params.
+def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = False) -> None:
+    """Check that a saved state is one of these params. may_grow (bool): Their shapes may be others.
 
     RAISES (StateError): Params are missing or unexpected, or have another shape. All of them are named.
     """
@@ -91,7 +101,7 @@ def check_params(params: Collection[Param], saved: Any) -> None:
     reshaped = [
         f"{name} is {_shape(param.shape)}, was {_shape(saved[name].get('shape'))}"
         for name, param in by_name.items()
-        if name in saved and saved[name].get("shape") != list(param.shape)
+        if not may_grow and name in saved and has_grown(param, saved[name])
     ]
     problems = [
         f"{len(found)} {what} ({', '.join(found[:5])}{', ...' if len(found) > 5 else ''})"
@@ -101,10 +111,16 @@ def check_params(params: Collection[Param], saved: Any) -> None:
     if problems:
         raise StateError(
             f"Can't load the state of the optimizer: expected the {len(by_name)} params of this pipeline, found {'; '.join(problems)}. The "
-            "state is of another pipeline, or labels were added since."
+            "state is of another pipeline"
+            + (', or labels were added since: then load it with on_growth = "mean", to keep the old rows.' if reshaped else ".")
         )
     for name, param in by_name.items():
         _check_param(param, saved[name])
+
+
+def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
+    """Whether a param has another shape than in a saved state."""
+    return saved.get("shape") != list(param.shape)
 
 
 def check_groups(groups: ParamGroups, saved: Any) -> None:
@@ -124,6 +140,8 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"))
+    for size in found["shape"] if isinstance(found["shape"], list) else [found["shape"]]:
+        check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
     check_count(f"{param.name} skipped", found["skipped"])
     if found["joined_at"] is not None:

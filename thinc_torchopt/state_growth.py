@@ -324,7 +324,7 @@ def _factored(shape: Shape, key: str, ndim: int) -> Shape:
 def _refuse_state(name: str, key: str, found: str, old: Shape) -> NoReturn:
     raise StateError(
         f"Can't fit the state of param '{name}' to its new shape: expected '{key}' to have the param's shape, {old}, or to be a number, "
-        f"found {found}. Map the param to None to let it start anew."
+        f"found {found}."
     )
 
 

@@ -93,7 +93,7 @@ def _tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
     """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would refuse."""
     names = all_names(setup.nlp)
     unmatched: list[dict[str, str]] = []
-    for pattern in setup.optimizer._cascade.patterns:
+    for pattern in setup.optimizer.patterns:
         try:
             pattern.check(names)
         except ConfigError as error:

@@ -61,13 +61,15 @@ def show_schedule(
 def _rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
     """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a `max_steps`."""
     # One param stands for its group: to describe each of them at each step takes long.
-    one_of = {info.group: param for info, param in zip(optimizer.describe(), optimizer._table.by_key.values())}
+    one_of = {info.group: info.name for info in optimizer.describe()}
+    names = set(one_of.values())
     found: dict[str, list[float]] = {group: [] for group in one_of or ["default"]}
     for step in range(steps + 1):
         if step:
             optimizer.step_schedules()
-        for group, rates in found.items():
-            rates.append(optimizer._groups.describe(one_of[group]).learn_rate if one_of else optimizer.learn_rate)
+        now = {info.group: info.learn_rate for info in optimizer.describe(names)} or {"default": optimizer.learn_rate}
+        for group, rate in now.items():
+            found[group].append(rate)
     return found
 
 

@@ -2,10 +2,12 @@
 
 from .circuit_breaker import CircuitBreaker
 from .controller import LearnRateController
+from .groups import NEW_PARAMS_FACTOR
 from .history import Snapshot
 from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Live, Policy, Warmup
 
 __all__ = [
+    "NEW_PARAMS_FACTOR",
     "Adaptive",
     "CircuitBreaker",
     "Constant",
