@@ -20,7 +20,8 @@ from thinc.api import PyTorchWrapper, chain
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thinc_torchopt import SGD, TorchOptimizer, torch_optimizers
-from thinc_torchopt.averages import EMA, SWA, THINC, AveragedParams, Averages, AverageSettings
+from thinc_torchopt.average_settings import EMA, SWA, THINC, AverageSettings
+from thinc_torchopt.averages import AveragedParams, Averages
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.names import shim_paths
 from thinc_torchopt.params import Param

@@ -18,7 +18,8 @@ import torch
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 
 from thinc_torchopt import TorchOptimizer, hooks
-from thinc_torchopt.averages import EMA, AveragedParams
+from thinc_torchopt.average_settings import EMA
+from thinc_torchopt.averages import AveragedParams
 from thinc_torchopt.errors import HostWarning
 from thinc_torchopt.torch_optimizers import AdamW
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.state_growth import StateMapping, fit_param_state, fit_state, preserve_optimizer_state
+from thinc_torchopt.state_fit import fit_param_state, fit_state
+from thinc_torchopt.state_growth import StateMapping, preserve_optimizer_state
 
 from .conftest import needs_gpu
 

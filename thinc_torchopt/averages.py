@@ -1,12 +1,4 @@
-"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules.
-
-An average counts the values that it takes, from 1: the param after update `start_step + 1`, and after each `every`-th update from there.
-At the n-th value it keeps this share of itself, and takes the rest from the value:
-
-    EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero. SOURCE: thinc.backends.Ops.update_averages.
-    EMA, warmup "torch_ema"   the same, and begins as the param was before. SOURCE: torch_ema.ExponentialMovingAverage (0.3).
-    EMA, warmup "torch"       0 at first, then decay. SOURCE: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn.
-    SWA                       (n - 1) / n: the mean. SOURCE: AveragedModel as it is; https://arxiv.org/abs/1803.05407.
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula: average_settings.py.
 
 Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value.
 """
@@ -14,123 +6,20 @@ Buffers are what their module needs to work, a variance for example: their avera
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, Optional
+from dataclasses import asdict
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import Shim
 
-from .errors import ConfigError, StateError
+from .average_settings import THINC, AverageSettings
+from .errors import StateError
 from .params import Param, array_of
 from .types import Key
 
-Warmup = Literal["thinc", "torch", "torch_ema"]
-DType = Literal["float32", "float64"]
-
 # Averages and values, by the share that is taken from the values.
 Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
-
-
-def EMA(
-    decay: float = 0.9999,
-    *,
-    warmup: Warmup = "thinc",
-    start_step: int = 0,
-    every: int = 1,
-    device: Optional[str] = None,
-    dtype: Optional[DType] = None,
-) -> AverageSettings:
-    """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
-
-    decay (float): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
-    warmup ("thinc" | "torch" | "torch_ema"): How it begins: as thinc, torch's AveragedModel or the library torch-ema. See above.
-    start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and saved.
-    every (int): Take the values after every so many updates.
-    device (str): Where averages are kept, e.g. "cpu". None: where their params are.
-    dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
-    RAISES (ConfigError): An argument that can't be.
-    """
-    return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype)
-
-
-def SWA(start_step: int, *, every: int = 1, device: Optional[str] = None, dtype: Optional[DType] = None) -> AverageSettings:
-    """Keep the mean of the values from a step on: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
-
-    Arguments are those of EMA.
-    """
-    return AverageSettings("SWA", start_step=start_step, every=every, device=device, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class AverageSettings:
-    """How averages are kept. `EMA` and `SWA` say what the arguments mean."""
-
-    kind: Literal["EMA", "SWA"] = "EMA"
-    decay: float = 0.9999
-    warmup: Warmup = "thinc"
-    start_step: int = 0
-    every: int = 1
-    device: Optional[str] = None
-    dtype: Optional[DType] = None
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            _refuse("decay", "a number from 0 to 1", self.decay)
-        if self.warmup not in ("thinc", "torch", "torch_ema"):
-            _refuse("warmup", "'thinc', 'torch' or 'torch_ema'", self.warmup)
-        for name, least in (("start_step", 0), ("every", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                _refuse(name, f"a whole number of at least {least}", value)
-        if self.dtype not in (None, "float32", "float64"):
-            _refuse("dtype", "null, 'float32' or 'float64': narrower ones round small steps of an average away", self.dtype)
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            _refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
-
-    def is_due(self, updates: int) -> bool:
-        """Whether an average takes the value of a param that had so many updates."""
-        return updates > self.start_step and (updates - self.start_step - 1) % self.every == 0
-
-    def weight(self, taken: int, *, from_zero: bool = True) -> float:
-        """What share of an average comes from the value that it takes.
-
-        taken (int): Which value this is, from 1.
-        from_zero (bool): Whether the average may begin at zero, if that is its way.
-        """
-        if self.kind == "SWA":
-            return 1.0 / taken
-        if taken == 1 and (self.warmup == "torch" or not from_zero):
-            return 1.0
-        if self.warmup == "torch":
-            return 1.0 - self.decay
-        return 1.0 - min((1.0 + taken) / (10.0 + taken), self.decay)
-
-
-# thinc's own averages.
-THINC = AverageSettings()
-
-
-def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> AverageSettings | None:
-    """What a config asks for by `use_averages` and by a block; None if by neither.
-
-    RAISES (ConfigError): By both, or the block is none of ours.
-    """
-    if averages is None:
-        return THINC if use_averages else None
-    if not isinstance(averages, AverageSettings):
-        raise ConfigError(
-            "Can't set 'averages' in [training.optimizer]: expected a block with @misc = \"thinc-torchopt.EMA.v1\" or "
-            f'"thinc-torchopt.SWA.v1", found {averages!r}.'
-        )
-    if use_averages:
-        raise ConfigError(
-            "Can't set 'use_averages' in [training.optimizer]: expected false beside [training.optimizer.averages], found true. "
-            "Remove it, or the block."
-        )
-    return averages
 
 
 class Averages:
@@ -448,7 +337,3 @@ def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], d
             "The state is damaged, or was not written by this package."
         )
     return tensors, taken, steps
-
-
-def _refuse(name: str, expected: str, found: Any) -> None:
-    raise ConfigError(f"Can't set '{name}' in [training.optimizer.averages]: expected {expected}, found {found!r}.")

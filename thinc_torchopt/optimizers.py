@@ -29,7 +29,8 @@ from thinc.api import Model, Optimizer, PyTorchShim, Shim
 
 from . import hooks, state
 from .algorithm import Algorithm
-from .averages import AveragedParams, Averages, AverageSettings, chosen_averages
+from .average_settings import AverageSettings, chosen_averages
+from .averages import AveragedParams, Averages
 from .cascade import Cascade
 from .checks import check_count, check_parts
 from .clipping import clip_grads, grad_norms, total_norm

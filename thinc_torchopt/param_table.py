@@ -21,7 +21,7 @@ from .errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateE
 from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
-from .state_growth import fit_param_state
+from .state_fit import fit_param_state
 from .types import Key, OnGrowth
 
 

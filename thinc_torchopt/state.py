@@ -15,7 +15,7 @@ from .checks import check_count, check_parts
 from .errors import StateError
 from .param_groups import ParamGroups
 from .params import Param
-from .state_growth import fit_param_state
+from .state_fit import fit_param_state
 
 VERSION = 1
 

@@ -1,0 +1,220 @@
+"""Schedules that are functions of the step: they rise and fall, and don't end."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Literal, Optional
+
+from .arguments import Arguments
+
+Curve = Literal["linear", "cosine", "1-sqrt"]
+
+
+def warmup_linear(initial_rate: float, warmup_steps: int, total_steps: int) -> Iterator[float]:
+    """Rise to `initial_rate` in a line, then fall to 0 in a line.
+
+    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value is
+    initial_rate / warmup_steps. The fall is thinc's.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is 0, at least `warmup_steps`.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: thinc/schedules.py (8.3), warmup_linear.
+    """
+    check = Arguments("thinc-torchopt.warmup_linear.v1")
+    check.number("initial_rate", initial_rate)
+    check.warmup(warmup_steps, total_steps)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * (step + 1) / warmup_steps
+        if step >= total_steps:
+            return 0.0
+        return initial_rate * (total_steps - step) / (total_steps - warmup_steps)
+
+    return _each_step(value_at)
+
+
+def warmup_cosine(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, cycles: int = 1) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a cosine, once or several times.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    cycles (int): How often it falls. Each fall but the first is a warm restart at `initial_rate`. All are equally long.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; transformers/optimization.py,
+        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which go on to swing after the last
+        step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
+    """
+    check = Arguments("thinc-torchopt.warmup_cosine.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.warmup(warmup_steps, total_steps)
+    check.steps("cycles", cycles, at_least=1)
+    decay_steps = total_steps - warmup_steps
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        if step >= total_steps:
+            return min_rate
+        # In whole numbers: a fraction of one rounding too little would put a restart one step late.
+        done = cycles * (step - warmup_steps) % decay_steps / decay_steps
+        return _between(min_rate, initial_rate, _fall("cosine", done))
+
+    return _each_step(value_at)
+
+
+def one_cycle(
+    max_rate: float,
+    total_steps: int,
+    *,
+    pct_start: float = 0.3,
+    anneal_strategy: Literal["cos", "linear"] = "cos",
+    div_factor: float = 25.0,
+    final_div_factor: float = 10000.0,
+    three_phase: bool = False,
+) -> Iterator[float]:
+    """Rise from a low rate to `max_rate`, then fall to a rate far below the first one.
+
+    total_steps (int): Length of the cycle. The lowest rate is reached at the step before.
+    pct_start (float): Part of the cycle in which the rate rises, 0 to 1; up to 0.5 with `three_phase`.
+    anneal_strategy (str): Whether it moves along a cosine or in a line.
+    div_factor (float): The first rate is max_rate / div_factor.
+    final_div_factor (float): The last rate is the first one / final_div_factor.
+    three_phase (bool): Fall to the first rate in as many steps as it rose, and only then to the last one.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Smith and Topin 2017, https://arxiv.org/abs/1708.07120; torch.optim.lr_scheduler.OneCycleLR, which raises an error
+        after `total_steps`, and if pct_start x total_steps is 1.
+    """
+    check = Arguments("thinc-torchopt.one_cycle.v1")
+    check.number("max_rate", max_rate)
+    check.steps("total_steps", total_steps, at_least=1)
+    check.number("pct_start", pct_start, at_most=0.5 if three_phase else 1.0)
+    check.choice("anneal_strategy", anneal_strategy, ["cos", "linear"])
+    check.number("div_factor", div_factor, above=0.0)
+    check.number("final_div_factor", final_div_factor, above=0.0)
+    curve: Curve = "cosine" if anneal_strategy == "cos" else "linear"
+    first_rate, last_step = max_rate / div_factor, total_steps - 1
+    last_rate = first_rate / final_div_factor
+    # Each: the step at which it ends, the rates at its begin and end.
+    phases = [(pct_start * total_steps - 1, first_rate, max_rate), (last_step, max_rate, last_rate)]
+    if three_phase:
+        phases[1:] = [(2 * pct_start * total_steps - 2, max_rate, first_rate), (last_step, first_rate, last_rate)]
+
+    def value_at(step: int) -> float:
+        begin = 0.0
+        for end, start_rate, end_rate in phases:
+            if step <= end:
+                done = (step - begin) / (end - begin) if end > begin else 1.0
+                return _between(end_rate, start_rate, _fall(curve, done))
+            begin = end
+        return last_rate
+
+    return _each_step(value_at)
+
+
+def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[int] = None) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall with one over the root of the step, without an end.
+
+    warmup_steps (int): Steps before the fall begins.
+    timescale (int): Steps after warm-up at which the rate is initial_rate / sqrt(2). Default: `warmup_steps`, or 10,000 without.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Zhai et al. 2021, https://arxiv.org/abs/2106.04560; transformers/optimization.py, get_inverse_sqrt_schedule.
+    """
+    check = Arguments("thinc-torchopt.inverse_sqrt.v1")
+    check.number("initial_rate", initial_rate)
+    check.steps("warmup_steps", warmup_steps)
+    scale = (warmup_steps or 10_000) if timescale is None else timescale
+    check.steps("timescale", scale, at_least=1)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        return initial_rate / math.sqrt((step - warmup_steps + scale) / scale)
+
+    return _each_step(value_at)
+
+
+def polynomial(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, power: float = 1.0) -> Iterator[float]:
+    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a power of what is left.
+
+    warmup_steps (int): Steps before the fall begins.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    power (float): 1: a line. Above: falls fast first. Below: falls fast last.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, whose lr_end is 1e-7 by default.
+    """
+    check = Arguments("thinc-torchopt.polynomial.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.number("power", power, above=0.0)
+    check.warmup(warmup_steps, total_steps)
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return initial_rate * step / warmup_steps
+        if step >= total_steps:
+            return min_rate
+        left = (total_steps - step) / (total_steps - warmup_steps)
+        return _between(min_rate, initial_rate, left**power)
+
+    return _each_step(value_at)
+
+
+def warmup_stable_decay(
+    initial_rate: float,
+    warmup_steps: int,
+    decay_steps: int,
+    total_steps: int,
+    *,
+    min_rate: float = 0.0,
+    warmup_type: Curve = "linear",
+    decay_type: Curve = "cosine",
+) -> Iterator[float]:
+    """Rise from `min_rate` to `initial_rate`, stay, and fall back to `min_rate` at the end.
+
+    decay_steps (int): Steps of the fall. What warm-up and fall leave of `total_steps` is the time in between.
+    total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps.
+    warmup_type (str): The curve of the rise.
+    decay_type (str): The curve of the fall; "1-sqrt" is that of Hägele et al.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: Hu et al. 2024, https://arxiv.org/abs/2404.06395; Hägele et al. 2024, https://arxiv.org/abs/2405.18392;
+        transformers/optimization.py, get_wsd_schedule, with stable steps counted from `total_steps`.
+    """
+    check = Arguments("thinc-torchopt.warmup_stable_decay.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.choice("warmup_type", warmup_type, ["linear", "cosine", "1-sqrt"])
+    check.choice("decay_type", decay_type, ["linear", "cosine", "1-sqrt"])
+    check.steps("decay_steps", decay_steps)
+    check.warmup(warmup_steps, total_steps, decay_steps)
+    decay_begin = total_steps - decay_steps
+
+    def value_at(step: int) -> float:
+        if step < warmup_steps:
+            return _between(min_rate, initial_rate, _fall(warmup_type, 1.0 - step / warmup_steps))
+        if step < decay_begin:
+            return initial_rate
+        if step < total_steps:
+            return _between(min_rate, initial_rate, _fall(decay_type, (step - decay_begin) / decay_steps))
+        return min_rate
+
+    return _each_step(value_at)
+
+
+def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:
+    """Make a generator, which is what thinc takes for a schedule, of a function of the step."""
+    for step in count():
+        yield value_at(step)
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + (high - low) * part
+
+
+def _fall(curve: Curve, done: float) -> float:
+    """A fall from 1 to 0, and read backwards a rise. done (float): How much of it is over, 0 to 1."""
+    if curve == "linear":
+        return 1.0 - done
+    return 0.5 * (1.0 + math.cos(math.pi * done)) if curve == "cosine" else 1.0 - math.sqrt(done)

@@ -1,0 +1,141 @@
+"""A schedule that watches the score: it lowers a rate when the score gets no better."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Dict, Literal
+
+from .arguments import Arguments
+
+
+def plateau(
+    initial_rate: float,
+    *,
+    factor: float = 0.1,
+    patience: int = 10,
+    mode: Literal["max", "min"] = "max",
+    threshold: float = 1e-4,
+    threshold_mode: Literal["rel", "abs"] = "rel",
+    cooldown: int = 0,
+    min_rate: float = 0.0,
+    eps: float = 1e-8,
+) -> Iterator[float]:
+    """Stay at a rate as long as the score gets better, and lower it when it does not.
+
+    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, nobody calls its `observe`, and it stays at
+    `initial_rate`.
+
+    factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
+    patience (int): Evaluations in a row that may bring nothing better. The next such one lowers the rate.
+    mode ("max" | "min"): Whether a higher or a lower score is better.
+    threshold (float): By how much a score must be better than the best one to count.
+    threshold_mode ("rel" | "abs"): Whether the threshold is a part of the best score, or a difference.
+    cooldown (int): Evaluations after the rate was lowered in which nothing is counted as bad.
+    min_rate (float): The rate is not lowered below this.
+    eps (float): Where the rate would fall by no more than this, it stays.
+    RAISES (ScheduleError): An argument is out of its range.
+    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. There as here a score of NaN counts as no
+        better. An infinite one does here too: there one that is infinitely good is the best for good, and the rate only falls.
+    """
+    check = Arguments("thinc-torchopt.plateau.v1")
+    check.number("initial_rate", initial_rate)
+    check.number("factor", factor, below=1.0)
+    check.steps("patience", patience)
+    check.choice("mode", mode, ["max", "min"])
+    check.number("threshold", threshold)
+    check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
+    check.steps("cooldown", cooldown)
+    check.number("min_rate", min_rate, at_most=initial_rate)
+    check.number("eps", eps)
+    sign = 1 if mode == "max" else -1
+
+    def is_better(score: float, best: float) -> bool:
+        least = best * (1.0 + sign * threshold) if threshold_mode == "rel" else best + sign * threshold
+        return sign * score > sign * least
+
+    def lower(rate: float) -> float:
+        lowered = max(rate * factor, min_rate)
+        return lowered if rate - lowered > eps else rate
+
+    return PlateauSchedule(float(initial_rate), -sign * math.inf, patience, cooldown, is_better, lower)
+
+
+class PlateauSchedule(Iterator[float]):
+    """What `plateau` returns: a value that moves with the scores, not with the step.
+
+    value (float): The current value.
+    worst (float): What any score is better than.
+    patience (int): How many bad evaluations in a row it lets pass.
+    cooldown (int): For how many evaluations after it was lowered none is bad.
+    is_better (Callable): Whether a score is better than the best one so far.
+    lower (Callable): The next value.
+    """
+
+    def __init__(
+        self,
+        value: float,
+        worst: float,
+        patience: int,
+        cooldown: int,
+        is_better: Callable[[float, float], bool],
+        lower: Callable[[float], float],
+    ):
+        self.value = value
+        self._patience = patience
+        self._cooldown = cooldown
+        self._is_better = is_better
+        self._lower = lower
+        self._best = self._worst = worst
+        self._bad_evaluations = 0
+        self._cooldown_left = 0
+
+    def __next__(self) -> float:
+        return self.value
+
+    def observe(self, score: float) -> None:
+        """Take the score of an evaluation, and lower the value if there were too many that brought nothing better."""
+        score = float(score)
+        if math.isfinite(score) and self._is_better(score, self._best):
+            self._best = score
+            self._bad_evaluations = 0
+        else:
+            self._bad_evaluations += 1
+        if self._cooldown_left > 0:
+            self._cooldown_left -= 1
+            self._bad_evaluations = 0
+        if self._bad_evaluations > self._patience:
+            self.value = self._lower(self.value)
+            self._cooldown_left = self._cooldown
+            self._bad_evaluations = 0
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What the scores made of it. `best` is None while there is none: JSON has no infinity."""
+        return {
+            "rate": self.value,
+            "best": self._best if math.isfinite(self._best) else None,
+            "bad_evaluations": self._bad_evaluations,
+            "cooldown_left": self._cooldown_left,
+        }
+
+    def check_state_dict(self, state: Dict[str, Any]) -> None:
+        """Check that a state can be loaded.
+
+        RAISES (ScheduleError): It is none of a plateau's.
+        """
+        check = Arguments("thinc-torchopt.plateau.v1", what_failed="load the state of")
+        check.section("state", state, self.state_dict())
+        check.number("rate", state["rate"])
+        if state["best"] is not None:
+            check.number("best", state["best"], at_least=-math.inf)
+        check.steps("bad_evaluations", state["bad_evaluations"])
+        check.steps("cooldown_left", state["cooldown_left"])
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
+
+        RAISES (ScheduleError): The state is none of a plateau's. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        self.value = state["rate"]
+        self._best = self._worst if state["best"] is None else state["best"]
+        self._bad_evaluations = state["bad_evaluations"]
+        self._cooldown_left = state["cooldown_left"]
