@@ -136,7 +136,7 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
     with model.use_params(optimizer.averages):
         found = {name: value.clone() for name, value in module.state_dict().items()}
     assert found["norm.num_batches_tracked"] == 17
-    saved = optimizer._averages.state_dict([("a", model.shims[0])])["tensors"]
+    saved = optimizer._trained.averages.state_dict([("a", model.shims[0])])["tensors"]
     assert [name for name in saved if "buffer" in name] == ["buffer:a/norm.running_mean", "buffer:a/norm.running_var"]
     expected = oracle.module.state_dict()
     expected.pop("norm.num_batches_tracked")
@@ -375,12 +375,12 @@ def test_averages_do_not_keep_a_model_alive():
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     model = PyTorchWrapper(WithBuffers())
     train_fully(model, optimizer, 2)
-    assert len(optimizer._averages._of_buffers) == 1
+    assert len(optimizer._trained.averages._of_buffers) == 1
     del model
     import gc
 
     gc.collect()
-    assert len(optimizer._averages._of_buffers) == 0
+    assert len(optimizer._trained.averages._of_buffers) == 0
 
 
 # ---------------------------------------------------------------------- in thinc's form
@@ -451,7 +451,7 @@ def test_averages_can_be_copied_and_pickled_like_a_dict(copied):
 def test_averages_settings_come_from_a_config():
     config = Config().from_disk(CONFIGS / "averages.cfg")
     resolved = spacy.registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
-    assert resolved._averages.settings == EMA(0.99, warmup="torch", device="cpu")
+    assert resolved._trained.averages.settings == EMA(0.99, warmup="torch", device="cpu")
     text = '[a]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 7\nevery = 2\ndtype = "float64"\n'
     config = Config().from_str(text)
     assert spacy.registry.resolve(config)["a"] == SWA(7, every=2, dtype="float64")
@@ -505,7 +505,7 @@ def test_averages_settings_can_be_shared_and_survive_a_copy():
             found.append(params_of(model))
     assert same(found[0], found[2]) and not same(found[0], found[1])
     optimizers[0].averages = None
-    assert pickle.loads(pickle.dumps(optimizers[0]))._averages is None and pickle.loads(pickle.dumps(settings)) == settings
+    assert pickle.loads(pickle.dumps(optimizers[0]))._trained.averages is None and pickle.loads(pickle.dumps(settings)) == settings
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -521,7 +521,7 @@ CHECKPOINTED = [
 
 
 def table_of(optimizer):
-    return list(optimizer._table.by_key.values())
+    return list(optimizer._trained.params)
 
 
 def paths_of(model):
@@ -534,7 +534,7 @@ def test_averages_go_on_exactly(settings):
     module.register_buffer("mask", torch.tensor([-math.inf]))
     model, optimizer = chain(mixed_model(), PyTorchWrapper(module)), TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings)
     train_fully(model, optimizer, 5)
-    state = copy.deepcopy(optimizer._averages.state_dict(paths_of(model)))
+    state = copy.deepcopy(optimizer._trained.averages.state_dict(paths_of(model)))
     json.dumps({part: value for part, value in state.items() if part != "tensors"})
     # As in another process: other keys, other ids. One step, so that there are params.
     other, resumed = model.copy(), TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings)
@@ -543,8 +543,8 @@ def test_averages_go_on_exactly(settings):
     steps = {param.name: param.steps for param in table_of(optimizer)}
     for param in table_of(resumed):
         param.steps = steps[param.name]
-    resumed._averages.load_state_dict(state, table_of(resumed), paths_of(other))
-    saved_again = resumed._averages.state_dict(paths_of(other))
+    resumed._trained.averages.load_state_dict(state, table_of(resumed), paths_of(other))
+    saved_again = resumed._trained.averages.state_dict(paths_of(other))
     assert {name: value for name, value in saved_again.items() if name != "tensors"} == {k: v for k, v in state.items() if k != "tensors"}
     found = []
     for trained, by in ((model, optimizer), (other, resumed)):
@@ -553,7 +553,7 @@ def test_averages_go_on_exactly(settings):
         with trained.use_params(by.averages):
             found.append([*params_of(trained), *(buffer.clone() for buffer in trained.layers[-1].shims[0]._model.buffers())])
     assert same(*found)
-    mine = [tensor.data_ptr() for tensor in resumed._averages.state_dict(paths_of(other))["tensors"].values()]
+    mine = [tensor.data_ptr() for tensor in resumed._trained.averages.state_dict(paths_of(other))["tensors"].values()]
     assert not {tensor.data_ptr() for tensor in state["tensors"].values()} & set(mine)
 
 
@@ -583,10 +583,10 @@ def test_averages_refuse_a_state_that_does_not_fit(how):
     Y, back = model.begin_update(rng.normal(size=(7, 3)).astype("f"))
     back(Y)
     model.finish_update(optimizer)
-    good = optimizer._averages.state_dict(paths_of(model))
+    good = optimizer._trained.averages.state_dict(paths_of(model))
     before = copy.deepcopy(good)
     bad = None if how == "nothing" else damage({part: dict(value) for part, value in good.items()}, how)
     with pytest.raises(StateError, match=r"Can't load the average.*expected .*found "):
-        optimizer._averages.load_state_dict(bad, table_of(optimizer), paths_of(model))
-    after = optimizer._averages.state_dict(paths_of(model))
+        optimizer._trained.averages.load_state_dict(bad, table_of(optimizer), paths_of(model))
+    after = optimizer._trained.averages.state_dict(paths_of(model))
     assert after["taken"] == before["taken"] and same(list(after["tensors"].values()), list(before["tensors"].values()))

@@ -191,7 +191,7 @@ def test_hooks_use_params_restores_a_model_exactly(raising):
             raise Stop
     objects_after, values_after = everything(model)
     assert objects == objects_after and same(values, values_after)
-    assert all(param.is_on(param.source) for param in optimizer._table.by_key.values())
+    assert all(param.is_on(param.source) for param in optimizer._trained.params)
 
 
 def test_hooks_use_params_lets_exceptions_through():
@@ -209,13 +209,13 @@ def test_hooks_training_goes_on_as_if_there_had_been_no_evaluation(make):
         for i in range(6):
             steps_of(model, optimizer, 1, seed=i)
             if evaluate:
-                before = optimizer._table.by_key.copy()
+                before = optimizer._trained.table.by_key.copy()
                 with suppress(Stop), model.use_params(optimizer.averages):
                     model.predict(numpy.ones((4, 5), dtype="f"))
                     model.to_bytes()
                     if i % 2:
                         raise Stop
-                assert optimizer._table.by_key == before
+                assert optimizer._trained.table.by_key == before
         states = [state for group in optimizer.torch_optimizers.values() for state in group.state.values()]
         with model.use_params(optimizer.averages):
             averaged = params_of(model)
@@ -238,7 +238,7 @@ def train_pipeline(*, evaluate):
             arrays = {
                 (node.id, name): node.get_param(name) for _, proc in nlp.pipeline for node in proc.model.walk() for name in node.param_names
             }
-            assert all(param.source is arrays[key] for key, param in optimizer._table.by_key.items())
+            assert all(param.source is arrays[key] for key, param in optimizer._trained.table.by_key.items())
     return pipeline_params(nlp)
 
 

@@ -385,7 +385,7 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
     for model in (first, second):
         with model.use_params(optimizer.averages):
             found = params_of(model)
-        expected = [optimizer._table.averages.tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
+        expected = [optimizer._trained.table.averages.tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
         assert same(found, expected)
 
 
@@ -499,7 +499,7 @@ def test_optimizers_keep_the_state_of_a_disabled_component():
         nlp.add_pipe("textcat").initialize(lambda: examples, nlp=nlp)
         nlp.update(examples, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
-    steps = {param.name.split("/")[0]: param.steps for param in optimizer._table.by_key.values()}
+    steps = {param.name.split("/")[0]: param.steps for param in optimizer._trained.params}
     assert steps == {"tagger": 3, "ner": 2, "textcat": 2}
 
 

@@ -213,7 +213,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
         layer_decay={"trf/*": 0.5} if decays_layers else {},
         skip_decay="bias_and_norm" if skips_decay else None,
     )
-    groups = optimizer._groups
+    groups = optimizer._trained.groups
     groups.see_names(NAMES)
     params = [Param(name, name, None, torch.zeros(2), is_bias_or_norm=name.endswith("/b")) for name in NAMES]
     groups.add(params, names_are_lasting=True)
@@ -240,7 +240,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
     held = [id(tensor) for group in torch_groups for tensor in group["params"]]
     assert sorted(held) == sorted(id(param.tensor) for param in params if param.name in trained)  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
-    optimizer._controller.step()
+    optimizer._trained.controller.step()
     values = {name: schedule.value for name, schedule in optimizer._schedules.by_name.items()}
     first = {key: next(make()) for key, make in SCHEDULES.items()}
     for param in params:
@@ -372,7 +372,7 @@ def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
         assert optimizer.grad_norm == pytest.approx(norm, rel=1e-6)  # summed in float32
     changed = [not torch.equal(a, b) for a, b in zip(before, params_of(model))]
     assert sum(changed) == 2 and set(optimizer.params) == {"trf/pytorch/pooler/weight", "trf/pytorch/pooler/bias"}
-    assert len(optimizer.torch_optimizers["algorithm"].state) == 2 and len(optimizer._averages.state_dict([])["tensors"]) == 2
+    assert len(optimizer.torch_optimizers["algorithm"].state) == 2 and len(optimizer._trained.averages.state_dict([])["tensors"]) == 2
     assert all(param.requires_grad for param in model.layers[0].shims[0]._model.parameters())
 
 

@@ -30,22 +30,20 @@ from thinc.api import Model, Optimizer, PyTorchShim, Shim
 from . import hooks, state
 from .algorithm import Algorithm
 from .average_settings import AverageSettings, chosen_averages
-from .averages import AveragedParams, Averages
 from .cascade import Cascade
 from .checks import check_count, check_parts
 from .clipping import clip_grads, grad_norms, total_norm
-from .errors import CheckpointWarning, ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
+from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
 from .files import read_folder, write_folder
 from .guard import Guard, rollback_settings
-from .learn_rate import LearnRateController
 from .names import Pattern
-from .param_groups import ParamGroups
-from .param_table import ParamTable, all_names
+from .param_table import all_names
 from .params import Param, array_of, is_viewable, own_copy, zero_grads
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .scheduled_values import Schedule, Schedules, check_number
 from .shims import backprop_through_frozen, foreign_grad, torch_grads, write_back
 from .threads import threads_for
+from .trained_params import TrainedParams
 from .types import (
     Blocks,
     CheckpointSettings,
@@ -205,14 +203,17 @@ class TorchOptimizer(Optimizer):
 
     def _meet_no_params(self) -> None:
         self._pending: dict[Key, Param] = {}
-        self._controller, self._groups, self._averages, self._table = self._empty(self._schedule_steps)
+        self._trained = self._no_params(self._schedule_steps)
 
-    def _empty(self, step: int) -> tuple[LearnRateController, ParamGroups, Averages | None, ParamTable]:
-        """All that depends on params, of which there are none yet. step (int): The step that comes."""
-        controller = LearnRateController(on_outside_write=self._on_outside_write)
-        groups = ParamGroups(self._cascade, controller, lambda: self._learn_rate, step)
-        averages = None if self._average_settings is None else Averages(self._average_settings)
-        return controller, groups, averages, ParamTable(groups, averages, self._on_growth)
+    def _no_params(self, step: int) -> TrainedParams:
+        return TrainedParams(
+            self._cascade,
+            lambda: self._learn_rate,
+            step,
+            average_settings=self._average_settings,
+            on_outside_write=self._on_outside_write,
+            on_growth=self._on_growth,
+        )
 
     # ------------------------------------------------------------------ pipeline and params
 
@@ -224,30 +225,30 @@ class TorchOptimizer(Optimizer):
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in the settings that
             matches no param.
         """
-        self._groups.check(all_names(nlp))
-        self._table.bind(nlp, exclude)
+        self._trained.groups.check(all_names(nlp))
+        self._trained.table.bind(nlp, exclude)
 
     def introduce(self, nlp: Language) -> None:
         """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins."""
         with suppress(PipelineError):
-            self._table.bind(nlp, ())
+            self._trained.table.bind(nlp, ())
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
         """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen ones are left out."""
-        return {param.name: param.tensor for param in self._table.by_key.values() if param.group is not None}
+        return {param.name: param.tensor for param in self._trained.params if param.group is not None}
 
     @property
     def learn_rates(self) -> dict[str, float]:
         """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else "default"."""
-        return self._groups.learn_rates() or {"default": self._learn_rate}
+        return self._trained.groups.learn_rates() or {"default": self._learn_rate}
 
     def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
         """What there is to see of each param that the optimizer knows, frozen ones too: group, learning rate, options at this step.
 
         names (Collection[str]): Only of these. None: of all.
         """
-        return [self._groups.describe(param) for param in self._table.by_key.values() if names is None or param.name in names]
+        return [self._trained.groups.describe(param) for param in self._trained.params if names is None or param.name in names]
 
     @property
     def patterns(self) -> list[Pattern]:
@@ -257,12 +258,12 @@ class TorchOptimizer(Optimizer):
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when params come."""
-        return {found.name: found.optimizer for found in self._groups.algorithms if found.optimizer is not None}
+        return {found.name: found.optimizer for found in self._trained.groups.algorithms if found.optimizer is not None}
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside, torch computes no gradients for frozen params. spaCy's training loop runs in it; afterwards all is as before."""
-        with self._groups.without_frozen_grads(), backprop_through_frozen(self._table.shims.values()):
+        with self._trained.groups.without_frozen_grads(), backprop_through_frozen(self._trained.table.shims.values()):
             yield
 
     def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
@@ -282,7 +283,7 @@ class TorchOptimizer(Optimizer):
                 "Can't update an array in place: expected a writable one in C order, found one that is read-only or in another order. "
                 "Copy it first, or give a callback that takes the new values."
             )
-        known = self._table.see(key, param, callback)
+        known = self._trained.table.see(key, param, callback)
         if known is not None:
             known.callback = callback
         self._note(known, grad)
@@ -298,7 +299,7 @@ class TorchOptimizer(Optimizer):
                     self._collect_shim(shim, model)
                 for name in node.param_names:
                     if node.has_grad(name):
-                        self._note(self._table.see_node_param(node, name, model), node.get_grad(name))
+                        self._note(self._trained.table.see_node_param(node, name, model), node.get_grad(name))
             if not self._joint:
                 self.step()
         except BaseException:
@@ -336,7 +337,7 @@ class TorchOptimizer(Optimizer):
         self._schedule_steps += 1
         self._schedules.step()
         self._read_schedules()
-        self._groups.move_to_step(self._schedule_steps)
+        self._trained.groups.move_to_step(self._schedule_steps)
 
     def observe(self, score: float) -> None:
         """Tell schedules that watch the score how the last evaluation went. spaCy's training loop does that.
@@ -405,7 +406,7 @@ class TorchOptimizer(Optimizer):
     @property
     def averages(self) -> dict[Any, Any]:
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
-        return AveragedParams() if self._averages is None else self._averages.as_thinc(self._table.shims.values())
+        return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
@@ -414,7 +415,8 @@ class TorchOptimizer(Optimizer):
                 f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the averages and keeps "
                 "no more; to keep some, build the optimizer with use_averages = true."
             )
-        self._averages = self._table.averages = self._average_settings = None
+        self._average_settings = None
+        self._trained.drop_averages()
 
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]
@@ -424,29 +426,29 @@ class TorchOptimizer(Optimizer):
     @property
     def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
         """How many updates each param had."""
-        return {key: param.steps for key, param in self._table.by_key.items()}
+        return {key: param.steps for key, param in self._trained.table.by_key.items()}
 
     @property
     def b1(self) -> float:  # type: ignore[override]
         """The first of the algorithm's `betas`, else its `momentum`, else 0."""
-        options = self._groups.options
+        options = self._trained.groups.options
         return float(options["betas"][0] if "betas" in options else options.get("momentum", 0.0))
 
     @property
     def b2(self) -> float:  # type: ignore[override]
         """The second of the algorithm's `betas`, else 0."""
-        return float(self._groups.options.get("betas", (0.0, 0.0))[1])
+        return float(self._trained.groups.options.get("betas", (0.0, 0.0))[1])
 
     @property
     def eps(self) -> float:  # type: ignore[override]
         """The algorithm's `eps`, or 0."""
-        eps = self._groups.options.get("eps", 0.0)
+        eps = self._trained.groups.options.get("eps", 0.0)
         return float(eps[-1] if isinstance(eps, tuple) else eps)
 
     @property
     def L2(self) -> float:  # type: ignore[override]
         """The algorithm's weight decay, or 0."""
-        options = self._groups.options
+        options = self._trained.groups.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
     # ------------------------------------------------------------------ state
@@ -457,18 +459,13 @@ class TorchOptimizer(Optimizer):
         RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep them.
         RAISES (PipelineError): The optimizer does not know its pipeline.
         """
-        params = list(self._table.by_key.values())
         return {
             "version": state.VERSION,
             "step": self._schedule_steps,
             "settings": {"learn_rate": self._learn_rate, "grad_clip": self._grad_clip},
             "schedules": self._schedules.state_dict(),
-            "learn_rates": self._controller.state_dict(),
             "guard": self._guard.state_dict(),
-            "params": state.collect_params(params),
-            "groups": state.collect_groups(self._groups),
-            "averages": None if self._averages is None else self._averages.state_dict(self._table.shim_paths()),
-            "grad_scalers": state.collect_scalers(self._table.shim_paths()),
+            **self._trained.state_dict(),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], *, on_growth: Literal["mean", "zero"] | None = None) -> None:
@@ -479,36 +476,22 @@ class TorchOptimizer(Optimizer):
         RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other settings.
             (PipelineError): The optimizer does not know its pipeline.
         """
-        nlp, exclude = self._table.bound_to()
+        nlp, exclude = self._trained.table.bound_to()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
-        may_grow = on_growth is not None
         check_parts("the optimizer", saved, self.state_dict())
         if saved["version"] != state.VERSION:
             raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
         step = check_count("step", saved["step"])
         settings = {name: check_number(name, saved["settings"].get(name)) for name in ("learn_rate", "grad_clip")}
-        state.check_params_are_dicts(saved["params"])
-        # All that depends on params is built anew beside what there is, and takes its place when everything went well.
-        controller, groups, averages, table = self._empty(step)
-        table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
-        params, shims = list(table.by_key.values()), list(table.shim_paths())
-        state.check_params(params, saved["params"], may_grow=may_grow)
-        state.check_groups(groups, saved["groups"])
-        state.restore_params(params, saved["params"], on_growth=on_growth or "mean")
-        state.restore_groups(groups, saved["groups"])
-        controller.load_state_dict(saved["learn_rates"])
-        guard = copy(self._guard)
+        # Built anew beside what there is, and takes its place when everything went well.
+        trained, guard = self._no_params(step), copy(self._guard)
+        trained.load(nlp, exclude, saved, on_growth)
         guard.load_state_dict(saved["guard"])
-        if averages is not None and saved["averages"] is not None:
-            averages.load_state_dict(saved["averages"], params, shims, may_grow=may_grow)
-        elif (averages is None) != (saved["averages"] is None):
-            done = "The saved ones are dropped" if averages is None else "They begin anew"
-            warnings.warn(CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=2)
         self._schedules.load_state_dict(saved["schedules"])
-        state.restore_scalers(shims, saved["grad_scalers"])
-        self._controller, self._groups, self._averages, self._table, self._guard = controller, groups, averages, table, guard
-        self._schedule_steps, self._learn_rate, self._grad_clip = step, settings["learn_rate"], settings["grad_clip"]
+        state.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+        self._trained, self._guard, self._schedule_steps = trained, guard, step
+        self._learn_rate, self._grad_clip = settings["learn_rate"], settings["grad_clip"]
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
         """Give all params the state and the averages that they had before. The values of params are the caller's affair.
@@ -517,19 +500,8 @@ class TorchOptimizer(Optimizer):
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
-        params, shims = list(self._table.by_key.values()), self._table.shim_paths()
-        state.check_params(params, saved["params"])
-        if self._averages is not None:
-            self._averages.load_state_dict(saved["averages"], params, shims)
-        thawed_since = [param for param in params if param.group is not None and not saved["params"][param.name]["updates"]]
-        for param in thawed_since:
-            self._groups.drop(param)
-            param.steps = param.skipped = 0
-        self._groups.add(thawed_since, names_are_lasting=True)
-        state.restore_params([param for param in params if param not in thawed_since], saved["params"])
-        state.restore_groups(self._groups, saved["groups"])
-        state.restore_scalers(shims, saved["grad_scalers"])
-        self._controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
+        self._trained.roll_back(saved)
+        self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
         self._guard.bad_in_a_row = 0
 
     def to_disk(self, path: str | Path) -> None:
@@ -544,7 +516,7 @@ class TorchOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
-        left_behind = ("_averages", "_controller", "_groups", "_pending", "_table")
+        left_behind = ("_pending", "_trained")
         return {name: value for name, value in self.__dict__.items() if name not in left_behind}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
@@ -560,16 +532,16 @@ class TorchOptimizer(Optimizer):
             if spoiled_by is not None:
                 raise spoiled_by
             return
-        chosen = self._groups.choose(updated)
+        chosen, averages = self._trained.groups.choose(updated), self._trained.averages
         with threads_for([param.tensor for param in updated]):
             try:
                 for algorithm, groups in chosen:
                     algorithm.before_clipping(groups)
                 factor = self._measure_and_clip(updated, spoiled_by)
                 if factor is not None:
-                    if self._averages is not None:
-                        self._averages.before_update(updated)
-                    self._controller.step(scale=lr_scale)
+                    if averages is not None:
+                        averages.before_update(updated)
+                    self._trained.controller.step(scale=lr_scale)
                     for algorithm, groups in chosen:
                         algorithm.step(groups, factor)
                     self._count(updated)
@@ -580,8 +552,8 @@ class TorchOptimizer(Optimizer):
                 self._guard.report(updated)
             finally:
                 zero_grads(updated)
-            if factor is not None and self._averages is not None:
-                self._averages.update(updated, self._table.shims.values())
+            if factor is not None and averages is not None:
+                averages.update(updated, self._trained.table.shims.values())
 
     def _count(self, updated: list[Param]) -> None:
         for param in updated:
@@ -635,9 +607,9 @@ class TorchOptimizer(Optimizer):
     def _collect_shim(self, shim: Shim, model: Model) -> None:
         if isinstance(shim, PyTorchShim):
             for param, grad in torch_grads(shim, self):
-                self._note(self._table.see_torch_param(param, shim, model), grad)
+                self._note(self._trained.table.see_torch_param(param, shim, model), grad)
         elif (found := foreign_grad(shim)) is not None:
-            key = self._table.name_shim_param(shim, found.name, model)
+            key = self._trained.table.name_shim_param(shim, found.name, model)
             self.set_grad(found.weights, found.gradient, partial(write_back, shim, found.name, self), key=key)
 
     def _read_schedules(self) -> None:

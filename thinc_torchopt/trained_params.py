@@ -1,0 +1,117 @@
+"""All that an optimizer has of the params that it trains: who they are, their groups, learning rates, torch's state, averages.
+
+It is one whole, because it is built anew as one: when a state is loaded, and in a copy of the optimizer, which has met no params.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+from spacy.language import Language
+
+from . import state
+from .average_settings import AverageSettings
+from .averages import AveragedParams, Averages
+from .cascade import Cascade
+from .errors import CheckpointWarning
+from .learn_rate import LearnRateController
+from .param_groups import ParamGroups
+from .param_table import ParamTable
+from .params import Param
+from .types import OnGrowth, OnOutsideWrite
+
+
+class TrainedParams:
+    """The params of an optimizer. There are none at first.
+
+    cascade (Cascade): What the settings say of each param.
+    default_rate (Callable): The learning rate of params without one of their own.
+    step (int): The step that comes.
+    average_settings (AverageSettings | None): None: keep no averages.
+    on_outside_write, on_growth: As in `create_optimizer`.
+
+    Public: `table` (the params by key), `groups`, `controller` (of the learning rates), `averages` (or None).
+    """
+
+    def __init__(
+        self,
+        cascade: Cascade,
+        default_rate: Callable[[], float],
+        step: int,
+        *,
+        average_settings: AverageSettings | None,
+        on_outside_write: OnOutsideWrite,
+        on_growth: OnGrowth,
+    ):
+        self.controller = LearnRateController(on_outside_write=on_outside_write)
+        self.groups = ParamGroups(cascade, self.controller, default_rate, step)
+        self.averages = None if average_settings is None else Averages(average_settings)
+        self.table = ParamTable(self.groups, self.averages, on_growth)
+
+    @property
+    def params(self) -> list[Param]:
+        """All of them, frozen ones too."""
+        return list(self.table.by_key.values())
+
+    def averages_for_thinc(self) -> AveragedParams:
+        """See `Averages.as_thinc`."""
+        return AveragedParams() if self.averages is None else self.averages.as_thinc(self.table.shims.values())
+
+    def drop_averages(self) -> None:
+        """Forget the averages, and keep none from now on."""
+        self.averages = self.table.averages = None
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it by lasting names. Tensors are shared."""
+        return {
+            "learn_rates": self.controller.state_dict(),
+            "params": state.collect_params(self.params),
+            "groups": state.collect_groups(self.groups),
+            "averages": None if self.averages is None else self.averages.state_dict(self.table.shim_paths()),
+            "grad_scalers": state.collect_scalers(self.table.shim_paths()),
+        }
+
+    def load(
+        self, nlp: Language, exclude: Collection[str], saved: Mapping[str, Any], on_growth: Literal["mean", "zero"] | None = None
+    ) -> None:
+        """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not among them.
+
+        saved (Mapping): From `state_dict`. What fails leaves this one half loaded: throw it away.
+        on_growth ("mean" | "zero" | None): As in `TorchOptimizer.load_state_dict`.
+        RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
+        """
+        may_grow = on_growth is not None
+        state.check_params_are_dicts(saved["params"])
+        self.table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
+        state.check_params(self.params, saved["params"], may_grow=may_grow)
+        state.check_groups(self.groups, saved["groups"])
+        state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
+        state.restore_groups(self.groups, saved["groups"])
+        self.controller.load_state_dict(saved["learn_rates"])
+        if self.averages is not None and saved["averages"] is not None:
+            self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
+        elif (self.averages is None) != (saved["averages"] is None):
+            done = "The saved ones are dropped" if self.averages is None else "They begin anew"
+            warnings.warn(CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3)
+
+    def roll_back(self, saved: Mapping[str, Any]) -> None:
+        """Take back the states and averages of all params, and gradient scalers. Learning rates and their history go on as they are.
+
+        saved (Mapping): From `state_dict`, of this run.
+        RAISES (StateError): Params have come or grown since. Nothing is changed then.
+        """
+        state.check_params(self.params, saved["params"])
+        if self.averages is not None:
+            self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths())
+        thawed_since = [param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]]
+        for param in thawed_since:
+            self.groups.drop(param)
+            param.steps = param.skipped = 0
+        self.groups.add(thawed_since, names_are_lasting=True)
+        state.restore_params([param for param in self.params if param not in thawed_since], saved["params"])
+        state.restore_groups(self.groups, saved["groups"])
+        state.restore_scalers(self.table.shim_paths(), saved["grad_scalers"])
