@@ -5,6 +5,9 @@
 A torch module in a pipeline, trained by AdamW for a step, so that its state has the size asked for. The copy is read, written and synced.
 Budgets: less than twice the time of the copy, and no second copy of the state in memory. Memory is what the process holds at most meanwhile
 beyond what it held before, without pages of mapped files, which the kernel can drop at any time. Linux only.
+
+Times are the quickest of all rounds, and medians: on a virtual machine fresh memory may have to come from the host, which takes as long again
+as all the rest, now for the one and now for the other.
 """
 
 import argparse
@@ -62,13 +65,14 @@ def memory(function: Callable[[], object]) -> int:
     return most - before
 
 
-def seconds(function: Callable[[], object], rounds: int) -> float:
+def seconds(function: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """The quickest, and the median."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times), statistics.median(times)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -101,15 +105,16 @@ def main() -> None:
         written = seconds(lambda: optimizer.to_disk(folder / "state"), args.rounds)
         read = seconds(load, args.rounds)
         print(f"{size / MIB:.0f} MiB, {torch.get_num_threads()} threads")
-        print(f"{'':12} {'seconds':>8} {'x copy':>8} {'MiB more':>9}   budget")
-        print(f"{'copy, synced':12} {copied:8.2f} {1:8.2f}")
+        print(f"{'':12} {'quickest':>8} {'x copy':>8} {'median':>8} {'x copy':>8} {'MiB more':>9}   budget")
+        print(f"{'copy, synced':12} {copied[0]:8.2f} {1:8.2f} {copied[1]:8.2f} {1:8.2f}")
         for what, found, function, allowed in (
             ("to_disk", written, lambda: optimizer.to_disk(folder / "state"), 0.0),
             ("from_disk", read, load, 1.0),  # the state itself
         ):
             more = memory(function)
-            verdict = "ok" if found < 2 * copied and more < (allowed + 0.1) * size else "OVER BUDGET"
-            print(f"{what:12} {found:8.2f} {found / copied:8.2f} {more / MIB:9.0f}   {verdict}")
+            ratios = [one / other for one, other in zip(found, copied)]
+            verdict = "ok" if ratios[0] < 2 and more < (allowed + 0.1) * size else "OVER BUDGET"
+            print(f"{what:12} {found[0]:8.2f} {ratios[0]:8.2f} {found[1]:8.2f} {ratios[1]:8.2f} {more / MIB:9.0f}   {verdict}")
 
 
 if __name__ == "__main__":
