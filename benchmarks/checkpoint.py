@@ -6,8 +6,8 @@ A torch module in a pipeline, trained by AdamW for a step, so that its state has
 Budgets: less than twice the time of the copy, and no second copy of the state in memory. Memory is what the process holds at most meanwhile
 beyond what it held before, without pages of mapped files, which the kernel can drop at any time. Linux only.
 
-Times are the quickest of all rounds, and medians: on a virtual machine fresh memory may have to come from the host, which takes as long again
-as all the rest, now for the one and now for the other.
+Times are the quickest of all rounds, and medians: on a virtual machine fresh memory may have to come from the host, which takes as long
+again as all the rest, now for the one and now for the other.
 """
 
 import argparse
