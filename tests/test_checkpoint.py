@@ -170,14 +170,14 @@ def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
     spacy.load(tmp_path / "out" / "model-best")
 
 
-def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path):
+def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     config = config_for(tmp_path, corpus, steps=10)
     run(config, tmp_path / "out")
     before = digests(tmp_path / "out")
-    assert run(config, tmp_path / "out") == {}
+    assert run(config, tmp_path / "out") == {} and "was finished, after step 10. To train on, raise max_steps" in caplog.text
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
-    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13]
+    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Going on after step 10" in caplog.text
 
 
 def test_checkpoint_keeps_so_many(corpus, tmp_path):
@@ -430,6 +430,7 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
     """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: its rows, how often killed."""
     found, killed = {}, 0
     while True:
+        goes_on = state.exists() and steps_of(state)
         before = set(os.listdir(state)) if state.exists() else set()
         with start(args) as process:
             while killed < times and process.poll() is None and (set(os.listdir(state)) if state.exists() else set()) == before:
@@ -443,6 +444,8 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
                 done = True
             printed = process.communicate()[0]
         found |= rows(printed)
+        if goes_on and rows(printed):
+            assert "Going on after step" in printed
         if done:
             assert process.returncode == 0, printed
             return found, killed

@@ -13,6 +13,7 @@ step, data, schedules and log do not go back. To a run that is killed and goes o
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -24,7 +25,6 @@ from types import FrameType
 from typing import Any, Literal
 
 from spacy.language import Language
-from spacy.util import logger
 
 from .errors import CheckpointWarning, ConfigError, RollbackError, RollbackWarning, ScheduleError, StateError
 from .files import UNFINISHED, read_folder, write_folder
@@ -42,6 +42,10 @@ from .training_state import (
     restore_random,
 )
 from .types import CheckpointSettings
+
+# spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
+logger = logging.getLogger("spacy.torchopt")
+logger.setLevel(logging.INFO)
 
 _BLOCK = "[training.optimizer.checkpoint]"
 _BEST = "best"
@@ -160,7 +164,18 @@ class Checkpoints:
         self._output = saved["output"]
         self._nlp.meta["performance"] = dict(saved["performance"])
         restore_random(saved["random"])
-        logger.info("Going on after step %d, from the checkpoint in %s", progress.step, self.folder)
+
+    def report(self, progress: Progress, is_over: bool) -> None:
+        """Tell where a run goes on that was restored. is_over (bool): It does not."""
+        if is_over:
+            logger.info(
+                "Nothing to do: the training in %s was finished, after step %d. To train on, raise max_steps or patience in [training]; to "
+                "start anew, --training.optimizer.checkpoint.resume never, or another path.",
+                self.folder,
+                progress.step,
+            )
+        else:
+            logger.info("Going on after step %d, from the checkpoint in %s.", progress.step, self.folder)
 
     # ------------------------------------------------------------------ going back
 

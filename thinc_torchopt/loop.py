@@ -88,8 +88,9 @@ def train_while_improving(
                     _introduce(optimizer, nlp, exclude)
                     checkpoints.restore(saved, progress, dropouts)
                     until_the_end.enter_context(optimizer.training())
-                    saved, is_ready = None, True
-                    if progress.is_over(patience, max_steps):
+                    saved, is_ready, is_over = None, True, progress.is_over(patience, max_steps)
+                    checkpoints.report(progress, is_over)
+                    if is_over:
                         checkpoints.put_best_back()
                         return
             started = default_timer() - progress.seconds
