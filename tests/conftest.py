@@ -38,3 +38,11 @@ def small_disk(tmp_path):
 def resize(disk, size):
     """Make a small disk so many bytes large."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A small corpus on disk: see `toy_corpus`."""
+    from .spacy_cli import toy_corpus
+
+    return toy_corpus(tmp_path_factory.mktemp("corpus"))

@@ -1,7 +1,5 @@
 """Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
 
-import hashlib
-import io
 import json
 import os
 import random
@@ -15,111 +13,16 @@ from pathlib import Path
 
 import pytest
 import spacy
-import torch
 from confection import Config
 from spacy.tokens import DocBin
-from spacy.training.initialize import init_nlp
-from spacy.training.loop import train as spacy_train
-from spacy.util import registry
 
 from thinc_torchopt.checkpoint import Checkpoint, newest_whole, steps_of
-from thinc_torchopt.errors import (
-    CheckpointWarning,
-    ConfigError,
-    LearnRateWarning,
-    NonFiniteGradWarning,
-    RollbackError,
-    RollbackWarning,
-    StateError,
-)
+from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
 from thinc_torchopt.files import read_folder
 
 from .conftest import CONFIGS, SHARED, needs_corpora, resize
-from .spacy_cli import toy_corpus
+from .runs import config_for, digests, run
 from .test_files import damage
-
-
-class Crash(Exception):
-    """Stands for a power cut: nothing of ours runs after it."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return toy_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def config_for(folder, corpus, *, steps=20, **changes):
-    """configs/checkpoint.cfg on the small corpus, three epochs or so. `changes`: config paths with __ for dots; None removes a section."""
-    config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
-    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
-    config["training"] |= {"max_steps": steps, "eval_frequency": 5}
-    config["training"]["batcher"]["size"] = 60
-    config["training"]["optimizer"]["checkpoint"]["every"] = 3
-    config["training"]["optimizer"]["learn_rate"]["warmup_steps"] = 5
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = config
-        for name in sections:
-            section = section.setdefault(name, {})
-        if value is None:
-            section.pop(key, None)
-        else:
-            section[key] = value
-    return config
-
-
-def run(config, output, *, crash_at=None):
-    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the table."""
-    infos = {}
-
-    @registry.loggers("test-checkpoint.Recorder.v1")
-    def recorder():
-        def setup(nlp, stdout, stderr):
-            from thinc_torchopt.loop import latest_info
-
-            def log(info):
-                found = dict(latest_info(nlp))
-                scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
-                kept = {key: value for key, value in found.items() if key not in ("seconds", "other_scores", "output_path")}
-                infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
-
-            return log, lambda: None
-
-        return setup
-
-    @registry.callbacks("test-checkpoint.Crash.v1")
-    def crash():
-        def before_update(nlp, args):
-            if args["step"] == crash_at:
-                raise Crash
-
-        return before_update
-
-    config = config.copy()
-    config["training"]["logger"] = {"@loggers": "test-checkpoint.Recorder.v1"}
-    config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
-    nlp = init_nlp(config.interpolate())
-    output.mkdir(parents=True, exist_ok=True)
-    try:
-        spacy_train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
-    except Crash:
-        assert crash_at is not None
-    return infos
-
-
-def digests(folder):
-    """Of all that a trained model has learned, and how it scored."""
-    found = {}
-    for name in ("model-best", "model-last"):
-        for path in sorted((folder / name).rglob("*")):
-            if path.is_file() and path.name in ("model", "pytorch_model.bin"):
-                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
-        found[f"{name} scores"] = {
-            k: v for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items() if k != "speed"
-        }
-    assert len(found) > 4
-    return found
-
 
 VARIANTS = {
     "plain": {},
@@ -285,113 +188,6 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
     with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on; older checkpoints are as they were"):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state")["progress"]["step"] == before
-
-
-# ---------------------------------------------------------------------- going back
-
-# A rate that makes all params infinite or NaN, after which no gradient is finite.
-ROLLBACK = {"training__optimizer__rollback_after": 2, "training__optimizer__averages": {"@misc": "thinc-torchopt.EMA.v1"}}
-ROLLBACK |= {"training__optimizer__use_averages": False}
-
-# numpy computes with NaN as well, and says so.
-ignore_numpy = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-
-
-def rates(*broken, rate=1e39):
-    return [rate if step in broken else 0.01 for step in range(40)]
-
-
-def rollbacks_of(state, step):
-    return read_folder(state / f"step-{step:08d}")["progress"]["rollbacks"]
-
-
-def numbers(tree):
-    """A tree with lists of numbers in the place of its tensors, which can be compared."""
-    if isinstance(tree, dict):
-        return {name: numbers(part) for name, part in tree.items()}
-    return tree.tolist() if isinstance(tree, torch.Tensor) else tree
-
-
-@ignore_numpy
-def test_checkpoint_rollback_brings_back_params_state_and_averages(corpus, tmp_path):
-    """The rate of step 8 ruins the params, so 9 and 10 go wrong. After 10 all is as it was after 5. At 7 the embeddings thaw."""
-    frozen = {"lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 7}}
-    config = config_for(tmp_path, corpus, steps=11, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK)
-    config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 3}
-    config["training"]["optimizer"]["param_groups"] = frozen
-    with (
-        pytest.warns(NonFiniteGradWarning),
-        pytest.warns(RollbackWarning, match=r"params of step 5 after step 10.* 0.5 times .*time 1 of max_rollbacks = 3"),
-    ):
-        infos = run(config, tmp_path / "out")
-    assert sorted(infos) == list(range(12))
-    assert "('rollbacks', 0)" in infos[9] and "('rollbacks', 1)" in infos[10]
-    assert "('skipped_updates', 2)" in infos[10] and "('skipped_updates', 2)" in infos[11]
-    assert "'default': 0.01" in infos[7] and "'default': 0.005" in infos[11]
-    before, after = (read_folder(tmp_path / "state" / f"step-{step:08d}") for step in (5, 10))
-    assert after["progress"]["rollbacks"] == [(10, 5)] and after["progress"]["step"] == 10
-    assert numbers(after["model"]) == numbers(before["model"])
-    assert numbers(after["optimizer"]["averages"]) == numbers(before["optimizer"]["averages"])
-    assert numbers(after["optimizer"]["params"]) == numbers(before["optimizer"]["params"])
-    states = before["optimizer"]["params"]
-    assert {name for name in states if not states[name]["state"]} == {name for name in states if name.startswith("tok2vec/embed")}
-    assert after["optimizer"]["learn_rates"]["step_count"] > before["optimizer"]["learn_rates"]["step_count"]
-    last = read_folder(tmp_path / "state" / "step-00000011")["optimizer"]["params"]
-    assert {last[name]["updates"] - states[name]["updates"] for name in states} == {1}
-
-
-@ignore_numpy
-def test_checkpoint_resume_of_a_run_that_went_back_is_exact(corpus, tmp_path):
-    """Stopped while updates go wrong, before there is a checkpoint after the way back, and after it."""
-    changes = {"training__optimizer__learn_rate": rates(8), **ROLLBACK}
-    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
-    config = config_for(tmp_path / "broken", corpus, **changes)
-    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        parts = [run(config, tmp_path / "broken", crash_at=step) for step in (10, 11, 14, None)]
-    assert {step: info for part in parts for step, info in part.items()} == whole
-    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
-    assert rollbacks_of(tmp_path / "broken" / "state", 20) == [(10, 6)]
-
-
-@ignore_numpy
-def test_checkpoint_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path):
-    """Step 8 makes params so large that the checkpoint after it is finite, and yet leads nowhere."""
-    config = config_for(tmp_path, corpus, steps=16, training__optimizer__learn_rate=rates(8, rate=1e30), **ROLLBACK)
-    config["training"]["optimizer"]["checkpoint"] |= {"every": 1, "keep": 3}
-    config["training"]["eval_frequency"] = 50
-    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        infos = run(config, tmp_path / "out")
-    assert rollbacks_of(tmp_path / "state", 16) == [(10, 8), (12, 7)]
-    assert "'default': 0.0025" in infos[16]
-    # At the oldest that there is, it stays.
-    config = config_for(tmp_path / "second", corpus, steps=16, training__optimizer__learn_rate=rates(0, rate=1e30), **ROLLBACK)
-    config["training"]["eval_frequency"] = 50
-    with (
-        pytest.warns(NonFiniteGradWarning),
-        pytest.warns(RollbackWarning) as found,
-        pytest.raises(RollbackError, match=r"Can't go on after step 8: .*max_rollbacks = 3 times already"),
-    ):
-        run(config, tmp_path / "out2")
-    told = [str(warning.message) for warning in found if warning.category is RollbackWarning]
-    assert [re.findall(r"of step (\d+) after step (\d+)", text) for text in told] == [[("0", "2")], [("0", "4")], [("0", "6")]]
-
-
-@ignore_numpy
-def test_checkpoint_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt import checkpoint
-
-    def full(path, tree):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write_folder", full)
-    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=rates(4), **ROLLBACK)
-    with (
-        pytest.warns(NonFiniteGradWarning),
-        pytest.warns(CheckpointWarning, match="No space left"),
-        pytest.raises(RollbackError, match=r"Can't go back to a checkpoint: the last 2 updates .*found none that is whole"),
-    ):
-        run(config, tmp_path / "out")
 
 
 BAD = {

@@ -7,7 +7,8 @@ from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.errors import ConfigError, GrowthWarning, LearnRateWarning, StateError
+from thinc_torchopt.errors import ConfigError, GrowthWarning, StateError
+from thinc_torchopt.files import read_folder
 from thinc_torchopt.learn_rate import Warmup
 from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
@@ -253,8 +254,11 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
     with pytest.raises(StateError, match=r"of another shape \(.*, was \(.*labels were added since: then load it with on_growth"):
         other.from_disk(tmp_path / "state")
     assert not any(other.nr_update.values()) and not other.torch_optimizers["algorithm"].state
-    with pytest.warns(LearnRateWarning, match="other params, shapes or options"):
-        other.from_disk(tmp_path / "state", on_growth=on_growth)
+    saved = read_folder(tmp_path / "state")
+    saved["params"]["ner/upper/W" if component == "ner" else next(iter(saved["params"]))]["shape"] = 5
+    with pytest.raises(StateError, match="expected its shape as a list, found 5"):
+        other.load_state_dict(saved, on_growth=on_growth)
+    other.from_disk(tmp_path / "state", on_growth=on_growth)
     optimizer.initialize(nlp)
     expected, found = moments(optimizer), moments(other)
     assert found.keys() == expected.keys()

@@ -173,8 +173,8 @@ def test_loggers_console_has_a_new_header_when_groups_change():
 
 
 def test_loggers_console_tells_skipped_updates_once():
-    counts = [(0, 0), (2, 0), (2, 0), (3, 1)]
-    infos = [info_of(4 * i, skipped_updates=skipped, rollbacks=rollbacks) for i, (skipped, rollbacks) in enumerate(counts)]
+    counts = [(0, 0), (2, 0), (0, 0), (1, 1)]
+    infos = [info_of(4 * i, since_evaluation={"skipped_updates": n, "grad_spikes": 5, "rollbacks": m}) for i, (n, m) in enumerate(counts)]
     rows = log(ConsoleLogger(), *infos).splitlines()[2:]
     assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ["", "  2 skipped", "", "  1 skipped  1 rolled back"]
 

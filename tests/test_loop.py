@@ -16,7 +16,7 @@ from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
 
-OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates", "grad_spikes", "rollbacks")
+OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates", "grad_spikes", "rollbacks", "since_evaluation")
 
 
 def run(loop, *, steps=12, exclude=(), **settings):

@@ -16,7 +16,7 @@ from spacy.training.loop import train as spacy_train
 
 from .conftest import CONFIGS, SHARED, needs_corpora
 from .models import params_of, pipeline_params, same
-from .spacy_cli import spacy_cli, toy_corpus, train
+from .spacy_cli import spacy_cli, train
 
 WITHOUT_US = """
 import importlib.metadata, sys
@@ -34,11 +34,6 @@ assert not registry.has("optimizers", "thinc-torchopt.TorchOptimizer.v1")
 nlp = spacy.load(sys.argv[1])
 print([token.tag_ for token in nlp("Anna likes London")], nlp.config["training"]["optimizer"]["@optimizers"])
 """
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return toy_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

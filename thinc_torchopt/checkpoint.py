@@ -6,9 +6,6 @@
       best/                 the best model so far: spaCy removes its own when it is started again
 
 A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one counts.
-
-When updates go wrong one after the other, `roll_back` makes params and optimizer what they were at a checkpoint. The run itself goes on:
-step, data, schedules and log do not go back. To a run that is killed and goes on from a checkpoint before that, all happens once more.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from typing import Any, Literal
 
 from spacy.language import Language
 
-from .errors import CheckpointWarning, ConfigError, RollbackError, RollbackWarning, ScheduleError, StateError
+from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import UNFINISHED, read_folder, write_folder
 from .optimizers import TorchOptimizer
 from .training_state import (
@@ -37,7 +34,6 @@ from .training_state import (
     collect_model,
     collect_random,
     compare_configs,
-    is_finite,
     restore_model,
     restore_random,
 )
@@ -123,7 +119,7 @@ class Checkpoints:
         for leftover in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if self.settings.resume == "never":
-            self._remove(steps_of(self.folder))
+            remove(steps_of(self.folder))
             shutil.rmtree(self.folder / _BEST, ignore_errors=True)
             return None
         saved = newest_whole(self.folder)
@@ -177,60 +173,6 @@ class Checkpoints:
         else:
             logger.info("Going on after step %d, from the checkpoint in %s.", progress.step, self.folder)
 
-    # ------------------------------------------------------------------ going back
-
-    @property
-    def rollback_is_due(self) -> bool:
-        """Whether so many updates in a row went wrong that the training is to go back."""
-        rollback = self._optimizer.rollback
-        return rollback is not None and self._optimizer.bad_updates_in_a_row >= rollback.after
-
-    def roll_back(self, progress: Progress) -> None:
-        """Bring model and optimizer to where they were at the newest checkpoint; if none was saved since the last time, at an older one.
-
-        RAISES (RollbackError): There is no checkpoint, or the training went back `max_rollbacks` times already.
-        """
-        rollback = self._optimizer.rollback
-        assert rollback is not None
-        what = f"the last {rollback.after} updates had gradients that are not finite, or spikes"
-        if len(progress.rollbacks) >= rollback.at_most:
-            raise RollbackError(
-                f"Can't go on after step {progress.step}: {what}, and the training went back max_rollbacks = {rollback.at_most} times "
-                "already. Lower learn_rate, or check the training data."
-            )
-        saved = self._to_go_back_to(progress)
-        if saved is None:
-            raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected one in '{self.folder}', found none that is whole. Lower learn_rate, "
-                "check the training data, or remove rollback_after."
-            )
-        self._optimizer.roll_back(saved["optimizer"])
-        restore_model(self._nlp, saved["model"])
-        then = Progress()
-        then.load_state_dict(saved["progress"])
-        progress.losses = then.losses
-        progress.rollbacks.append((progress.step, then.step))
-        warnings.warn(
-            RollbackWarning(
-                f"Went back to the params of step {then.step} after step {progress.step}: {what}. Learning rates go on at "
-                f"{rollback.factor:g} times what they were. This was time {len(progress.rollbacks)} of max_rollbacks = {rollback.at_most}."
-            ),
-            stacklevel=3,
-        )
-
-    def _to_go_back_to(self, progress: Progress) -> dict[str, Any] | None:
-        last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
-        same = None
-        for saved in whole_ones(self.folder):
-            step = saved["progress"]["step"]
-            if not is_finite(self._nlp, saved["model"]):
-                continue
-            if step > last or step < came_to:
-                return saved
-            if step == came_to:
-                same = saved  # that did not help; but if it is the oldest, rates at least are lower now
-        return same
-
     # ------------------------------------------------------------------ saving
 
     def after_step(self, progress: Progress, info: Mapping[str, Any], is_best: bool | None, is_over: bool) -> None:
@@ -244,14 +186,16 @@ class Checkpoints:
         elif is_best is not None or is_over:
             self.put_best_back()
         every = self.settings.every
-        is_due = is_best is not None or is_over or self._signal is not None or (every and progress.step % every == 0)
-        # What may have to be undone is not saved: a run that goes on comes to the same point again.
-        goes_wrong = self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row
-        if is_due and not goes_wrong:
-            self._write(progress)
+        is_last = is_over or self._signal is not None
+        if self._goes_wrong(progress):
+            # That is no point to go back to, and must not push one out. A run that goes on from before comes here again.
+            if is_last:
+                self._write(progress, keep=None)
+        elif is_last or is_best is not None or (every and progress.step % every == 0):
+            self._write(progress, keep=self.settings.keep)
         if self._signal is not None and not is_over:
             logger.warning(
-                "Stopped by %s after step %d; the newest checkpoint is in %s. To go on, run the same command again.",
+                "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
                 signal.Signals(self._signal).name,
                 progress.step,
                 self.folder,
@@ -272,7 +216,12 @@ class Checkpoints:
             except OSError as error:
                 self._warn(error)
 
-    def _write(self, progress: Progress) -> None:
+    def _goes_wrong(self, progress: Progress) -> bool:
+        """Whether the training may go back soon, or just did."""
+        just_did = bool(progress.rollbacks) and progress.rollbacks[-1][0] == progress.step
+        return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
+
+    def _write(self, progress: Progress, *, keep: int | None) -> None:
         assert self._stream is not None
         tree = {
             "config": collect_config(self._nlp),
@@ -285,8 +234,9 @@ class Checkpoints:
             "performance": dict(self._nlp.meta.get("performance", {})),
         }
         try:
-            write_folder(self.folder / _name(progress.step), tree)
-            self._remove(steps_of(self.folder)[: -self.settings.keep])
+            write_folder(self.folder / name_of(progress.step), tree)
+            if keep is not None:
+                remove(steps_of(self.folder)[:-keep])
         except OSError as error:
             self._warn(error)
 
@@ -299,19 +249,21 @@ class Checkpoints:
             stacklevel=4,
         )
 
-    @staticmethod
-    def _remove(folders: list[Path]) -> None:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt  # the second time, at once
         self._signal = number
 
 
-def _name(step: int) -> str:
+def name_of(step: int) -> str:
+    """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
+
+
+def remove(folders: list[Path]) -> None:
+    """Remove checkpoints."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def steps_of(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ those before it. The average, and how it gets over spikes:
   `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself is one, too.
 
 All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a row a training may go
-back to a checkpoint: see checkpoint.py.
+back to a checkpoint: see rollback.py.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Guard:
 
 
 def rollback_settings(
-    after: int, factor: float, at_most: int, max_nonfinite: int, checkpoint: CheckpointSettings | None
+    after: int, factor: float, at_most: int, guard: Guard, checkpoint: CheckpointSettings | None
 ) -> RollbackSettings | None:
     """What a config says of going back to a checkpoint; None if it asks for nothing.
 
@@ -212,10 +212,15 @@ def rollback_settings(
             "Can't set 'rollback_after' in [training.optimizer]: expected [training.optimizer.checkpoint], to which to go back, found "
             "none. Add it, or remove the setting."
         )
-    if after >= max_nonfinite:
+    if not guard.wants_norms:
         raise ConfigError(
-            f"Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = {max_nonfinite}, after which the "
-            f"training stops, found {after}. Lower it, or raise max_nonfinite."
+            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor, which tell what goes wrong, found "
+            "0 for both. Set one of them."
+        )
+    if 0 < guard.max_nonfinite <= after:
+        raise ConfigError(
+            f"Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = {guard.max_nonfinite}, after which "
+            f"the training stops, found {after}. Lower it, or raise max_nonfinite."
         )
     return RollbackSettings(after, float(factor), at_most)
 

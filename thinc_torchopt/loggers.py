@@ -76,7 +76,6 @@ def ConsoleLogger(
             print(line, file=stdout, flush=True)
         msg = Printer(no_print=True)
         columns: list[str] | None = None
-        told = dict.fromkeys(_TOLD, 0)
         bar: tqdm.tqdm | None = None
 
         def log_step(info: Info | None) -> None:
@@ -104,9 +103,8 @@ def ConsoleLogger(
                 msg.row([cells[column] for column in columns], widths=widths, aligns=aligns, spacing=2),
             ][-len(rows) :]
             for counter, word in _TOLD.items():
-                if info.get(counter, 0) > told[counter]:
-                    ours[-1] += f"  {info[counter] - told[counter]} {word}"
-                    told[counter] = info[counter]
+                if number := info.get("since_evaluation", {}).get(counter):
+                    ours[-1] += f"  {number} {word}"
             for row, cell in zip(rows, ours):
                 print(f"{row}  {cell}" if cell else row, file=stdout, flush=True)
             if progress_bar is not None:

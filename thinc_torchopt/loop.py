@@ -24,6 +24,7 @@ from .errors import PipelineWarning
 from .names import clean
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
+from .rollback import Rollback
 from .training_state import Progress
 
 Scores = tuple[float, dict[str, Any]]
@@ -55,14 +56,16 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
-        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes` and `rollbacks` (so far).
+        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes` and `rollbacks` (so far;
+        and in `since_evaluation` those since the evaluation before).
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
-    checkpoints, saved = None, None
+    checkpoints, saved, rollback = None, None, None
     if optimizer.checkpoint is not None:
         # Not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
         checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
         batches, saved = checkpoints.own_stream(batches), checkpoints.find()
+        rollback = None if optimizer.rollback is None else Rollback(nlp, optimizer)
 
     def update(batch: list[Example], losses: dict[str, float]) -> None:
         drop, spoiled_by = next(dropouts), None
@@ -77,6 +80,8 @@ def train_while_improving(
             for name, proc in nlp.pipeline:
                 if name not in exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
+                    if spoiled_by is not None:
+                        losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
 
     def train(saved: dict[str, Any] | None) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
         progress, is_ready = Progress(), False
@@ -108,9 +113,8 @@ def train_while_improving(
                 optimizer.step_schedules()
                 progress.step, progress.epoch = step, epoch
                 progress.words += sum(len(example) for example in batch)
-                if checkpoints is not None and checkpoints.rollback_is_due:
-                    checkpoints.roll_back(progress)
-                    losses = progress.losses
+                if rollback is not None and rollback.is_due:
+                    rollback.go_back(progress)
                 progress.seconds = default_timer() - started
                 score, other_scores, is_best = None, None, None
                 if step % eval_frequency == 0:
@@ -119,6 +123,11 @@ def train_while_improving(
                     optimizer.observe(score)
                     progress.results.append((score, step))
                     is_best = score == max(progress.results)[0]
+                counts = {
+                    "skipped_updates": optimizer.skipped_updates,
+                    "grad_spikes": optimizer.grad_spikes,
+                    "rollbacks": len(progress.rollbacks),
+                }
                 info = {
                     "epoch": epoch,
                     "step": step,
@@ -132,14 +141,13 @@ def train_while_improving(
                     # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
                     **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
                     "grad_norm": optimizer.grad_norm,
-                    "skipped_updates": optimizer.skipped_updates,
-                    "grad_spikes": optimizer.grad_spikes,
-                    "rollbacks": len(progress.rollbacks),
+                    **counts,
+                    "since_evaluation": {name: count - progress.counts.get(name, 0) for name, count in counts.items()},
                 }
                 _latest[nlp] = info
                 yield batch, info, is_best
                 if is_best is not None:
-                    progress.losses = {}
+                    progress.losses, progress.counts = {}, counts
                 is_over = progress.is_over(patience, max_steps)
                 if checkpoints is not None:
                     checkpoints.after_step(progress, info, is_best, is_over)

@@ -194,7 +194,7 @@ class TorchOptimizer(Optimizer):
             raise ConfigError(f"Can't set 'on_growth' in [training.optimizer]: expected 'mean', 'zero' or 'reset', found {on_growth!r}.")
         self._on_growth = on_growth
         self.checkpoint = checkpoint
-        self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, max_nonfinite, checkpoint)
+        self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, self._guard, checkpoint)
         self._on_outside_write = on_outside_write
         self._schedule_steps = 0
         self._joint = False
@@ -494,7 +494,7 @@ class TorchOptimizer(Optimizer):
         self._learn_rate, self._grad_clip = settings["learn_rate"], settings["grad_clip"]
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
-        """Give all params the state and the averages that they had before. The values of params are the caller's affair.
+        """Give all params the state and the averages that they had before. The values of params are the caller's affair: see rollback.py.
 
         Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they are.
         saved (Mapping): From `state_dict`, of this run.
@@ -528,16 +528,17 @@ class TorchOptimizer(Optimizer):
     def _step(self, lr_scale: float, spoiled_by: Exception | None = None) -> None:
         updated = [param for param in self._pending.values() if param.tensor.grad is not None]
         self._pending.clear()
+        if spoiled_by is not None:
+            self._skip(updated, spoiled_by)
+            return
         if not updated:
-            if spoiled_by is not None:
-                raise spoiled_by
             return
         chosen, averages = self._trained.groups.choose(updated), self._trained.averages
         with threads_for([param.tensor for param in updated]):
             try:
                 for algorithm, groups in chosen:
                     algorithm.before_clipping(groups)
-                factor = self._measure_and_clip(updated, spoiled_by)
+                factor = self._measure_and_clip(updated)
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(updated)
@@ -555,6 +556,20 @@ class TorchOptimizer(Optimizer):
             if factor is not None and averages is not None:
                 averages.update(updated, self._trained.table.shims.values())
 
+    def _skip(self, noted: list[Param], spoiled_by: Exception) -> None:
+        """Make no update, because not all gradients could be computed. noted (list[Param]): Those that have one."""
+        self.grad_norm = None
+        try:
+            self._guard.refuse(spoiled_by)
+            for param in noted:
+                if param.callback is not None:
+                    param.callback(array_of(param.tensor))
+            # All of them: which of them had a gradient before is another matter in a run that has just been resumed.
+            self._guard.report([param for param in self._trained.params if param.group is not None])
+        finally:
+            if noted:
+                zero_grads(noted)
+
     def _count(self, updated: list[Param]) -> None:
         for param in updated:
             param.steps += 1
@@ -571,14 +586,11 @@ class TorchOptimizer(Optimizer):
                     stacklevel=5,
                 )
 
-    def _measure_and_clip(self, updated: list[Param], spoiled_by: Exception | None) -> float | None:
+    def _measure_and_clip(self, updated: list[Param]) -> float | None:
         """Clip, or say by how much to clip.
 
         RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
         """
-        if spoiled_by is not None:
-            self._guard.refuse(spoiled_by)
-            return None
         by_norm = self._grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
         scale: float | None = 1.0

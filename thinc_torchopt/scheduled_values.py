@@ -4,7 +4,7 @@
 *schedule*: a source that moves, with its current value and position. A source that stands in several places is one
 schedule, and moves once a step.
 
-Some sources watch the score of the development data: what they offer for it is in schedules.py.
+Some sources watch the score of the development data: what they offer for it is told in schedules/.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
 
 
 def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give param groups what algorithms kept there. `check_groups` comes before."""
+    """Give param groups what algorithms kept there. `check_groups` comes before. Groups that are not among the saved ones stay."""
     for group in groups.groups:
-        for name, value in saved[group.id]["state"].items():
+        for name, value in saved[group.id]["state"].items() if group.id in saved else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -140,7 +140,9 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"))
-    for size in found["shape"] if isinstance(found["shape"], list) else [found["shape"]]:
+    if not isinstance(found["shape"], list):
+        raise StateError(f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}.")
+    for size in found["shape"]:
         check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
     check_count(f"{param.name} skipped", found["skipped"])

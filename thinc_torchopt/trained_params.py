@@ -91,7 +91,7 @@ class TrainedParams:
         state.check_groups(self.groups, saved["groups"])
         state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
-        self.controller.load_state_dict(saved["learn_rates"])
+        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow)
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
         elif (self.averages is None) != (saved["averages"] is None):
@@ -105,7 +105,7 @@ class TrainedParams:
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
         state.check_params(self.params, saved["params"])
-        if self.averages is not None:
+        if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths())
         thawed_since = [param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]]
         for param in thawed_since:

@@ -34,6 +34,7 @@ class Progress:
     losses (dict): Of each component, added up since the last evaluation.
     results (list): Score and step of each evaluation.
     rollbacks (list): Each time that the training went back: at which step, and to the params of which step.
+    counts (dict): What there was of skipped updates and the like at the last evaluation.
     seconds (float): Spent so far, in all parts of the run.
     """
 
@@ -43,6 +44,7 @@ class Progress:
     losses: dict[str, float] = field(default_factory=dict)
     results: list[tuple[float, int]] = field(default_factory=list)
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     def is_over(self, patience: int, max_steps: int) -> bool:
@@ -215,7 +217,8 @@ def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
     for name, model in components_with_model(nlp):
         for path, shim in shim_paths(model, name):
             if isinstance(shim, PyTorchShim):
-                params += [saved["modules"][path][own] for own, _ in shim._model.named_parameters()]
+                module = saved["modules"].get(path, {})
+                params += [module[own] for own, _ in shim._model.named_parameters() if own in module]
     return all(bool(param.isfinite().all()) for param in params)
 
 

@@ -292,13 +292,14 @@ class LearnRateController:
             "groups": {id: watched.state_dict() for id, watched in self._groups.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, may_grow: bool = False) -> None:
         """Go on where another run stood. Writes the rates that it had written last.
 
         state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
+        may_grow (bool): Params may have other shapes than they had there; or else that is a warning.
         RAISES (ConfigError): It is another's. All is checked before anything is changed.
         """
-        self._check_state(state)
+        self._check_state(state, may_grow)
         try:
             history = History.from_state_dict(state["history"])
             step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
@@ -316,7 +317,7 @@ class LearnRateController:
             watched.load_state_dict(state["groups"][watched.id])
             self._write(watched, watched.applied_rate)
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
+    def _check_state(self, state: Mapping[str, Any], may_grow: bool) -> None:
         _check_keys("parts", self.state_dict(), state)
         groups = state["groups"]
         _check_keys("param groups", self._groups, groups)
@@ -328,7 +329,7 @@ class LearnRateController:
                 f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in which they were "
                 "saved, found them in another. Build the optimizer with the groups in the same order."
             )
-        if other:
+        if other and not may_grow:
             warnings.warn(
                 LearnRateWarning(
                     f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their rates go on."

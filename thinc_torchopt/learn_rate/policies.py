@@ -55,7 +55,7 @@ class Cosine:
     warmup_steps (int): Steps before the fall begins.
     min_factor (float): The lowest rate, as a part of the base, 0 to 1.
     RAISES (ConfigError): An argument is out of its range.
-    SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; as warmup_cosine in schedules.py.
+    SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; as warmup_cosine in schedules/curves.py.
     """
 
     def __init__(self, total_steps: int = 10_000, warmup_steps: int = 0, min_factor: float = 0.0):

@@ -1,0 +1,89 @@
+"""Trainings with checkpoints: of a small pipeline, in this process, stopped where a test wants it."""
+
+import hashlib
+import io
+import json
+
+from confection import Config
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
+
+from .conftest import CONFIGS
+
+
+class Crash(Exception):
+    """Stands for a power cut: nothing of ours runs after it."""
+
+
+def config_for(folder, corpus, *, steps=20, **changes):
+    """configs/checkpoint.cfg on the small corpus, three epochs or so. `changes`: config paths with __ for dots; None removes a section."""
+    config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
+    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
+    config["training"] |= {"max_steps": steps, "eval_frequency": 5}
+    config["training"]["batcher"]["size"] = 60
+    config["training"]["optimizer"]["checkpoint"]["every"] = 3
+    config["training"]["optimizer"]["learn_rate"]["warmup_steps"] = 5
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = config
+        for name in sections:
+            section = section.setdefault(name, {})
+        if value is None:
+            section.pop(key, None)
+        else:
+            section[key] = value
+    return config
+
+
+def run(config, output, *, crash_at=None):
+    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the table."""
+    infos = {}
+
+    @registry.loggers("test-checkpoint.Recorder.v1")
+    def recorder():
+        def setup(nlp, stdout, stderr):
+            from thinc_torchopt.loop import latest_info
+
+            def log(info):
+                found = dict(latest_info(nlp))
+                scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
+                kept = {key: value for key, value in found.items() if key not in ("seconds", "other_scores", "output_path")}
+                infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
+
+            return log, lambda: None
+
+        return setup
+
+    @registry.callbacks("test-checkpoint.Crash.v1")
+    def crash():
+        def before_update(nlp, args):
+            if args["step"] == crash_at:
+                raise Crash
+
+        return before_update
+
+    config = config.copy()
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.Recorder.v1"}
+    config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
+    nlp = init_nlp(config.interpolate())
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        spacy_train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
+    except Crash:
+        assert crash_at is not None
+    return infos
+
+
+def digests(folder):
+    """Of all that a trained model has learned, and how it scored."""
+    found = {}
+    for name in ("model-best", "model-last"):
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file() and path.name in ("model", "pytorch_model.bin"):
+                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[f"{name} scores"] = {
+            k: v for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items() if k != "speed"
+        }
+    assert len(found) > 4
+    return found
