@@ -86,13 +86,16 @@ def test_rollback_and_resume_are_exact(corpus, tmp_path):
 
 def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path):
     """Step 8 makes params so large that the checkpoint after it is finite, and yet leads nowhere."""
-    config = config_for(tmp_path, corpus, steps=16, training__optimizer__learn_rate=rates(8, rate=1e30), **ROLLBACK)
-    config["training"]["optimizer"]["checkpoint"] |= {"every": 1, "keep": 3}
+    config = config_for(tmp_path, corpus, steps=12, training__optimizer__learn_rate=rates(8, rate=1e30), **ROLLBACK)
+    config["training"]["optimizer"]["checkpoint"] |= {"every": 1, "keep": 2}
     config["training"]["eval_frequency"] = 50
     with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        infos = run(config, tmp_path / "out")
-    assert rollbacks_of(tmp_path / "state", 16) == [(10, 8), (12, 7)]
-    assert "'default': 0.0025" in infos[16]
+        run(config, tmp_path / "out")
+    assert rollbacks_of(tmp_path / "state", 12) == [(10, 8), (12, 7)]
+    # None was written while it went wrong, but at the end; that of step 8 is given up.
+    assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000007", "step-00000012"]
+    config["training"]["max_steps"] = 13
+    assert "'default': 0.0025" in run(config, tmp_path / "out")[13]
     # At the oldest that there is, it stays.
     config = config_for(tmp_path / "second", corpus, steps=16, training__optimizer__learn_rate=rates(0, rate=1e30), **ROLLBACK)
     config["training"]["eval_frequency"] = 50
@@ -142,7 +145,7 @@ def test_rollback_passes_over_params_that_are_not_finite(corpus, tmp_path):
 
 def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
     """The last update was bad. The run is finished all the same; and if it is made longer, it goes on with the second bad one."""
-    config = config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rates(8), **ROLLBACK)
+    config = config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rates(8, rate=1e30), **ROLLBACK)
     with pytest.warns(NonFiniteGradWarning):
         run(config, tmp_path / "out")
     assert run(config, tmp_path / "out") == {}
