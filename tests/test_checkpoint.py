@@ -37,6 +37,9 @@ VARIANTS = {
             "parser/*": {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 2, "total_steps": 20}
         },
     },
+    "thawed into the group of others": {
+        "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 6}},
+    },
     "plateau": {
         "training__optimizer__learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0, "factor": 0.5}
     },
@@ -110,6 +113,8 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
     damage(steps_of(tmp_path / "state")[1], rng)
     with pytest.warns(CheckpointWarning):
         assert newest_whole(tmp_path / "state") is None
+    with pytest.warns(CheckpointWarning, match="Can't read"), pytest.warns(CheckpointWarning, match="is whole: the training starts anew"):
+        assert min(run(config, tmp_path / "out")) == 0
 
 
 def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp_path):
@@ -153,14 +158,22 @@ def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
         run(config, tmp_path / "out")
 
 
-def test_checkpoint_refuses_other_data(corpus, tmp_path):
+def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpus, tmp_path):
     config = config_for(tmp_path, corpus)
     run(config, tmp_path / "out", crash_at=12)
     docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
     DocBin(docs=docs[::-1], store_user_data=True).to_disk(tmp_path / "other.spacy")
-    config["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
+    before = digests(tmp_path / "out")
+    other = config.copy()
+    other["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
     with pytest.raises(StateError, match="Can't go on in the training data"):
+        run(other, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
+    config["training"]["optimizer"]["algorithm"]["amsgrad"] = True
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning), pytest.raises(StateError, match=r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps"):
         run(config, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
 
 
 def test_checkpoint_must_and_never(corpus, tmp_path):

@@ -209,3 +209,47 @@ def test_state_with_and_without_averages(had):
     assert not second.averages and set(second.nr_update.values()) == {2}
     steps(second, models, 1)
     assert bool(second.averages) != had
+
+
+OTHERS = {
+    "amsgrad": (lambda: AdamW(amsgrad=True), r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with the options that it has now"),
+    "NAdam": (torch_optimizers.NAdam, "expected that of torch.NAdam.v1, found that of torch.AdamW.v1"),
+    "Adafactor": (torch_optimizers.Adafactor, "expected that of torch.Adafactor.v1"),
+    "SGD": (SGD, "expected that of torch.SGD.v1"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_state_of_another_algorithm_is_refused(name):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 2)
+    algorithm, message = OTHERS[name]
+    other = TorchOptimizer(algorithm())
+    other.initialize(nlp)
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(optimizer.state_dict())
+    assert not any(other.nr_update.values())
+
+
+def test_state_of_params_that_thawed_into_the_group_of_others():
+    """A torch group is called after who came first; all come at once in a run that goes on."""
+    groups = {"shared": {"params": ["torch-x/*"], "lr_scale": 0.5}, "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 2}}
+    nlp, models = pipeline()
+    first, second = (TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=groups) for _ in range(2))
+    for optimizer in (first, second):
+        optimizer.initialize(nlp)
+    steps(first, models, 5)
+    saved = copy.deepcopy(first.state_dict())
+    before = [params_of(model) for model in models]
+    second.load_state_dict(saved)
+    assert second.learn_rates == first.learn_rates
+    steps(first, models, 3, start=5)
+    expected = [params_of(model) for model in models]
+    for model, params in zip(models, before):
+        with torch.no_grad():
+            for (param, _), value in zip(slots(model), params):
+                param[...] = value if isinstance(param, torch.Tensor) else value.numpy()
+    steps(second, models, 3, start=5)
+    assert all(same(params_of(model), params) for model, params in zip(models, expected))

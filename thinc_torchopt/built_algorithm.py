@@ -187,6 +187,19 @@ class BuiltAlgorithm:
         """What the algorithm itself keeps in a param group, beside options: the step size that Prodigy found, for example."""
         return {name: value for name, value in group.entry.items() if name not in _NO_STATE and name not in group.settings.options}
 
+    def state_names(self, group: TorchGroup, n_dimensions: int) -> set[str]:
+        """What torch keeps of a param of so many dimensions from its first update on. Empty: that can't be found out on a small one."""
+        options = {name: current(value) for name, value in group.settings.options.items()}
+        device = next(param.device for param, _ in group.params.values()) if options.get("capturable") else "cpu"
+        param = torch.ones((2,) * n_dimensions, device=device, requires_grad=True)
+        param.grad = torch.ones_like(param)
+        try:
+            optimizer = self.algorithm.build([param], lr=0.001, **options)
+            optimizer.step()
+        except Exception:
+            return set()
+        return set(optimizer.state[param])
+
     # ------------------------------------------------------------------ one step
 
     def before_clipping(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:

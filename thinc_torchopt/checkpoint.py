@@ -91,6 +91,7 @@ class Checkpoints:
         self._optimizer = optimizer
         self._stream: DataStream | None = None
         self._output: str | None = None
+        self._random: Mapping[str, Any] = {}
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -129,6 +130,10 @@ class Checkpoints:
                     f"Can't go on from '{self.folder}': expected a checkpoint, found none that is whole. Check 'path' in {_BLOCK}, or set "
                     'resume = "auto".'
                 )
+            if steps_of(self.folder):
+                warnings.warn(
+                    CheckpointWarning(f"None of the checkpoints in '{self.folder}' is whole: the training starts anew."), stacklevel=2
+                )
             return None
         changes = compare_configs(saved["config"], collect_config(self._nlp))
         if changes:
@@ -143,7 +148,7 @@ class Checkpoints:
         return saved
 
     def restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
-        """Bring model, optimizer, data and random generators to where they were. The optimizer knows its pipeline.
+        """Bring model, optimizer and data to where they were. The optimizer knows its pipeline. `restore_random` comes when all begins.
 
         RAISES (StateError): The pipeline or the data is another.
         """
@@ -159,7 +164,11 @@ class Checkpoints:
             next(dropouts)
         self._output = saved["output"]
         self._nlp.meta["performance"] = dict(saved["performance"])
-        restore_random(saved["random"])
+        self._random = saved["random"]
+
+    def restore_random(self) -> None:
+        """Set the random generators to where they were."""
+        restore_random(self._random)
 
     def report(self, progress: Progress, is_over: bool) -> None:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""

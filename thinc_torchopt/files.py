@@ -86,6 +86,8 @@ def check_folder(path: Path) -> None:
 
     RAISES (StateError): It is not there, or damaged.
     """
+    if not path.is_dir():
+        raise StateError(f"Can't read '{path}': expected a folder, found none. Check the path.")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf8"))
         files, crc32 = manifest["files"], manifest["crc32"]

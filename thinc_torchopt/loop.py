@@ -60,11 +60,15 @@ def train_while_improving(
         and in `since_evaluation` those since the evaluation before).
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
-    checkpoints, saved, rollback = None, None, None
+    checkpoints, rollback, progress, goes_on = None, None, Progress(), False
     if optimizer.checkpoint is not None:
         # Not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
         checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
         batches, saved = checkpoints.own_stream(batches), checkpoints.find()
+        if saved is not None:
+            _introduce(optimizer, nlp, exclude)
+            checkpoints.restore(saved, progress, dropouts)
+        goes_on, saved = saved is not None, None
         rollback = None if optimizer.rollback is None else Rollback(nlp, optimizer)
 
     def update(batch: list[Example], losses: dict[str, float]) -> None:
@@ -83,21 +87,21 @@ def train_while_improving(
                     if spoiled_by is not None:
                         losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
 
-    def train(saved: dict[str, Any] | None) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
-        progress, is_ready = Progress(), False
+    def train() -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
+        is_ready = False
         with ExitStack() as until_the_end:
             until_the_end.callback(_latest.pop, nlp, None)
             if checkpoints is not None:
                 until_the_end.enter_context(checkpoints)
-                if saved is not None:
-                    _introduce(optimizer, nlp, exclude)
-                    checkpoints.restore(saved, progress, dropouts)
-                    until_the_end.enter_context(optimizer.training())
-                    saved, is_ready, is_over = None, True, progress.is_over(patience, max_steps)
+                if goes_on:
+                    is_over = progress.is_over(patience, max_steps)
                     checkpoints.report(progress, is_over)
                     if is_over:
                         checkpoints.put_best_back()
                         return
+                    checkpoints.restore_random()
+                    until_the_end.enter_context(optimizer.training())
+                    is_ready = True
             started = default_timer() - progress.seconds
             for epoch, batch in batches:
                 step = progress.step + 1
@@ -154,7 +158,7 @@ def train_while_improving(
                 if is_over:
                     break
 
-    return train(saved)
+    return train()
 
 
 def latest_info(nlp: Language) -> dict[str, Any] | None:

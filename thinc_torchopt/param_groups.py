@@ -6,7 +6,7 @@ has no state and no average, nothing decays it, and inside `without_frozen_grads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,17 @@ class ParamGroups:
             else:
                 self.drop(param)
                 self.add([param], names_are_lasting=True)
+
+    def take_ids(self, ids: Mapping[frozenset[str], str]) -> None:
+        """Call groups as they were called in the run that goes on: an id is the label of who came first, which here may be somebody else.
+
+        ids (Mapping[frozenset[str], str]): The id of each group there by the names of its params.
+        """
+        new = {group.id: ids.get(frozenset(param.name for param, _ in group.params.values()), group.id) for group in self.groups}
+        if len(set(new.values())) == len(new):
+            self._controller.rename_groups(new)
+            for group in self.groups:
+                group.id = new[group.id]
 
     # ------------------------------------------------------------------ frozen params
 

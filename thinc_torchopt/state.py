@@ -55,9 +55,27 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
 def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
     """What algorithms keep in their param groups, by the group's id, with the names of its params."""
     return {
-        group.id: {"params": sorted(param.name for param, _ in group.params.values()), "state": group.owner.group_state(group)}
+        group.id: {
+            "algorithm": group.owner.algorithm.label,
+            "params": sorted(param.name for param, _ in group.params.values()),
+            "state": group.owner.group_state(group),
+        }
         for group in groups.groups
     }
+
+
+def group_ids(saved: Any) -> dict[frozenset[str], str]:
+    """The id of each group in a saved state, by the names of its params.
+
+    RAISES (StateError): It is no such state.
+    """
+    check_parts("the param groups", saved)
+    for group_id, part in saved.items():
+        check_parts(f"param group '{group_id}'", part, ("algorithm", "params", "state"))
+        check_parts(f"param group '{group_id}' in torch", part["state"])
+        if not isinstance(part["params"], list):
+            raise StateError(f"Can't load the state of param group '{group_id}': expected a list of params, found {part['params']!r}.")
+    return {frozenset(map(str, part["params"])): group_id for group_id, part in saved.items()}
 
 
 def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
@@ -126,8 +144,15 @@ def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
 def check_groups(groups: ParamGroups, saved: Any) -> None:
     """Check that a saved state is one of these groups.
 
-    RAISES (StateError): There are other groups, or other params in one.
+    RAISES (StateError): There are other groups, or other params in one; or it is the state of another algorithm.
     """
+    algorithms = {group.owner.algorithm.label for group in groups.groups}, {part["algorithm"] for part in saved.values()}
+    if algorithms[0] != algorithms[1]:
+        here, there = (", ".join(sorted(map(str, found))) for found in algorithms)
+        raise StateError(
+            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. [training.optimizer.algorithm] is "
+            "another than when it was saved: bring that one back, or begin with a new state."
+        )
     expected = {name: found["params"] for name, found in collect_groups(groups).items()}
     found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
     if found != expected:
@@ -136,6 +161,27 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
             f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or other params in "
             f"{different}. [training.optimizer] has other patterns than when the state was saved."
         )
+
+
+def check_state_names(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now.
+
+    RAISES (StateError): Something is missing, so the next step would fail.
+    """
+    expected: dict[tuple[int, int], set[str]] = {}
+    for param in params:
+        if param.group is None or not saved[param.name]["updates"]:
+            continue
+        key = id(param.group), len(param.shape)
+        if key not in expected:
+            expected[key] = param.group.owner.state_names(param.group, len(param.shape))
+        missing = sorted(expected[key] - set(saved[param.name]["state"]))
+        if missing:
+            label, found = param.group.owner.algorithm.label, sorted(saved[param.name]["state"])
+            raise StateError(
+                f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the options that it has now, "
+                f"found {found}. The options were others when it was saved: bring those back, or begin with a new state."
+            )
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:

@@ -86,9 +86,12 @@ class TrainedParams:
         """
         may_grow = on_growth is not None
         state.check_params_are_dicts(saved["params"])
+        ids = state.group_ids(saved["groups"])
         self.table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
         state.check_params(self.params, saved["params"], may_grow=may_grow)
+        self.groups.take_ids(ids)
         state.check_groups(self.groups, saved["groups"])
+        state.check_state_names(self.params, saved["params"])
         state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
         self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow)

@@ -178,6 +178,13 @@ class LearnRateController:
         self._changed(watched_optimizer)
         return id
 
+    def rename_groups(self, ids: Mapping[str, str]) -> None:
+        """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
+        self._groups = {ids[watched.id]: watched for watched in self._groups.values()}
+        for id, watched in self._groups.items():
+            watched.id = id
+        self._changed()
+
     def add_params(
         self,
         optimizer: str | torch.optim.Optimizer,
