@@ -68,7 +68,8 @@ def train_while_improving(
         if saved is not None:
             _introduce(optimizer, nlp, exclude)
             checkpoints.restore(saved, progress, dropouts)
-        goes_on, saved = saved is not None, None
+        goes_on = saved is not None
+        del saved  # it may be large
         rollback = None if optimizer.rollback is None else Rollback(nlp, optimizer)
 
     def update(batch: list[Example], losses: dict[str, float]) -> None:
