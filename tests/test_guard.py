@@ -225,6 +225,13 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
     assert optimizer.grad_spikes == 1 and optimizer.skipped_updates == 0 and optimizer.grad_norm > 10 * limit
 
 
+def loop(nlp, optimizer, batches, before_update=None):
+    data = ((0, batch) for batch in batches)
+    limits = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    limits |= {"exclude": [], "annotating_components": []}
+    return [info for _, info, _ in train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits)]
+
+
 def test_guard_in_spacys_loop():
     """One set of params: the whole pipeline. A gradient piles up on one that somebody else left there."""
     nlp = toy_pipeline(["tagger", "ner"])
@@ -237,33 +244,13 @@ def test_guard_in_spacys_loop():
             node = nlp.get_pipe("tagger").model.get_ref("output_layer")
             node.inc_grad("W", numpy.full_like(node.get_param("W"), 1e6))
 
-    data = ((0, examples[i % 3 :][:8]) for i in range(27))
-    loop = train_while_improving(
-        nlp,
-        optimizer,
-        data,
-        lambda: (0.0, {}),
-        dropout=0.1,
-        eval_frequency=100,
-        accumulate_gradient=1,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=before_update,
-    )
+    batches = [examples[i % 3 :][:8] for i in range(27)]
     with pytest.warns(GradSpikeWarning, match=r"^Skipped an update of ner\+tagger\+tok2vec \(\d+ params\): .*'tagger/.*/W'") as warned:
-        infos = [(info["grad_spikes"], info["skipped_updates"], info["grad_norm"] > 1e5) for _, info, _ in loop]
+        found = loop(nlp, optimizer, batches, before_update)
+    infos = [(info["grad_spikes"], info["skipped_updates"], info["grad_norm"] > 1e5) for info in found]
     assert len(warned) == 1
     assert infos == [(0, 0, False)] * 22 + [(1, 1, True), (1, 1, False), (2, 2, True)] + [(2, 2, False)] * 2
     assert set(optimizer.nr_update.values()) == {25}
-
-
-def loop(nlp, optimizer, batches, before_update=None):
-    data = ((0, batch) for batch in batches)
-    limits = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    limits |= {"exclude": [], "annotating_components": []}
-    return [info for _, info, _ in train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits)]
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
