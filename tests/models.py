@@ -64,8 +64,8 @@ def params_of(model: Model) -> list[torch.Tensor]:
 
 
 def grads_of(model: Model) -> list[torch.Tensor]:
-    """Copies of all gradients."""
-    return snapshot(grad for _, grad in slots(model))
+    """Copies of all gradients that there are."""
+    return snapshot(grad for _, grad in slots(model) if grad is not None)
 
 
 def pipeline_params(nlp: Language) -> dict[str, list[torch.Tensor]]:

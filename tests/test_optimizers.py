@@ -70,11 +70,11 @@ def test_optimizers_step_in_place_without_copies():
     for name, tensor in optimizer.params.items():
         assert tensor is tensors[name]
     addresses = {tensor.data_ptr() for tensor in optimizer.params.values()}
-    grad_addresses = {tensor.grad.data_ptr() for tensor in optimizer.params.values()}
+    grad_addresses = {tensor.grad.data_ptr() for tensor in optimizer.params.values() if tensor.grad is not None}
     for param, grad in slots(model):
-        array, grad_array = (param.detach().numpy(), grad.numpy()) if isinstance(param, torch.Tensor) else (param, grad)
+        array = param.detach().numpy() if isinstance(param, torch.Tensor) else param
         assert array.ctypes.data in addresses
-        assert grad_array.ctypes.data in grad_addresses
+        assert grad is None if isinstance(param, torch.Tensor) else grad.ctypes.data in grad_addresses
 
 
 def test_optimizers_step_allocates_less_than_one_param():
@@ -92,12 +92,37 @@ def test_optimizers_step_allocates_less_than_one_param():
     assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 512 * 512 * 4
 
 
-def test_optimizers_zero_gradients_in_place():
+def test_optimizers_let_go_of_gradients_as_thinc_and_torch_do():
     model, optimizer = mixed_model(), plain()
     backprop(model, numpy.random.default_rng(0))
-    assert all(grad.any() for grad in grads_of(model))
+    before = [(param, grad) for param, grad in slots(model)]
+    assert all(grad.any() for _, grad in before)
     model.finish_update(optimizer)
-    assert not any(grad.any() for grad in grads_of(model))
+    for (param, grad), (_, now) in zip(before, slots(model)):
+        if isinstance(param, torch.Tensor):
+            assert now is None
+        else:
+            assert now is grad and not now.any()
+
+
+@pytest.mark.parametrize("algorithm", [SGD(momentum=0.9, weight_decay=0.1), AdamW(weight_decay=0.1)])
+def test_optimizers_leave_a_torch_param_without_gradient_alone(algorithm):
+    """As torch's own loop does, whose gradients become None: neither momentum nor decay moves what had no part in the loss."""
+    torch.manual_seed(0)
+    module = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    twin = copy.deepcopy(module)
+    model = Model("parts", lambda model, X, is_train: (X, lambda dY: dY), shims=[PyTorchShim(module)])
+    optimizer = plain(algorithm, use_averages=True)
+    bare = algorithm.build(twin.parameters(), lr=0.01, **{**algorithm.options, "fused": True})
+    for step in range(6):
+        for part, other in zip(module, twin) if step < 2 else [(module[0], twin[0])]:
+            part(torch.ones(2, 3)).square().sum().backward()
+            other(torch.ones(2, 3)).square().sum().backward()
+        model.finish_update(optimizer)
+        bare.step()
+        bare.zero_grad()
+    assert same([p.detach() for p in module.parameters()], [p.detach() for p in twin.parameters()])
+    assert sorted(optimizer.nr_update.values()) == [2, 2, 6, 6]
 
 
 @pytest.mark.parametrize("replace", ["from_bytes", "use_params", "set_param"])
@@ -527,7 +552,7 @@ def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():
         thinc_before = model.layers[0].get_param("W").copy()
         model.finish_update(optimizer)
         assert scaler.updates == step + 1
-        assert not any(param.grad.any() for param in module.parameters())
+        assert all(param.grad is None for param in module.parameters())
         assert not numpy.array_equal(thinc_before, model.layers[0].get_param("W"))
         assert same(before, [p.detach() for p in module.parameters()]) == (step == 0)
 

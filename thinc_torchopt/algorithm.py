@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .errors import ConfigError
+from .kernels import NO_KERNEL, FusedKernel
 
 IN_ALGORITHM = "[training.optimizer.algorithm]"
 
@@ -27,7 +28,7 @@ class Algorithm:
     accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. The rest goes to `fallback`.
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
-    fused_devices (frozenset[str]): Device types on which its fused step runs.
+    kernel (FusedKernel): Its fused kernel in torch.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in pytorch-optimizer.
     """
 
@@ -37,7 +38,7 @@ class Algorithm:
     accepts: Callable[[str, torch.Tensor], bool] = accepts_all
     fallback: Algorithm | None = None
     fallback_params: tuple[str, ...] = ()
-    fused_devices: frozenset[str] = frozenset()
+    kernel: FusedKernel = NO_KERNEL
     counts_for_group: bool = False
 
     def check_options(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:

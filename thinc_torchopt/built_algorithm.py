@@ -20,6 +20,7 @@ from .learn_rate import LearnRateController, Live
 from .names import unique
 from .params import Param
 from .scheduled_values import current, is_moving
+from .state_fit import fit_param_state
 
 # Keys of a torch param group that hold no state.
 _NO_STATE = ("params", "param_names", "lr", "initial_lr", "step")
@@ -34,6 +35,7 @@ class TorchGroup:
     owner (BuiltAlgorithm): Whose it is.
     settings (ParamSettings): Those of its params, which differ in nothing but their labels.
     params (dict[int, tuple[Param, str]]): Its params with their labels, by `id`.
+    not_fused (set[int]): The `id` of those that can't be given to a fused kernel, if `entry` asks for one.
     """
 
     id: str
@@ -41,6 +43,7 @@ class TorchGroup:
     owner: BuiltAlgorithm
     settings: ParamSettings
     params: dict[int, tuple[Param, str]] = field(default_factory=dict)
+    not_fused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
@@ -54,6 +57,10 @@ class TorchGroup:
     def updates(self) -> int:
         """How many updates its params had, at most."""
         return max((param.steps for param, _ in self.params.values()), default=0)
+
+    def fuses(self, params: Sequence[Param]) -> bool:
+        """Whether a fused kernel updates all of these params of the group."""
+        return bool(self.entry.get("fused")) and (not self.not_fused or self.not_fused.isdisjoint(map(id, params)))
 
 
 class BuiltAlgorithm:
@@ -112,15 +119,14 @@ class BuiltAlgorithm:
         self.optimizer.state.pop(param.tensor, None)
 
     def replace(self, param: Param, new: torch.Tensor) -> None:
-        """Let another tensor, perhaps on another device, take a param's place. The state moves along."""
+        """Let another tensor, perhaps on another device or in another memory order, take a param's place. The state moves along."""
         assert self.optimizer is not None
         group, old = param.group, param.tensor
         group.entry["params"] = [new if other is old else other for other in group.entry["params"]]
         self._names[new] = self._names.pop(old)
-        self._check_fused(group, [param])
+        self._note_kernel(group, param, new)
         if old in self.optimizer.state:
-            state = self.optimizer.state.pop(old)
-            self.optimizer.state[new] = {name: _moved(name, value, new, group.entry) for name, value in state.items()}
+            self.optimizer.state[new] = self._fit(param, self.optimizer.state.pop(old), new, param.dtype)
         self._controller.refresh(self.name)
 
     def regroup(self, param: Param, settings: ParamSettings) -> None:
@@ -132,7 +138,7 @@ class BuiltAlgorithm:
         tensors = [param.tensor for param in params]
         options = {name: current(value) for name, value in settings.options.items()}
         if "fused" in options and options["fused"] is None:
-            options["fused"] = self._can_fuse(params, options) or None
+            options["fused"] = self._wants_kernel(tensors, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
         return self.algorithm.build(tensors, lr=settings.rate(self._default_rate(), 0) or 0.001, **options)
 
@@ -148,7 +154,7 @@ class BuiltAlgorithm:
             param.group = group
             self._names[param.tensor] = param.name
             group.params[id(param)] = param, own.label
-        self._check_fused(group, params)
+            self._note_kernel(group, param, param.tensor)
         self._controller.refresh(self.name)
 
     def _add_group(self, settings: ParamSettings, entry: dict[str, Any]) -> TorchGroup:
@@ -164,6 +170,7 @@ class BuiltAlgorithm:
         assert self.optimizer is not None
         group, param.group = param.group, None
         del group.params[id(param)]
+        group.not_fused.discard(id(param))
         group.entry["params"] = [other for other in group.entry["params"] if other is not param.tensor]
         if not group.params:
             self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if entry is not group.entry]
@@ -177,11 +184,19 @@ class BuiltAlgorithm:
         assert self.optimizer is not None
         return dict(self.optimizer.state.get(param.tensor, {}))
 
-    def set_state(self, param: Param, state: Mapping[str, Any]) -> None:
-        """Give a param a state, e.g. of another process or another device. Its tensors are copied."""
+    def set_state(self, param: Param, state: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
+        """Give a param a state, e.g. of another process or another device. Its tensors are copied.
+
+        dtype (torch.dtype | None): Of the param when it had this state. None: the same as now.
+        """
         assert self.optimizer is not None
-        entry = param.group.entry
-        self.optimizer.state[param.tensor] = {name: _copied(_moved(name, value, param.tensor, entry)) for name, value in state.items()}
+        fitted = self._fit(param, state, param.tensor, dtype)
+        self.optimizer.state[param.tensor] = {name: _copied(value) for name, value in fitted.items()}
+
+    def _fit(self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None) -> dict[str, Any]:
+        """State of a param for a tensor of the same shape: on its device, and in its memory order, where fused kernels look for it."""
+        cls, entry = type(self.optimizer), param.group.entry
+        return fit_param_state(cls, state, param.shape, tensor, name=param.name, old_dtype=dtype, options=entry)  # type: ignore[arg-type]
 
     def group_state(self, group: TorchGroup) -> dict[str, Any]:
         """What the algorithm itself keeps in a param group, beside options: the step size that Prodigy found, for example."""
@@ -219,7 +234,7 @@ class BuiltAlgorithm:
         optimizer = self.optimizer
         assert optimizer is not None
         self._write_options(group for group, _ in chosen)
-        rides_along = grad_factor != 1.0 and all(group.entry.get("fused") for group, _ in chosen)
+        rides_along = grad_factor != 1.0 and all(group.fuses(params) for group, params in chosen)
         if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
             optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
@@ -227,23 +242,30 @@ class BuiltAlgorithm:
             grads = [param.grad for _, params in chosen for param in params]
             scale_grads(grads, [grad_factor] * len(grads))
         all_groups = optimizer.param_groups
-        all_params = [(group.entry, group.entry["params"]) for group, _ in chosen]
+        all_params = [(group.entry, group.entry["params"], group.entry.get("fused")) for group, _ in chosen]
         try:
             for parts in zip_longest(*(self._parts(group, params) for group, params in chosen)):
-                optimizer.param_groups = [entry for (entry, _), part in zip(all_params, parts) if part]
-                for (entry, _), part in zip(all_params, parts):
+                optimizer.param_groups = [entry for (entry, *_), part in zip(all_params, parts) if part]
+                for (entry, *_), part in zip(all_params, parts):
                     entry["params"] = part
                 optimizer.step()
         finally:
             optimizer.param_groups = all_groups
-            for entry, tensors in all_params:
+            for entry, tensors, fused in all_params:
                 entry["params"] = tensors
+                if fused:
+                    entry["fused"] = fused
             if rides_along:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
 
     def _parts(self, group: TorchGroup, params: Sequence[Param]) -> Iterator[Sequence[torch.Tensor]]:
-        """The tensors of a group in as few calls of torch's step as can be: one, but for two exceptions."""
+        """The tensors of a group in as few calls of torch's step as can be: one, but for three exceptions."""
         assert self.optimizer is not None
+        if group.entry.get("fused") and not group.fuses(params):
+            yield from self._parts_of_kernel(group, [param.tensor for param in params if id(param) not in group.not_fused])
+            group.entry["fused"] = None
+            yield [param.tensor for param in params if id(param) in group.not_fused]
+            return
         tensors = [param.tensor for param in params]
         if self.algorithm.counts_for_group:
             by_step: dict[int, list[torch.Tensor]] = {}
@@ -256,13 +278,18 @@ class BuiltAlgorithm:
                 else:
                     group.entry["step"] = step + (first or 0)
                 yield part
-        elif isinstance(self.optimizer, torch.optim.SGD) and group.entry["fused"]:
+        else:
+            yield from self._parts_of_kernel(group, tensors)
+
+    def _parts_of_kernel(self, group: TorchGroup, tensors: list[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+        """Those among the tensors of a group that torch's kernel can take together."""
+        assert self.optimizer is not None
+        fresh: list[torch.Tensor] = []
+        if isinstance(self.optimizer, torch.optim.SGD) and group.entry["fused"]:
             # torch's fused SGD can't take params with and without momentum together.
             fresh = [tensor for tensor in tensors if tensor not in self.optimizer.state]
-            seen = [tensor for tensor in tensors if tensor in self.optimizer.state] if fresh else tensors
-            yield from (part for part in (fresh, seen) if part)
-        else:
-            yield tensors
+        seen = [tensor for tensor in tensors if tensor in self.optimizer.state] if fresh else tensors
+        yield from (part for part in (fresh, seen) if part)
 
     @staticmethod
     def _write_options(groups: Iterable[TorchGroup]) -> None:
@@ -270,24 +297,23 @@ class BuiltAlgorithm:
             for name in group.moving:
                 group.entry[name] = current(group.settings.options[name])
 
-    def _check_fused(self, group: TorchGroup, params: list[Param]) -> None:
-        """Give the fused kernel up where a tensor came to a device for which there is none."""
-        if group.entry.get("fused") and group.settings.options["fused"] is None and not self._can_fuse(params, group.settings.options):
-            group.entry["fused"] = None
+    def _note_kernel(self, group: TorchGroup, param: Param, tensor: torch.Tensor) -> None:
+        """Note whether a param can be given to the fused kernel. The group gives the kernel up where there is none for a device.
 
-    def _can_fuse(self, params: list[Param], options: Mapping[str, Any]) -> bool:
-        return not options.get("foreach") and all(param.tensor.device.type in self.algorithm.fused_devices for param in params)
+        tensor (Tensor): What the param is, or will be.
+        """
+        group.not_fused.discard(id(param))
+        if not group.entry.get("fused"):
+            return
+        if group.settings.options["fused"] is None and not self._wants_kernel([tensor], group.settings.options):
+            group.entry["fused"] = None
+        elif not self.algorithm.kernel.takes(tensor):
+            group.not_fused.add(id(param))
+
+    def _wants_kernel(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> bool:
+        """Whether there is a fused kernel for all of these devices, and the config does not ask for another one."""
+        return not options.get("foreach") and all(tensor.device.type in self.algorithm.kernel.devices for tensor in tensors)
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _moved(name: str, value: Any, to: torch.Tensor, group: dict[str, Any]) -> Any:
-    """State of a param that went over to another device or dtype."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if name == "step":
-        # torch counts steps on the host, unless its kernels read the count.
-        return value.to(to.device) if group.get("fused") or group.get("capturable") else value.cpu()
-    return value.to(to.device, to.dtype) if value.is_floating_point() else value.to(to.device)

@@ -24,7 +24,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
+from . import kernels
 from .algorithm import Algorithm
 from .errors import ConfigError
 from .optimizers import TorchOptimizer
@@ -128,36 +131,38 @@ class ThincAdam(_ThincOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            alike: dict[tuple[int, torch.device, torch.dtype], list[torch.Tensor]] = {}
+            alike: dict[tuple[int, torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
             for param in group["params"]:
                 if param.grad is not None:
                     state = self.state[param]
                     if not state:
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     state["step"] += 1
-                    alike.setdefault((state["step"], param.device, param.dtype), []).append(param)
-            for (step, device, _), params in alike.items():
-                self._step_alike(group, params, step, device)
+                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(param)
+            for (step, device, _, fused), params in alike.items():
+                self._step_alike(group, params, step, device, fused)
 
-    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, device: torch.device) -> None:
+    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, device: torch.device, fused: bool) -> None:
         beta1, beta2 = group["betas"]
         lr, weight_decay = self.fold_decay(group)
         states = [self.state[param] for param in params]
-        torch._fused_adamw_(
-            params,
-            _grads(params),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [torch.full((), float(step), device=device)] * len(params),
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=group["eps"] / math.sqrt(1.0 - beta2**step),
-            amsgrad=False,
-            maximize=False,
-        )
+        no_maxima: list[torch.Tensor] = []
+        tensors = params, _grads(params), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], no_maxima
+        options: dict[str, Any] = {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "weight_decay": weight_decay,
+            "eps": group["eps"] / math.sqrt(1.0 - beta2**step),
+            "amsgrad": False,
+            "maximize": False,
+        }
+        if fused:
+            torch._fused_adamw_(*tensors, [torch.full((), float(step), device=device)] * len(params), **options)
+        else:
+            # It counts this step by itself, once for each param.
+            steps = [torch.tensor(step - 1.0) for _ in params]
+            adamw(*tensors, steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
 
 
 class ThincSGD(_ThincOptimizer):
@@ -176,23 +181,23 @@ class ThincSGD(_ThincOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr, weight_decay = self.fold_decay(group)
-            alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+            alike: dict[tuple[torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    alike.setdefault((param.device, param.dtype), []).append(param)
-            for params in alike.values():
-                torch._fused_sgd_(
-                    params,
-                    _grads(params),
-                    [],
-                    weight_decay=weight_decay,
-                    momentum=0.0,
-                    lr=lr,
-                    dampening=0.0,
-                    nesterov=False,
-                    maximize=False,
-                    is_first_step=False,
-                )
+                    alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
+            options: dict[str, Any] = {
+                "weight_decay": weight_decay,
+                "momentum": 0.0,
+                "lr": lr,
+                "dampening": 0.0,
+                "nesterov": False,
+                "maximize": False,
+            }
+            for (*_, fused), params in alike.items():
+                if fused:
+                    torch._fused_sgd_(params, _grads(params), [], is_first_step=False, **options)
+                else:
+                    sgd(params, _grads(params), [None] * len(params), has_sparse_grad=False, foreach=False, fused=False, **options)
 
 
 def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

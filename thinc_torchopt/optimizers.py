@@ -6,7 +6,7 @@ One training step:
  2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its gradient.
  3. `step` measures the gradients, skips the update if one is not finite, clips,
  4. writes the learning rate, and lets torch's own step update every param in place.
- 5. Shims that keep their params elsewhere get the new values; gradients become zero in place; averages follow.
+ 5. Shims that keep their params elsewhere get the new values; thinc's gradients become zero in place, torch's None; averages follow.
  6. `step_schedules` moves every schedule on by one.
 
 In spaCy's training loop (see loop.py) step 2 notes the gradients of all components, and step 3 comes once: `joint_step`. Everywhere
@@ -38,7 +38,7 @@ from .files import read_folder, write_folder
 from .guard import Guard, rollback_settings
 from .names import Pattern
 from .param_table import all_names
-from .params import Param, array_of, is_viewable, own_copy, zero_grads
+from .params import Param, array_of, clear_grads, is_viewable, own_copy
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .scheduled_values import Schedule, Schedules, check_number
 from .shims import backprop_through_frozen, foreign_grad, torch_grads, write_back
@@ -270,7 +270,8 @@ class TorchOptimizer(Optimizer):
         """Note a param and its gradient for the next `step`. No arithmetic yet.
 
         param (Any): NumPy or CuPy array, or torch tensor, of floats. Arrays are viewed by torch in place, once each.
-        grad (Any): Its gradient, of the same kind. Set to zero, in place, by the step. Shape: as the param.
+        grad (Any): Its gradient, of the same kind. The step sets it to zero in place; that of a `torch.nn.Parameter` becomes None.
+            Shape: as the param.
         callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated once, and the
             callback gets the array with the new values after the step.
         key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
@@ -552,7 +553,7 @@ class TorchOptimizer(Optimizer):
                         param.callback(array_of(param.tensor))
                 self._guard.report(updated)
             finally:
-                zero_grads(updated)
+                clear_grads(updated)
             if factor is not None and averages is not None:
                 averages.update(updated, self._trained.table.shims.values())
 
@@ -568,7 +569,7 @@ class TorchOptimizer(Optimizer):
             self._guard.report([param for param in self._trained.params if param.group is not None])
         finally:
             if noted:
-                zero_grads(noted)
+                clear_grads(noted)
 
     def _count(self, updated: list[Param]) -> None:
         for param in updated:
@@ -607,10 +608,9 @@ class TorchOptimizer(Optimizer):
     def _note(self, param: Param | None, grad: Any) -> None:
         if param is None:
             return
-        if (param.grad_source is not grad and param.tensor.grad is not grad) or param.grad_copy is not None:
-            param.set_grad(grad)
+        param.set_grad(grad)
         if param.group is None:
-            zero_grads([param])
+            clear_grads([param])
             if param.callback is not None:
                 param.callback(array_of(param.tensor))
         else:

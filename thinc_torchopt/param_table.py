@@ -18,6 +18,7 @@ from thinc.api import Model, Shim
 
 from .averages import Average, Averages
 from .errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
+from .kernels import may_overlap
 from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
@@ -188,6 +189,12 @@ class ParamTable:
         view = source if isinstance(source, torch.Tensor) else view_of(source, name)
         if not view.is_floating_point():
             raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
+        if callback is None and may_overlap(view):
+            raise ParamError(
+                f"Can't optimize param '{name}': expected a tensor each of whose cells stands for itself, found shape {tuple(view.shape)} "
+                f"with strides {view.stride()}: several indices are one cell. It was made by expand() or as_strided(): clone it before it "
+                "becomes a param."
+            )
         if known is None:
             return self._add(key, name, source, view if callback is None else view.detach().clone())
         if known.shape != view.shape:
@@ -197,7 +204,7 @@ class ParamTable:
             )
         if callback is not None:
             known.tensor.copy_(view)
-        elif view is known.tensor or view.device != known.device or view.dtype != known.dtype:
+        elif view is known.tensor or (view.device, view.dtype, view.stride()) != (known.device, known.dtype, known.strides):
             self._groups.replace(known, view)
             known.put_on(view)
         else:

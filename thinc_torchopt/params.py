@@ -40,6 +40,7 @@ class Param:
         "skipped",
         "source",
         "steps",
+        "strides",
         "tensor",
     )
 
@@ -51,6 +52,7 @@ class Param:
         self.shape = tensor.shape
         self.device = tensor.device
         self.dtype = tensor.dtype
+        self.strides = tensor.stride()
         self.grad_source: Any = None
         self.grad_copy: Optional[torch.Tensor] = None
         self.callback: Any = None
@@ -63,11 +65,17 @@ class Param:
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""
         tensor = self.tensor
-        return self.source is source and self.shape == source.shape and self.device == tensor.device and self.dtype == tensor.dtype
+        return (
+            self.source is source
+            and self.shape == source.shape
+            and self.device == tensor.device
+            and self.dtype == tensor.dtype
+            and self.strides == tensor.stride()
+        )
 
     def put_on(self, tensor: torch.Tensor) -> None:
-        """Go over to a tensor on another device or of another dtype."""
-        self.tensor, self.device, self.dtype = tensor, tensor.device, tensor.dtype
+        """Go over to a tensor on another device, of another dtype, or in another memory order."""
+        self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
         self.grad_source = self.grad_copy = None
 
     @property
@@ -81,6 +89,9 @@ class Param:
         grad (Any): Array or tensor. Shape: as the param.
         RAISES (ShapeError): Its shape is another one.
         """
+        own = self.tensor.grad
+        if own is not None and ((grad is own and own.stride() == self.strides) or (grad is self.grad_source and self.grad_copy is None)):
+            return  # torch's, or thinc's in the same buffer as ever
         if tuple(grad.shape) != tuple(self.shape):
             raise ShapeError(
                 f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found {tuple(grad.shape)}. "
@@ -107,12 +118,15 @@ class Param:
         return self.tensor.grad
 
 
-def zero_grads(params: Sequence[Param]) -> None:
-    """Set gradients to zero in place, also at their source where torch worked on a copy."""
-    if params:
-        torch._foreach_zero_([param.grad for param in params])
+def clear_grads(params: Sequence[Param]) -> None:
+    """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
+    arrays = [param for param in params if not isinstance(param.source, torch.nn.Parameter)]
+    if arrays:
+        torch._foreach_zero_([param.grad for param in arrays])
     for param in params:
-        if param.grad_copy is not None:
+        if isinstance(param.source, torch.nn.Parameter):
+            param.tensor.grad = param.grad_source = None
+        elif param.grad_copy is not None:
             param.grad_source[...] = 0
 
 

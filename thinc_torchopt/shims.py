@@ -32,7 +32,7 @@ def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.n
     for _, param in torch_params(shim):
         if param.grad is not None:
             if overflow:
-                param.grad.zero_()
+                param.grad = None
             else:
                 yield param, param.grad
     shim._grad_scaler.update()

@@ -8,7 +8,8 @@ Any number may be a schedule. Pairs such as `betas` are lists in a config; where
 entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
 
 `fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise torch
-decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures.
+decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel can't take (kernels.py) are
+updated without it, also where `fused` is true.
 """
 
 import inspect
@@ -19,25 +20,25 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hi
 
 import torch
 
+from . import kernels
 from .algorithm import IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
 from .compat import import_pytorch_optimizer
 from .errors import ConfigError
+from .kernels import FusedKernel
 from .types import FloatOrSchedule
 
 AlgorithmFactory = Callable[..., Algorithm]
 
-_ON_CPU = frozenset({"cpu"})
-_ANYWHERE = frozenset({"cpu", "cuda", "mps", "xpu"})
 _NOT_OFFERED = {"self", "params", "lr", "differentiable"}
 _CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
 
 
-def _offer(name: str, source: str, *, fused_devices: frozenset[str] = frozenset(), refusal: str = "") -> AlgorithmFactory:
+def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, refusal: str = "") -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
     name (str): The class's name in torch.optim.
     source (str): Where the algorithm comes from.
-    fused_devices (frozenset[str]): Device types for which torch has a fused kernel of it.
+    kernel (FusedKernel): torch's fused kernel of it.
     refusal (str): Why it can't be used, and what to use. Empty: it can.
     """
     label = f"torch.{name}.v1"
@@ -54,7 +55,7 @@ def _offer(name: str, source: str, *, fused_devices: frozenset[str] = frozenset(
             raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
         options = {p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
         try_out(cls, label, options)
-        return Algorithm(label, cls, options, fused_devices=fused_devices)
+        return Algorithm(label, cls, options, kernel=kernel)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
@@ -89,16 +90,16 @@ def _config_type(param: inspect.Parameter, hint: Any) -> Any:
 
 Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
 Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
-Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", fused_devices=_ON_CPU)
-Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", fused_devices=_ANYWHERE)
+Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD)
+Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
 Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
-AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", fused_devices=_ANYWHERE)
+AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
 ASGD = _offer("ASGD", "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046")
 NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
 RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
 RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
 Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
-SGD = _offer("SGD", "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html", fused_devices=_ANYWHERE)
+SGD = _offer("SGD", "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html", kernel=kernels.SGD)
 LBFGS = _offer(
     "LBFGS",
     "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
