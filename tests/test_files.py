@@ -189,3 +189,71 @@ def test_files_survive_a_full_disk(small_disk):
 def test_files_read_numpys_numbers(tmp_path):
     write_folder(tmp_path / "state", {"a": numpy.float64(2.5)})
     assert read_folder(tmp_path / "state") == {"a": 2.5}
+
+
+STRIDED = {
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).T,
+    "channels last": lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "permuted": lambda: torch.rand(2, 3, 4).permute(1, 2, 0),
+    "of one row": lambda: torch.rand(64, 1).T,
+    "of one channel": lambda: torch.rand(2, 1, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_files_keep_the_strides_of_dense_tensors(name, tmp_path):
+    tensor = STRIDED[name]()
+    write_folder(tmp_path / "state", {"a": tensor})
+    found = read_folder(tmp_path / "state")["a"]
+    assert torch.equal(found, tensor) and found.stride() == tensor.stride()
+    assert (tmp_path / "state" / TENSORS).stat().st_size < 4 * tensor.numel() + 200
+
+
+def test_files_make_tensors_with_gaps_plain(tmp_path):
+    tree = {"part": torch.arange(18.0).reshape(3, 6)[:, :3], "expanded": torch.ones(1, 4).expand(4, 4), "empty": torch.zeros(0, 3).T}
+    write_folder(tmp_path / "state", tree)
+    found = read_folder(tmp_path / "state")
+    assert same(found, tree) and all(tensor.is_contiguous() for tensor in found.values())
+
+
+def test_files_tell_their_own_marks_from_keys(tmp_path):
+    tensor, other = torch.ones(2), torch.zeros(2)
+    tree = {
+        "marks": [{mark: value} for mark in ("$tensor", "$set", "$tuple", "$number", "$dict") for value in (1, "nan", [1], tensor)],
+        "a:b": {"c": tensor},
+        "a": {"b:c": other},
+        "__metadata__": tensor + 2,
+        "\ud800": tensor + 3,
+    }
+    write_folder(tmp_path / "state", tree)
+    assert same(read_folder(tmp_path / "state"), tree)
+
+
+def test_files_keep_the_kinds_of_keys_and_values(tmp_path):
+    tree = {
+        "keys": {0.9: torch.ones(1), 1: "a", "1": "b", (2, None): 3, False: 4, None: 5},
+        "sets": [frozenset({1, 2}), {frozenset({1}), (1, 2)}],
+        "numpy": [numpy.float32(0.1), numpy.int64(3), numpy.bool_(True), numpy.float64("nan"), numpy.uint8(200)],
+        "arrays": [numpy.arange(6.0).reshape(2, 3), numpy.zeros((0, 2), "f"), numpy.asfortranarray(numpy.ones((2, 3), "i"))],
+        "bytes": b"\x00\xff",
+    }
+    write_folder(tmp_path / "state", tree)
+    found = read_folder(tmp_path / "state")
+    assert found["keys"] == tree["keys"] and [type(key) for key in found["keys"]] == [type(key) for key in tree["keys"]]
+    assert found["sets"] == tree["sets"] and type(found["sets"][0]) is frozenset and found["bytes"] == tree["bytes"]
+    assert repr(found["numpy"]) == repr(tree["numpy"])
+    for array, expected in zip(found["arrays"], tree["arrays"]):
+        numpy.testing.assert_array_equal(array, expected)
+        assert type(array) is numpy.ndarray and array.dtype == expected.dtype and array.flags.writeable
+
+
+@pytest.mark.parametrize("name", [TENSORS, VALUES, MANIFEST])
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_files_do_not_wait_for_what_is_no_file(name, kind, tmp_path):
+    write_folder(tmp_path / "state", TREE)
+    path = tmp_path / "state" / name
+    path.unlink()
+    {"fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}[kind]()
+    for read in (check_folder, read_folder):
+        with pytest.raises(StateError, match=f"Can't read '{path}': expected a file, found something else"):
+            read(tmp_path / "state")

@@ -9,44 +9,44 @@ import json
 import mmap
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .errors import StateError
+from .trees import put_together, take_apart
 
 TENSORS = "tensors.safetensors"
 VALUES = "values.json"
 MANIFEST = "manifest.json"
 # What the name of a folder that is not finished begins with.
 UNFINISHED = ".unfinished-"
-# JSON has only lists, and no words for these numbers.
-_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+# A manifest is a few hundred bytes.
+_LARGEST_MANIFEST = 100_000
 
 
 def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
     """Write a tree of values and tensors. If the path is there already, it is replaced.
 
     path (Path): The folder. Its parents are made.
-    tree (Mapping): Dicts, lists, tuples, sets, numbers, texts, None and tensors. Keys are texts.
-    RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before.
+    tree (Mapping): What trees.py can take apart.
+    RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before. (StateError): There is something in the tree
+        that can't be written.
     """
-    apart = _Apart()
-    values = apart.take(tree)
+    values, tensors = take_apart(tree)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f"{UNFINISHED}{path.name}-{os.getpid()}"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
         try:
-            save_file(apart.tensors, unfinished / TENSORS)
+            save_file(tensors, unfinished / TENSORS)
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
@@ -73,8 +73,8 @@ def read_folder(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path / TENSORS, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        tree = _put_together(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        tree = put_together(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise _damaged(path, f"what this package writes, found {type(error).__name__}: {error}") from error
     if not isinstance(tree, dict):
         raise _damaged(path, f"a dict, found {type(tree).__name__}")
@@ -88,14 +88,19 @@ def check_folder(path: Path) -> None:
     """
     if not path.is_dir():
         raise StateError(f"Can't read '{path}': expected a folder, found none. Check the path.")
+    for name in (MANIFEST, TENSORS, VALUES):
+        _check_file(path / name)
     try:
+        if (size := (path / MANIFEST).stat().st_size) > _LARGEST_MANIFEST:
+            raise _damaged(path / MANIFEST, f"a short file, found {size} bytes")
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf8"))
         files, crc32 = manifest["files"], manifest["crc32"]
         if zlib.crc32(json.dumps(files, sort_keys=True).encode("utf8")) != crc32 or set(files) != {TENSORS, VALUES}:
             raise _damaged(path, f"{MANIFEST} to match its own checksum, found another")
         for name, expected in files.items():
-            found = {"bytes": (path / name).stat().st_size, "crc32": _crc32(path / name)}
-            if found != expected:
+            size = (path / name).stat().st_size
+            if size != expected["bytes"] or (crc32 := _crc32(path / name)) != expected["crc32"]:
+                found = f"{size} bytes" if size != expected["bytes"] else f"checksum {crc32}"
                 raise _damaged(path / name, f"{expected['bytes']} bytes with checksum {expected['crc32']}, found {found}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, StateError):
@@ -103,65 +108,18 @@ def check_folder(path: Path) -> None:
         raise _damaged(path, f"{MANIFEST}, {TENSORS} and {VALUES}, found {type(error).__name__}: {error}") from error
 
 
+def _check_file(path: Path) -> None:
+    """RAISES (StateError): There is something that is no file, and that might be read from for ever, as a pipe or a device."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _damaged(path, f"a file, found {type(error).__name__}: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise _damaged(path, "a file, found something else, perhaps a folder, a pipe or a device")
+
+
 def _damaged(path: Path, expected_and_found: str) -> StateError:
     return StateError(f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by something else.")
-
-
-class _Apart:
-    """Takes a tree apart: a form for JSON, and its tensors by their path."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._names_by_memory: dict[int, list[str]] = {}
-
-    def take(self, value: Any, *path: str) -> Any:
-        if isinstance(value, torch.Tensor):
-            return {"$tensor": self._name(value, ":".join(path))}
-        if isinstance(value, Mapping):
-            return {str(key): self.take(item, *path, str(key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.take(item, *path, str(i)) for i, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return {"$tuple": self.take(list(value), *path)}
-        if isinstance(value, (set, frozenset)):
-            return {"$set": self.take(sorted(value, key=repr), *path)}
-        if isinstance(value, numpy.generic):
-            value = value.item()
-        if isinstance(value, float) and repr(value) in _NUMBERS:
-            return {"$number": repr(value)}
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        raise StateError(f"Can't save '{':'.join(path)}': expected numbers, texts and tensors, found {type(value).__name__}.")
-
-    def _name(self, tensor: torch.Tensor, path: str) -> str:
-        """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a part is copied."""
-        tensor = tensor.detach().contiguous()
-        sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
-        for name in sharing:
-            other = self.tensors[name]
-            if other.data_ptr() == tensor.data_ptr() and other.shape == tensor.shape and other.dtype == tensor.dtype:
-                return name
-        self.tensors[path] = tensor.clone() if sharing else tensor
-        sharing.append(path)
-        return path
-
-
-def _put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_put_together(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        [(key, content)] = value.items()
-        if key == "$tensor":
-            return tensors[content]
-        if key == "$tuple":
-            return tuple(_put_together(content, tensors))
-        if key == "$set":
-            return set(_put_together(content, tensors))
-        if key == "$number":
-            return _NUMBERS[content]
-    return {key: _put_together(item, tensors) for key, item in value.items()}
 
 
 def _crc32(path: Path) -> int:
