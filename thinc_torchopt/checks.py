@@ -11,15 +11,16 @@ from .errors import StateError
 MAX_STEPS = 100_000_000
 
 
-def check_parts(what: str, found: Any, expected: Collection[str] | None = None) -> None:
+def check_parts(what: str, found: Any, expected: Collection[str] | None = None, *, optional: Collection[str] = ()) -> None:
     """Check that a part of a state is a dict with texts as keys.
 
     what (str): Whose state, for the error.
     expected (Collection[str]): The keys that it must have, all of them and no others. None: any.
+    optional (Collection[str]): Keys that it may have: what older versions did not write.
     RAISES (StateError): It is not.
     """
     is_dict = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)
-    if not is_dict or (expected is not None and set(found) != set(expected)):
+    if not is_dict or (expected is not None and set(found) - set(optional) != set(expected)):
         raise StateError(
             f"Can't load the state of {what}: expected {'a dict' if expected is None else f'the parts {sorted(expected)}'}, found "
             f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."

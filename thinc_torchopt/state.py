@@ -21,10 +21,11 @@ VERSION = 1
 
 
 def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
-    """The state of each param, by name: its shape, how many updates it had, and what torch keeps."""
+    """The state of each param, by name: its shape and dtype, how many updates it had, and what torch keeps."""
     return {
         param.name: {
             "shape": list(param.shape),
+            "dtype": str(param.dtype),
             "updates": param.steps,
             "skipped": param.skipped,
             "joined_at": param.joined_at,
@@ -185,7 +186,7 @@ def check_state_names(params: Iterable[Param], saved: Mapping[str, Mapping[str, 
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
-    check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"))
+    check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"), optional=("dtype",))
     if not isinstance(found["shape"], list):
         raise StateError(f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}.")
     for size in found["shape"]:
