@@ -286,11 +286,31 @@ def test_fit_param_state_follows_the_memory_format_of_the_param():
     assert fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)["exp_avg"].stride() == contiguous.stride()
 
 
-def test_fit_param_state_puts_a_tenth_into_new_cells_of_sgds_momentum_only():
-    state, param = {"momentum_buffer": torch.tensor([1.0, 3.0])}, torch.zeros(3)
-    assert fit_param_state(torch.optim.SGD, state, (2,), param)["momentum_buffer"].tolist() == pytest.approx([1.0, 3.0, 0.2])
-    assert fit_param_state(torch.optim.RMSprop, state, (2,), param)["momentum_buffer"].tolist() == [1.0, 3.0, 2.0]
-    assert fit_param_state(torch.optim.SGD, state, (2,), param, on_growth="zero")["momentum_buffer"].tolist() == [1.0, 3.0, 0.0]
+@pytest.mark.parametrize("old, new", [((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))])
+def test_fit_param_state_treats_factored_state_as_its_param(old, new):
+    """One dimension shrinks, another grows. Those of the factored state may have as many cells as before, and still it is no reshape."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"row_var": lambda shape: (*shape[:-1], 1), "col_var": lambda shape: (*shape[:-2], 1, shape[-1])}
+    state = {key: torch.rand(shape(old), generator=generator, dtype=torch.float64) for key, shape in shapes.items()}
+    fitted = fit_param_state(torch.optim.Adafactor, state, old, torch.zeros(new))
+    for key, shape in shapes.items():
+        numpy.testing.assert_allclose(fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12)  # float64
+
+
+@pytest.mark.parametrize("name, options, is_sum", [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)])
+def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_sum):
+    """With one gradient all the time, a sum becomes several times what is added at each step; an average never."""
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    param = nn.Parameter(torch.ones(2, 2))
+    optimizer = build(name, [param], options)
+    for _ in range(300):
+        param.grad = torch.ones(2, 2)
+        optimizer.step()
+    assert (optimizer.state[param]["momentum_buffer"].mean().item() > 1.5) == is_sum
+    state, cls = {"momentum_buffer": torch.tensor([1.0, 3.0])}, type(optimizer)
+    assert fit_param_state(cls, state, (2,), torch.zeros(3))["momentum_buffer"].tolist() == pytest.approx([1, 3, 0.2 if is_sum else 2])
+    assert fit_param_state(cls, state, (2,), torch.zeros(3), on_growth="zero")["momentum_buffer"].tolist() == [1.0, 3.0, 0.0]
 
 
 # ---------------------------------------------------------------------- a whole optimizer
@@ -364,7 +384,7 @@ def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_gro
                 assert value.shape == new.shape
                 if old.numel() != new.numel():
                     kept = tuple(slice(min(pair)) for pair in pairs)
-                    scale = 0.1 if name == "SGD" else 1.0
+                    scale = 0.1 if key == "momentum_buffer" else 1.0  # of SGD and RMSprop: both are sums
                     assert torch.equal(value[kept], was[key][kept])
                     expected = naive(was[key].double().numpy(), tuple(new.shape), on_growth, scale)
                     numpy.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-6)  # sums of float32

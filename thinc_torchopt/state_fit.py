@@ -38,8 +38,20 @@ _FACTORED = {"row_var": -1, "col_var": -2, "exp_avg_sq_row": -1, "exp_avg_sq_col
 _NON_NEGATIVE = _SECOND_MOMENTS | _FACTORED.keys() | {"step", "step_size"}
 # What stands there before a param's first step, if not 0: a number, or the option that holds it.
 _FIRST_VALUES: dict[str, float | str] = {"mu_product": 1.0, "mu": 1.0, "eta": "lr", "step_size": "lr", "sum": "initial_accumulator_value"}
-# SGD's momentum is a sum of gradients, and no average: in full it would throw new cells far.
-_MOMENTUM_SCALE = 0.1
+# Whose momentum is a sum of gradients, and no average, and what it is called: in full it would throw new cells far. The first two are
+# torch's, the others pytorch-optimizer's.
+_SUMS = {
+    "SGD": ("momentum_buffer",),
+    "RMSprop": ("momentum_buffer",),
+    "LARS": ("momentum_buffer",),
+    "MuonClip": ("momentum_buffer",),
+    "PID": ("i_buffer",),
+    "SGDP": ("momentum",),
+    "SGDW": ("momentum_buffer",),
+    "SWATS": ("momentum_buffer",),
+    "TAM": ("momentum_buffer",),
+}
+_SUM_SCALE = 0.1
 
 
 def fit_param_state(
@@ -74,8 +86,9 @@ def fit_param_state(
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
     check_kind(kind, old, new, f"the state of param '{name}'")
-    if old != new and kind is None and _is_reshape(old, new):
-        kind = "reshape"  # and so for factored state, whose own shapes may look like another kind
+    # Factored state goes as its param does: its own shapes may look like another kind.
+    is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
+    sums = {key for cls in optimizer_class.__mro__ for key in _SUMS.get(cls.__name__, ())}
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
     fitted: dict[str, Any] = {}
     for key, value in state.items():
@@ -89,10 +102,10 @@ def fit_param_state(
             dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
             if value.device != new_param.device or value.dtype != dtype:
                 value = value.to(new_param.device, dtype)
-            scale = _MOMENTUM_SCALE if key == "momentum_buffer" and issubclass(optimizer_class, torch.optim.SGD) else 1.0
-            fitted[key] = _with_strides_of(new_param, fit_state(value, shape, kind=kind, fill=on_growth, scale=scale))
+            scale = _SUM_SCALE if key in sums else 1.0
+            fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
     if math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys():  # or else there are no new cells
-        _keep_variance(fitted["square_avg"], fitted["grad_avg"], state["square_avg"] if kind != "reshape" else None)
+        _keep_variance(fitted["square_avg"], fitted["grad_avg"], None if is_reshape else state["square_avg"])
     return fitted
 
 
@@ -112,11 +125,7 @@ def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, 
     if old == new:
         return value
     check_kind(kind, old, new, "a state tensor")
-    if not (value.is_floating_point() or value.is_complex()):
-        return fit_state(value.double(), new, kind=kind, fill=fill, scale=scale).round_().to(value.dtype)
-    if kind == "reshape" or (kind is None and _is_reshape(old, new)):
-        return _interpolate(value, new)
-    return _expand(_contract(value, new), new, fill, scale)
+    return _fit(value, new, kind == "reshape" or (kind is None and _is_reshape(old, new)), fill, scale)
 
 
 def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> None:
@@ -193,6 +202,14 @@ def check_on_growth(on_growth: str) -> None:
 
 
 # ---------------------------------------------------------------------- one tensor
+
+
+def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: OnGrowth, scale: float) -> Tensor:
+    if tuple(value.shape) == shape:
+        return value
+    if not (value.is_floating_point() or value.is_complex()):
+        return _fit(value.double(), shape, is_reshape, fill, scale).round_().to(value.dtype)
+    return _interpolate(value, shape) if is_reshape else _expand(_contract(value, shape), shape, fill, scale)
 
 
 def _contract(value: Tensor, shape: Shape) -> Tensor:
@@ -339,5 +356,5 @@ def _check_range(name: str, key: str, low: float, high: float) -> None:
 
 
 def _is_reshape(old: Shape, new: Shape) -> bool:
-    """Whether the cells of two shapes, which are not the same, have no index in common."""
-    return len(old) != len(new) or math.prod(old) == math.prod(new)
+    """Whether the cells of two shapes have no index in common."""
+    return old != new and (len(old) != len(new) or math.prod(old) == math.prod(new))

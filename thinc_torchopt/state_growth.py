@@ -55,7 +55,7 @@ def preserve_optimizer_state(
         `dict(model.named_parameters())` of before.
     mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
         Params that are not named there are matched as always.
-    on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it for SGD's momentum; or zero.
+    on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
     RETURNS (torch.optim.Optimizer): A new one, of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
         finite.
