@@ -255,16 +255,141 @@ def test_averages_begin_anew_for_a_param_of_another_shape():
     assert averages.tensor_of(param.key) is None
 
 
-def test_averages_grow_with_their_param():
-    averages, param = Averages(SWA(0)), new_param()
-    feed(averages, param, [1.0, 3.0])
-    grown = Param("a/W", ("grown", "W"), None, torch.full((4, 3), 8.0))
-    grown.group, grown.steps = "not frozen", 2
+GROWN = [SWA(0), SWA(2, every=2), EMA(0.8), EMA(0.8, warmup="torch"), EMA(0.8, warmup="torch_ema"), EMA(0.8, dtype="float64", every=3)]
+
+
+def grow(averages, param, shape):
+    """Let a param of another shape, with the same name, take a param's place: old cells as they are, new ones at 8."""
+    tensor = torch.full(shape, 8.0)
+    common = tuple(slice(min(sizes)) for sizes in zip(param.shape, shape))
+    tensor[common] = param.tensor[common]
+    grown = Param(param.name, (*param.key, len(averages._of)), None, tensor)
+    grown.group, grown.steps = "not frozen", param.steps
     averages.inherit(grown, averages.release(param.key))
     assert averages.tensor_of(param.key) is None
-    assert averages.tensor_of(grown.key).tolist() == [[2.0] * 3] * 2 + [[8.0] * 3] * 2
-    feed(averages, grown, [8.0])
-    assert averages.tensor_of(grown.key).tolist() == [[5.0] * 3] * 2 + [[8.0] * 3] * 2  # it warms up again: the second value
+    return grown
+
+
+@pytest.mark.parametrize("settings", GROWN, ids=str)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_averages_of_old_cells_are_as_if_their_param_had_not_grown(settings, resumed):
+    """Rows, then columns, then both at once; then it shrinks. Also across processes."""
+    averages, alone = Averages(settings), Averages(settings)
+    param, old = new_param(), new_param()
+    rng = numpy.random.default_rng(0)
+    for shape in ((2, 3), (4, 3), (4, 5), (7, 6), (5, 4)):
+        if shape != (2, 3):
+            param = grow(averages, param, shape)
+            new_cells = averages.tensor_of(param.key)
+            assert new_cells is None or shape == (5, 4) or (new_cells[-1, -1] == 8.0).all()  # as the param is
+        for _ in range(7):
+            value = rng.normal(size=shape).astype("f")
+            feed(averages, param, [value])
+            feed(alone, old, [value[:2, :3]])
+            if resumed:
+                state = copy.deepcopy(averages.state_dict([]))
+                json.dumps({part: value for part, value in state.items() if part != "tensors"})
+                averages = Averages(settings)
+                averages.load_state_dict(state, [param], [])
+            expected = alone.tensor_of(old.key)
+            found = averages.tensor_of(param.key)
+            assert found is expected is None or torch.equal(found[:2, :3], expected)
+
+
+@pytest.mark.parametrize("settings", [SWA(0), EMA(0.8, warmup="torch"), EMA(0.8, warmup="torch_ema"), EMA(0.8)], ids=str)
+@pytest.mark.parametrize("across_processes", [False, True])
+def test_averages_of_new_cells_are_as_if_they_were_a_new_param(settings, across_processes):
+    averages, alone = Averages(settings), Averages(settings)
+    param, new = new_param(), new_param(8.0)
+    rng = numpy.random.default_rng(0)
+    feed(averages, param, rng.normal(size=(5, 2, 3)))
+    if across_processes:
+        state, averages = averages.state_dict([]), Averages(settings)
+        grown = Param(param.name, param.key, None, torch.full((4, 3), 8.0))
+        grown.group, grown.steps = "not frozen", param.steps
+        averages.load_state_dict(state, [grown], [], may_grow=True)
+    else:
+        grown = grow(averages, param, (4, 3))
+    values = rng.normal(size=(6, 4, 3)).astype("f")
+    for i, value in enumerate(values):
+        feed(averages, grown, [value])
+        feed(alone, new, [value[2:]])
+        expected = alone.tensor_of(new.key).clone()
+        if settings == EMA(0.8):  # thinc's begins at zero; that of new cells never does, but as the first value
+            expected = torch.from_numpy(values[0, 2:])
+            for n, later in enumerate(values[1 : i + 1], start=2):
+                expected = torch.lerp(expected, torch.from_numpy(later[2:]), settings.weight(n))
+        assert torch.equal(averages.tensor_of(grown.key)[2:], expected)
+
+
+def test_averages_that_grew_are_one_again_when_all_cells_keep_the_same():
+    averages, param = Averages(EMA(0.9, warmup="torch")), new_param()
+    feed(averages, param, [1.0, 2.0])
+    grown = grow(averages, param, (4, 3))
+    feed(averages, grown, [1.0])
+    assert averages.state_dict([])["regions"] == {
+        "a/W": [{"cells": [[0, 2], [0, 3]], "taken": 3}, {"cells": [[2, 4], [0, 3]], "taken": 1}],
+    }
+    feed(averages, grown, [1.0])
+    assert averages.state_dict([])["regions"] == {} and averages.state_dict([])["taken"] == {"a/W": 4}
+
+
+def test_averages_of_old_labels_keep_their_history():
+    """Through spaCy: the mean of all that the rows of old labels were."""
+    nlp = toy_pipeline(["ner"])
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=SWA(0))
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer.initialize(nlp)
+    pipe, seen = nlp.get_pipe("ner"), []
+    for step in range(12):
+        if step == 8:
+            pipe.add_label("GREEN")
+        nlp.update(examples, sgd=optimizer)
+        seen.append({name: value.double().clone() for name, value in optimizer.params.items() if name.startswith("ner/")})
+    averages = {param.name: optimizer._trained.averages.tensor_of(param.key) for param in table_of(optimizer)}
+    grown = [name for name, value in seen[0].items() if value.shape != seen[-1][name].shape]
+    assert grown
+    for name, value in seen[0].items():
+        old = tuple(map(slice, value.shape))
+        expected = torch.stack([values[name][old] for values in seen]).mean(0)
+        # float32: a mean that is moved a dozen times.
+        torch.testing.assert_close(averages[name][old], expected.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        3,
+        [{"cells": [[0, 2], [0, 3]], "taken": 2}],
+        [{"cells": [[0, 5], [0, 3]], "taken": 2}],
+        [{"cells": [[0, 2], [0, 3]], "taken": 2}, {"cells": [[0, 2], [0, 3]], "taken": 1}],
+        [{"cells": [[0, 2]], "taken": 2}, {"cells": [[2, 4], [0, 3]], "taken": 1}],
+        [{"cells": [[0, 2], [0, 3]], "taken": 1}, {"cells": [[2, 4], [0, 3]], "taken": -1}],
+        [{"cells": [[0, 2], [0, 3]]}, {"cells": [[2, 4], [0, 3]], "taken": 1}],
+        [{"cells": [[0, "2"], [0, 3]], "taken": 2}, {"cells": [[2, 4], [0, 3]], "taken": 1}],
+    ],
+)
+def test_averages_refuse_regions_that_do_not_fit(regions):
+    averages, param = Averages(SWA(0)), new_param()
+    feed(averages, param, [1.0])
+    grown = grow(averages, param, (4, 3))
+    feed(averages, grown, [1.0])
+    state = averages.state_dict([])
+    averages.load_state_dict(state, [grown], [])
+    with pytest.raises(StateError, match=r"Can't load the average of 'a/W': expected .*found "):
+        averages.load_state_dict({**state, "regions": {"a/W": regions}}, [grown], [])
+
+
+def test_averages_load_states_without_regions():
+    averages, param = Averages(SWA(0)), new_param()
+    feed(averages, param, [1.0, 3.0])
+    state = averages.state_dict([])
+    del state["regions"]
+    resumed = Averages(SWA(0))
+    resumed.load_state_dict(state, [param], [])
+    feed(resumed, param, [5.0])
+    assert (resumed.tensor_of(param.key) == 3.0).all()
 
 
 # ---------------------------------------------------------------------- device and dtype

@@ -1,6 +1,7 @@
 """Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula: average_settings.py.
 
-Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value.
+Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value. Nor do
+those of rows that come with a new label; what rows there were goes on as if nothing had come (average_regions.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from thinc.api import Shim
 
+from .average_regions import Region, read_regions, regions_of_grown
 from .average_settings import THINC, AverageSettings
 from .errors import StateError
 from .params import Param, array_of
@@ -62,6 +64,9 @@ class Averages:
             if average is None or average.param is not param:
                 average = averages_of[param.key] = self._begin(param.tensor, param)
             average.taken += 1
+            if average.regions is not None:
+                self._note_regions(average, param.tensor, moves)
+                continue
             weight = weights.get(average.taken)
             if weight is None:
                 weight = weights[average.taken] = self.settings.weight(average.taken)
@@ -86,12 +91,14 @@ class Averages:
 
     @torch.no_grad()
     def inherit(self, param: Param, old: Average) -> None:
-        """Let a param go on with the average of one that had its name before, and perhaps another shape: new cells begin as they are.
+        """Let a param go on with the average of one that had its name before, and perhaps another shape.
+
+        Old cells go on as they were. New ones are as the param is, until they take a value; then they warm up by themselves.
 
         param (Param): Of as many dimensions as the old one, else it begins anew.
         """
-        if old.tensor.ndim == param.tensor.ndim:
-            self._of[param.key] = self._grown(param, old.tensor, old.taken)
+        if old.taken and old.tensor.ndim == param.tensor.ndim:
+            self._of[param.key] = self._grown(param, old.tensor, old.taken, old.regions)
 
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
@@ -129,7 +136,8 @@ class Averages:
         shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
             "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of them took;
-            `module_steps`, how many updates the modules with buffers had, by path; `settings`, which are not read again.
+            `regions`, where not all cells took as many; `module_steps`, how many updates the modules with buffers had, by path;
+            `settings`, which are not read again.
         """
         used = {average.param.name: average for average in self._of.values() if average.is_in_use}
         steps: dict[str, int] = {}
@@ -141,6 +149,11 @@ class Averages:
         return {
             "settings": asdict(self.settings),
             "taken": {name: average.taken for name, average in used.items()},
+            "regions": {
+                name: [{"cells": [list(ends) for ends in region.cells], "taken": region.taken} for region in average.regions]
+                for name, average in used.items()
+                if average.regions is not None
+            },
             "module_steps": steps,
             "tensors": {name: average.tensor for name, average in used.items()},
         }
@@ -157,7 +170,7 @@ class Averages:
         may_grow (bool): Whether a param may have another shape than it had there: then as `inherit`.
         RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
         """
-        tensors, taken, module_steps = _check_state(state)
+        tensors, taken, regions, module_steps = _check_state(state)
         unknown = set(tensors)
 
         def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
@@ -166,14 +179,15 @@ class Averages:
             unknown.discard(name)
             if tensors[name].shape != value.shape:
                 if may_grow and param is not None:
-                    return self._grown(param, tensors[name], taken[name]) if tensors[name].ndim == value.ndim else None
+                    same_dimensions = tensors[name].ndim == value.ndim
+                    return self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
                 raise StateError(
                     f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found {tuple(tensors[name].shape)}. "
                     "The state is of another pipeline, or labels were added since."
                 )
             average = self._begin(value, param)
             average.tensor.copy_(tensors[name])
-            average.taken = taken[name]
+            average.taken, average.regions = taken[name], regions.get(name)
             return average
 
         found = {param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None}
@@ -205,14 +219,14 @@ class Averages:
             return Average(param, value.detach().to(device, dtype, copy=True))
         return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
-    def _grown(self, param: Param, old: torch.Tensor, taken: int) -> Average:
+    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> Average:
         """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many dimensions."""
         average = self._begin(param.tensor, param)
         average.tensor.copy_(param.tensor)
         common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
         average.tensor[common] = old[common].to(average.tensor)
-        # New rows would stay where they began for thousands of updates: so all warm up again.
-        average.taken = taken if old.shape == param.shape else min(taken, 1)
+        found = regions_of_grown(regions or [Region.whole(old.shape, taken)], old.shape, param.shape)
+        average.taken, average.regions = taken, found if len(found) > 1 else None
         return average
 
     def _note(self, average: Average, value: torch.Tensor, weight: float, moves: Moves) -> None:
@@ -224,6 +238,25 @@ class Averages:
         averages, values = moves.setdefault(weight, ([], []))
         averages.append(tensor)
         values.append(value)
+
+    def _note_regions(self, average: Average, value: torch.Tensor, moves: Moves) -> None:
+        """As `_note`, region by region, until all keep the same share: then they are one."""
+        assert average.regions is not None
+        weights = []
+        for region in average.regions:
+            region.taken += 1
+            weights.append(self.settings.weight(region.taken, from_zero=self.settings.warmup == "torch_ema"))
+        if len(set(weights)) == 1:
+            average.regions = None
+            self._note(average, value, weights[0], moves)
+            return
+        whole: Moves = {}
+        self._note(average, value, 0.0, whole)
+        ((tensor,), (value,)) = whole[0.0]
+        for region, weight in zip(average.regions, weights):
+            averages, values = moves.setdefault(weight, ([], []))
+            averages.append(region.of(tensor))
+            values.append(region.of(value))
 
     def _buffers_of(self, shim: Shim) -> BufferAverages:
         buffers = self._of_buffers.get(shim)
@@ -254,14 +287,16 @@ class Average:
     param (Param): Whose it is. None: a buffer's.
     tensor (Tensor): The average. Shape: as the param.
     taken (int): How many values it took.
+    regions (list[Region] | None): Where not all cells took as many; the first one took the most.
     """
 
-    __slots__ = ("param", "taken", "tensor")
+    __slots__ = ("param", "regions", "taken", "tensor")
 
     def __init__(self, param: Any, tensor: torch.Tensor):
         self.param = param
         self.tensor = tensor
         self.taken = 0
+        self.regions: list[Region] | None = None
 
     @property
     def is_in_use(self) -> bool:
@@ -318,17 +353,17 @@ def _buffer_name(path: str, buffer: str) -> str:
     return f"buffer:{path}/{buffer}"
 
 
-def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, int]]:
-    """Tensors, and counts of values and of updates, from a state.
+def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, list[Region]], dict[str, int]]:
+    """Tensors, counts of values, regions, and counts of updates, from a state.
 
     RAISES (StateError): It is damaged.
     """
-    tensors, taken, steps = (
-        (state.get(part) if isinstance(state, Mapping) else None) or {} for part in ("tensors", "taken", "module_steps")
+    tensors, taken, regions, steps = (
+        (state.get(part) if isinstance(state, Mapping) else None) or {} for part in ("tensors", "taken", "regions", "module_steps")
     )
     if not (
-        all(isinstance(part, Mapping) for part in (state, tensors, taken, steps))
-        and tensors.keys() == taken.keys()
+        all(isinstance(part, Mapping) for part in (state, tensors, taken, regions, steps))
+        and tensors.keys() == taken.keys() >= regions.keys()
         and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
         and all(type(count) is int and count > 0 for count in [*taken.values(), *steps.values()])
     ):
@@ -336,4 +371,5 @@ def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], d
             "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found something else. "
             "The state is damaged, or was not written by this package."
         )
-    return tensors, taken, steps
+    found = {name: read_regions(name, parts, tensors[name].shape, taken[name]) for name, parts in regions.items()}
+    return tensors, taken, found, steps
