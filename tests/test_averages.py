@@ -478,6 +478,48 @@ def test_averages_of_buffers_follow_only_updates_of_their_module():
         torch.testing.assert_close(right.shims[0]._model[1].running_mean, (means[0] + means[1]) / 2)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_averages_of_buffers_take_no_value_that_is_not_finite(bad):
+    model, optimizer = PyTorchWrapper(module := WithBuffers3()), TorchOptimizer(AdamW(), 0.01, averages=SWA(0))
+    # The average stays where it is, and counts on: the last value has the share of a fifth one.
+    for value, expected in ((2.0, 2.0), (4.0, 3.0), (bad, 3.0), (bad, 3.0), (13.0, 5.0)):
+        module[1].running_mean.copy_(torch.tensor([value, 1.0, 1.0]))
+        for param in module.parameters():
+            param.grad = torch.ones_like(param)
+        model.finish_update(optimizer)
+        assert optimizer.averages[f"pytorch_{model.shims[0].id}_1.running_mean"].tolist() == [expected, 1.0, 1.0]
+
+
+def test_averages_of_buffers_begin_when_they_are_numbers():
+    """A mask, which has infinite values and no NaN, is never averaged."""
+    model, optimizer = PyTorchWrapper(module := WithBuffers3()), TorchOptimizer(AdamW(), 0.01, averages=SWA(0))
+    module.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    name = f"pytorch_{model.shims[0].id}_"
+    for value in (math.nan, 2.0, 4.0):
+        module[1].running_var.fill_(value)
+        module.mask[0] = value
+        for param in module.parameters():
+            param.grad = torch.ones_like(param)
+        model.finish_update(optimizer)
+        assert optimizer.averages[name + "mask"].data_ptr() == module.mask.data_ptr()
+    assert optimizer.averages[name + "1.running_var"].tolist() == [3.0] * 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_averages_of_buffers_are_checked_without_waiting_for_the_gpu():
+    module = WithBuffers3().cuda()
+    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=SWA(0), max_nonfinite=0, grad_clip=0.0)
+    for step in range(4):
+        for param in module.parameters():
+            param.grad = torch.ones_like(param)
+        torch.cuda.set_sync_debug_mode("error" if step > 1 else "default")
+        try:
+            model.finish_update(optimizer)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_averages_of_buffers_that_are_replaced_or_go():
     model, optimizer = PyTorchWrapper(module := WithBuffers3()), TorchOptimizer(AdamW(), 0.01, averages=SWA(0))
     norm, rng = module[1], numpy.random.default_rng(0)

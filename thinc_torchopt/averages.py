@@ -235,6 +235,9 @@ class Averages:
             tensor = average.tensor = tensor.to(value.device)
         if value.dtype != tensor.dtype or value.device != tensor.device:
             value = value.to(tensor.device, tensor.dtype)
+        if average.param is None:
+            # A buffer. Where it is not finite the average stays as it is: decided on the device, for which nobody waits.
+            value = torch.where(value.isfinite(), value, tensor)
         averages, values = moves.setdefault(weight, ([], []))
         averages.append(tensor)
         values.append(value)
@@ -274,6 +277,8 @@ class Averages:
                 continue
             average = buffers.averages.get(slot.path)
             if slot.path not in buffers.averages or (average is not None and average.tensor.shape != value.shape):
+                if value.isnan().any():
+                    continue  # It was damaged: look again at the next update.
                 # Masks are full of -inf, of which no average can be made.
                 average = buffers.averages[slot.path] = self._begin(value, None) if value.isfinite().all() else None
             if average is not None:
