@@ -295,3 +295,25 @@ def test_kernels_state_follows_a_param_into_another_dtype():
         "exp_avg": torch.float64,
         "exp_avg_sq": torch.float64,
     }
+
+
+@pytest.mark.parametrize("says_dtype", [True, False])
+def test_kernels_state_goes_to_a_param_of_another_dtype(says_dtype, tmp_path):
+    """A pipeline that was trained in bfloat16 is trained on in float32."""
+    _nlp, module = transposed_pipeline()
+    module.bfloat16()
+    optimizer = make("AdamW")
+    optimizer.initialize(_nlp)
+    update(optimizer, module, some_grads(module.parameters(), 0))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for found in saved["params"].values() if not says_dtype else ():
+        del found["dtype"]  # as in files of before
+    _other_nlp, other_module = transposed_pipeline()
+    other = make("AdamW")
+    other.initialize(_other_nlp)
+    other.load_state_dict(saved)
+    state = other.torch_optimizers["algorithm"].state[other_module.matrix]
+    assert state["exp_avg"].dtype == torch.float32 and state["exp_avg"].stride() == other_module.matrix.stride()
+    expected = optimizer.torch_optimizers["algorithm"].state[module.matrix]["exp_avg"].float()
+    assert torch.equal(state["exp_avg"], expected)
+    update(other, other_module, some_grads(other_module.parameters(), 1))

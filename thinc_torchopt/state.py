@@ -50,7 +50,7 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
                 fitted = fit_param_state(
                     type(owner.optimizer), fitted, found["shape"], param.tensor, on_growth=on_growth, name=param.name, options=options
                 )
-            param.group.owner.set_state(param, fitted)
+            param.group.owner.set_state(param, fitted, _saved_dtype(found))
 
 
 def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
@@ -196,6 +196,14 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])
+
+
+def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype that a param had when it was saved. A state of before did not say it; most of its tensors are of that dtype."""
+    if isinstance(found.get("dtype"), str):
+        return getattr(torch, found["dtype"].removeprefix("torch."), None)
+    dtypes = [value.dtype for value in found["state"].values() if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]]
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
 
 
 def _is_plain(value: Any) -> bool:
