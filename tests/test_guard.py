@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinc.api import fix_random_seed, registry
+from thinc.api import PyTorchShim, fix_random_seed, registry
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.checkpoint import Checkpoint
@@ -27,13 +27,12 @@ W = [Param("tagger/W", 0, None, torch.ones(1))]
 
 def judge(guard, norm, params=W):
     """One update, as the optimizer does it."""
-    scale = guard.judge(params, [norm], norm)
+    verdict = guard.judge(params, [norm], norm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradSpikeWarning)
         warnings.simplefilter("ignore", NonFiniteGradWarning)
-        guard.report(params)
-    params[0].skipped = 0
-    return scale
+        guard.report(verdict, "tagger")
+    return verdict.factor
 
 
 def weighted_mean(norms):
@@ -121,11 +120,11 @@ def test_guard_keeps_an_average_for_each_set_of_params():
     sets = [(tagger, 1.0), (ner, 100.0), (tagger + ner, 1e4), (ner[:1], 1e-4)]
     for _ in range(50):
         for params, norm in sets:
-            assert guard.judge(params, [norm] * len(params), norm) == 1.0
+            assert guard.judge(params, [norm] * len(params), norm).factor == 1.0
     assert set(guard.averages) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
     # Order does not matter, the number of params does: after unfreezing, norms are others.
-    assert guard.judge((ner + tagger)[::-1], [4e4] * 4, 4e4) is None
-    assert guard.judge(tagger + ner[:1], [4e4] * 3, 4e4) == 1.0
+    assert guard.judge((ner + tagger)[::-1], [4e4] * 4, 4e4).factor is None
+    assert guard.judge(tagger + ner[:1], [4e4] * 3, 4e4).factor == 1.0
 
 
 def test_guard_that_is_off_keeps_no_averages():
@@ -304,6 +303,29 @@ def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
     assert info["skipped_updates"] == 1 and set(info["losses"]) == {"tok2vec", "tagger", "ner"}
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
+    """Single bad batches far from each other don't add up: not in params either that are never updated, such as BERT's unused pooler."""
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    unused = torch.nn.Linear(2, 2)
+    nlp.get_pipe("tok2vec").model.shims.append(PyTorchShim(unused))
+    kept = nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b").copy()
+
+    def before_update(nlp, args):
+        bias = nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b")
+        bias[...] = math.nan if args["step"] % 2 else kept
+
+    optimizer = TorchOptimizer(AdamW(), 0.001, max_nonfinite=3)
+    with pytest.warns(NonFiniteGradWarning, match="E940"):
+        infos = loop(nlp, optimizer, [examples] * 12, before_update)
+    assert infos[-1]["skipped_updates"] == 6
+    # In a row they do.
+    with pytest.raises(NonFiniteGradError, match="3 updates in a row"):
+        loop(nlp, optimizer, [examples] * 3, lambda nlp, args: before_update(nlp, {"step": 1}))
+
+
 def test_guard_in_nlp_update():
     """One set for each component: what is usual for one may be a spike for another."""
     nlp = toy_pipeline(["tagger", "ner"], shared=False)
@@ -350,9 +372,10 @@ def test_guard_warns_of_a_spike_that_it_scales_down():
     guard = Guard(20, spike_factor=5.0, on_spike="clip")
     for _ in range(MIN_UPDATES):
         judge(guard, 2.0)
-    assert guard.judge(W, [40.0], 40.0) == pytest.approx(0.25)
+    verdict = guard.judge(W, [40.0], 40.0)
+    assert verdict.factor == pytest.approx(0.25)
     with pytest.warns(GradSpikeWarning, match=r"^Scaled down an update of tagger/W: the norm of its gradients is 40, .* average of 2;"):
-        guard.report(W)
+        guard.report(verdict, "tagger")
 
 
 # ---------------------------------------------------------------- state and settings

@@ -297,7 +297,9 @@ def test_fit_param_state_treats_factored_state_as_its_param(old, new):
         numpy.testing.assert_allclose(fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12)  # float64
 
 
-@pytest.mark.parametrize("name, options, is_sum", [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)])
+@pytest.mark.parametrize(
+    "name, options, is_sum", [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)]
+)
 def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_sum):
     """With one gradient all the time, a sum becomes several times what is added at each step; an average never."""
     if not hasattr(torch.optim, name):

@@ -34,6 +34,8 @@ DECAY = 0.99
 # No verdict before so many norms are known.
 MIN_UPDATES = 20
 _COUNTERS = ("nonfinite", "spikes", "skipped", "bad_in_a_row")
+# What updates are counted under that are made for the whole pipeline at once.
+JOINT = "the pipeline"
 
 
 @dataclass
@@ -51,6 +53,35 @@ class MovingAverage:
         """Take in one more norm."""
         self.updates += 1
         self.norm += (1.0 - DECAY) / (1.0 - DECAY**self.updates) * (norm - self.norm)
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """what (str): What is not finite, as a sentence without its end."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A norm above `spike_factor` times its moving average, in which param `largest` has most."""
+
+    params: str
+    norm: float
+    average: float
+    largest: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of an update.
+
+    factor (float | None): By how much to scale all gradients, at most 1. None: skip it.
+    found (NonFinite | Spike | None): Why.
+    """
+
+    factor: float | None = 1.0
+    found: NonFinite | Spike | None = None
 
 
 class Guard:
@@ -78,67 +109,66 @@ class Guard:
         self.on_spike: OnSpike = on_spike
         self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
         self.averages: dict[str, MovingAverage] = {}
-        self._found: _NonFinite | _Spike | None = None
+        self._nonfinite_in_a_row: dict[str, int] = {}
 
     @property
     def wants_norms(self) -> bool:
         """Whether it has anything to decide."""
         return bool(self.max_nonfinite or self.spike_factor)
 
-    def judge(self, params: Sequence[Param], norms: Sequence[float], norm: float) -> float | None:
+    def judge(self, params: Sequence[Param], norms: Sequence[float], norm: float) -> Verdict:
         """Decide whether an update is made. `report` comes after it.
 
         params (Sequence[Param]): The params that are to be updated.
         norms (Sequence[float]): The norm of each gradient.
         norm (float): Of all together.
-        RETURNS (float | None): By how much to scale all gradients, at most 1. None: skip the update.
+        RETURNS (Verdict): For `report`.
         """
-        self._found = None
         if not norm < math.inf:
             bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
             if self.max_nonfinite and bad is not None:
-                self._found = _NonFinite(f"the gradient of param '{bad.name}' is not finite")
-                return None
-            return 1.0
+                return Verdict(None, NonFinite(f"the gradient of param '{bad.name}' is not finite"))
+            return Verdict()
         if not self.spike_factor or norm == 0.0:
-            return 1.0
+            return Verdict()
         updated_together = set_name(params)
         average = self.averages.setdefault(updated_together, MovingAverage())
         limit = self.spike_factor * average.norm
         if average.updates < MIN_UPDATES or norm <= limit:
             average.add(norm)
-            return 1.0
+            return Verdict()
         largest = max(range(len(norms)), key=norms.__getitem__)
-        self._found = _Spike(updated_together, norm, average.norm, params[largest].name)
+        found = Spike(updated_together, norm, average.norm, params[largest].name)
         average.add(limit)
-        return limit / norm if self.on_spike == "clip" else None
+        return Verdict(limit / norm if self.on_spike == "clip" else None, found)
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: Exception) -> Verdict:
         """Let an update be skipped whose gradients were never computed, or in part, because of a value that is not finite.
 
         error (Exception): What the component raised. It is raised again if such updates are not to be skipped.
         """
         if not self.max_nonfinite:
             raise error
-        self._found = _NonFinite(str(error).rstrip("."))
+        return Verdict(None, NonFinite(str(error).rstrip(".")))
 
-    def report(self, params: Sequence[Param]) -> None:
-        """Count what `judge` found, and warn when it is the first of its kind.
+    def report(self, verdict: Verdict, together: str) -> None:
+        """Count what was found, and warn when it is the first of its kind.
 
-        params (Sequence[Param]): Those that it judged.
-        RAISES (NonFiniteGradError): Too many updates in a row were not finite. In a row of each param: models may be updated in turns.
+        together (str): What is updated together: models may be updated in turns, and each counts for itself.
+        RAISES (NonFiniteGradError): Too many updates in a row were not finite.
         """
-        self.bad_in_a_row = 0 if self._found is None else self.bad_in_a_row + 1
-        if isinstance(self._found, _NonFinite):
-            self._report_nonfinite(self._found, params)
-        elif self._found is not None:
-            self._report_spike(self._found)
+        self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
+        if verdict.factor is not None:
+            self._nonfinite_in_a_row.pop(together, None)
+        if isinstance(verdict.found, NonFinite):
+            self._report_nonfinite(verdict.found, together)
+        elif verdict.found is not None:
+            self._report_spike(verdict.found)
 
-    def _report_nonfinite(self, found: _NonFinite, params: Sequence[Param]) -> None:
+    def _report_nonfinite(self, found: NonFinite, together: str) -> None:
         self.nonfinite += 1
         self.skipped += 1
-        for param in params:
-            param.skipped += 1
+        in_a_row = self._nonfinite_in_a_row[together] = self._nonfinite_in_a_row.get(together, 0) + 1
         if self.nonfinite == 1:
             warnings.warn(
                 NonFiniteGradWarning(
@@ -147,14 +177,13 @@ class Guard:
                 ),
                 stacklevel=7,
             )
-        in_a_row = max(param.skipped for param in params)
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
                 f"Can't go on: {in_a_row} updates in a row had values that are not finite. The last time, {found.what}. Params are as they "
                 "were before the first of them. Lower learn_rate, check the training data, or raise max_nonfinite in [training.optimizer]."
             )
 
-    def _report_spike(self, found: _Spike) -> None:
+    def _report_spike(self, found: Spike) -> None:
         self.spikes += 1
         self.skipped += self.on_spike == "skip"
         if self.spikes == 1:
@@ -174,6 +203,7 @@ class Guard:
         """Counters and averages, as JSON takes them."""
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
+            "nonfinite_in_a_row": dict(self._nonfinite_in_a_row),
             "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
         }
 
@@ -183,11 +213,14 @@ class Guard:
         saved (Mapping): From `state_dict`.
         RAISES (StateError): It is no such state.
         """
-        check_parts("the guard", saved, (*_COUNTERS, "averages"))
+        check_parts("the guard", saved, (*_COUNTERS, "averages"), optional=("nonfinite_in_a_row",))
         check_parts("the guard's averages", saved["averages"])
+        check_parts("the guard's counts", saved.get("nonfinite_in_a_row", {}))
         counts = {name: check_count(name, saved[name]) for name in _COUNTERS}
+        in_a_row = {name: check_count(name, count) for name, count in saved.get("nonfinite_in_a_row", {}).items()}
         averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
         self.__dict__.update(counts)
+        self._nonfinite_in_a_row = in_a_row
         self.averages = averages
 
 
@@ -233,19 +266,6 @@ def set_name(params: Sequence[Param]) -> str:
     if len(params) == 1:
         return params[0].name
     return f"{'+'.join(sorted({param.component for param in params}))} ({len(params)} params)"
-
-
-@dataclass
-class _NonFinite:
-    what: str
-
-
-@dataclass
-class _Spike:
-    params: str
-    norm: float
-    average: float
-    largest: str
 
 
 def _load_average(name: str, saved: Any) -> MovingAverage:

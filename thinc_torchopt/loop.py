@@ -74,6 +74,7 @@ def train_while_improving(
 
     def update(batch: list[Example], losses: dict[str, float]) -> None:
         drop, spoiled_by = next(dropouts), None
+        optimizer.keep_buffers()  # also after the training went on, or back
         try:
             for subbatch in subdivide_batch(batch, accumulate_gradient):
                 nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]

@@ -30,18 +30,19 @@ from thinc.api import Model, Optimizer, PyTorchShim, Shim
 from . import hooks, state
 from .algorithm import Algorithm
 from .average_settings import AverageSettings, chosen_averages
+from .buffers import KeptBuffers
 from .cascade import Cascade
 from .checks import check_count, check_parts
 from .clipping import clip_grads, grad_norms, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
 from .files import read_folder, write_folder
-from .guard import Guard, rollback_settings
+from .guard import JOINT, Guard, Verdict, rollback_settings
 from .names import Pattern
 from .param_table import all_names
 from .params import Param, array_of, clear_grads, is_viewable, own_copy
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from .scheduled_values import Schedule, Schedules, check_number
-from .shims import backprop_through_frozen, foreign_grad, torch_grads, write_back
+from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .threads import threads_for
 from .trained_params import TrainedParams
 from .types import (
@@ -203,6 +204,8 @@ class TorchOptimizer(Optimizer):
 
     def _meet_no_params(self) -> None:
         self._pending: dict[Key, Param] = {}
+        self._taking_part: list[Shim] = []
+        self._buffers = KeptBuffers()
         self._trained = self._no_params(self._schedule_steps)
 
     def _no_params(self, step: int) -> TrainedParams:
@@ -227,11 +230,24 @@ class TorchOptimizer(Optimizer):
         """
         self._trained.groups.check(all_names(nlp))
         self._trained.table.bind(nlp, exclude)
+        self._keep_all_buffers()
 
     def introduce(self, nlp: Language) -> None:
         """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins."""
         with suppress(PipelineError):
             self._trained.table.bind(nlp, ())
+            self._keep_all_buffers()
+
+    def keep_buffers(self) -> None:
+        """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each update that is made.
+
+        Call it before the forward pass if something else may have written to them since.
+        """
+        self._buffers.keep()
+
+    def _keep_all_buffers(self) -> None:
+        if self._guard.wants_norms:
+            self._buffers.keep(shim for _, shim in self._trained.table.shim_paths())
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
@@ -287,7 +303,9 @@ class TorchOptimizer(Optimizer):
         known = self._trained.table.see(key, param, callback)
         if known is not None:
             known.callback = callback
-        self._note(known, grad)
+            self._note(known, grad)
+        elif callback is not None:
+            callback(param)  # it is empty
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls this.
@@ -304,7 +322,7 @@ class TorchOptimizer(Optimizer):
             if not self._joint:
                 self.step()
         except BaseException:
-            self._pending.clear()
+            self._forget_gradients()
             raise
 
     @contextmanager
@@ -322,7 +340,7 @@ class TorchOptimizer(Optimizer):
             self.step(spoiled_by)
         finally:
             self._joint = False
-            self._pending.clear()
+            self._forget_gradients()
 
     def step(self, spoiled_by: Exception | None = None) -> None:
         """Update every param whose gradient was noted since the last step.
@@ -361,12 +379,13 @@ class TorchOptimizer(Optimizer):
             return weights, gradient
         if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
             weights = own_copy(weights)
-        waiting, self._pending = self._pending, {}
+        waiting = self._pending, self._taking_part, self._joint
+        self._pending, self._taking_part, self._joint = {}, [], False
         try:
             self.set_grad(weights, gradient, key=key)
             self._step(lr_scale)
         finally:
-            self._pending = waiting
+            self._pending, self._taking_part, self._joint = waiting
         return weights, gradient
 
     @property
@@ -517,7 +536,7 @@ class TorchOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
-        left_behind = ("_pending", "_trained")
+        left_behind = ("_pending", "_taking_part", "_buffers", "_trained")
         return {name: value for name, value in self.__dict__.items() if name not in left_behind}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
@@ -528,9 +547,10 @@ class TorchOptimizer(Optimizer):
 
     def _step(self, lr_scale: float, spoiled_by: Exception | None = None) -> None:
         updated = [param for param in self._pending.values() if param.tensor.grad is not None]
-        self._pending.clear()
+        shims = self._taking_part
+        self._forget_gradients()
         if spoiled_by is not None:
-            self._skip(updated, spoiled_by)
+            self._skip(updated, shims, spoiled_by)
             return
         if not updated:
             return
@@ -539,7 +559,7 @@ class TorchOptimizer(Optimizer):
             try:
                 for algorithm, groups in chosen:
                     algorithm.before_clipping(groups)
-                factor = self._measure_and_clip(updated)
+                factor, verdict = self._measure_and_clip(updated)
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(updated)
@@ -551,30 +571,43 @@ class TorchOptimizer(Optimizer):
                 for param in updated:
                     if param.callback is not None:
                         param.callback(array_of(param.tensor))
-                self._guard.report(updated)
+                if factor is None:
+                    self._buffers.put_back(shims)
+                elif self._guard.wants_norms:
+                    self._buffers.keep(shims)
+                self._guard.report(verdict, self._updated_together(updated))
             finally:
                 clear_grads(updated)
             if factor is not None and averages is not None:
                 averages.update(updated, self._trained.table.shims.values())
 
-    def _skip(self, noted: list[Param], spoiled_by: Exception) -> None:
+    def _skip(self, noted: list[Param], shims: list[Shim], spoiled_by: Exception) -> None:
         """Make no update, because not all gradients could be computed. noted (list[Param]): Those that have one."""
         self.grad_norm = None
         try:
-            self._guard.refuse(spoiled_by)
+            verdict = self._guard.refuse(spoiled_by)
+            self._buffers.put_back(shims)
             for param in noted:
                 if param.callback is not None:
                     param.callback(array_of(param.tensor))
-            # All of them: which of them had a gradient before is another matter in a run that has just been resumed.
-            self._guard.report([param for param in self._trained.params if param.group is not None])
+            self._guard.report(verdict, self._updated_together(noted))
         finally:
             if noted:
                 clear_grads(noted)
 
+    def _updated_together(self, params: list[Param]) -> str:
+        """Under what the guard counts an update of these params."""
+        if self._joint:
+            return JOINT
+        return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))
+
+    def _forget_gradients(self) -> None:
+        self._pending.clear()
+        self._taking_part = []
+
     def _count(self, updated: list[Param]) -> None:
         for param in updated:
             param.steps += 1
-            param.skipped = 0
         if self._learn_rate == 0.0 and "learn_rate" in self._settings:
             self._idle_updates += 1
             if self._idle_updates == IDLE_UPDATES:
@@ -587,21 +620,21 @@ class TorchOptimizer(Optimizer):
                     stacklevel=5,
                 )
 
-    def _measure_and_clip(self, updated: list[Param]) -> float | None:
+    def _measure_and_clip(self, updated: list[Param]) -> tuple[float | None, Verdict]:
         """Clip, or say by how much to clip.
 
-        RETURNS (float | None): A factor for all gradients that is still to be applied. None: skip the update.
+        RETURNS (tuple[float | None, Verdict]): A factor for all gradients that is still to be applied; None: skip the update. And why.
         """
         by_norm = self._grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
-        scale: float | None = 1.0
+        verdict = Verdict()
         if by_norm or self._guard.wants_norms:
             norms = grad_norms([param.grad for param in updated])
             self.grad_norm = total_norm(norms)
-            scale = self._guard.judge(updated, norms, self.grad_norm)
-        if scale is None or not self._grad_clip:
-            return scale
-        return clip_grads(updated, norms, self._grad_clip, self.clip_by, scale=scale)
+            verdict = self._guard.judge(updated, norms, self.grad_norm)
+        if verdict.factor is None or not self._grad_clip:
+            return verdict.factor, verdict
+        return clip_grads(updated, norms, self._grad_clip, self.clip_by, scale=verdict.factor), verdict
 
     # ------------------------------------------------------------------ collecting gradients
 
@@ -617,12 +650,15 @@ class TorchOptimizer(Optimizer):
             self._pending[param.key] = param
 
     def _collect_shim(self, shim: Shim, model: Model) -> None:
+        self._taking_part.append(shim)
         if isinstance(shim, PyTorchShim):
             for param, grad in torch_grads(shim, self):
                 self._note(self._trained.table.see_torch_param(param, shim, model), grad)
-        elif (found := foreign_grad(shim)) is not None:
-            key = self._trained.table.name_shim_param(shim, found.name, model)
-            self.set_grad(found.weights, found.gradient, partial(write_back, shim, found.name, self), key=key)
+        elif found := foreign_grads(shim):
+            back = WriteBack(shim, [name for name, _, _ in found], self)
+            for name, weights, gradient in found:
+                key = self._trained.table.name_shim_param(shim, name, model)
+                self.set_grad(weights, gradient, partial(back.take, name), key=key)
 
     def _read_schedules(self) -> None:
         for name, schedule in self._settings.items():

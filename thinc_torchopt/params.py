@@ -22,7 +22,6 @@ class Param:
     group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
-    skipped (int): How many updates were skipped since the last one that it had.
     """
 
     __slots__ = (
@@ -37,7 +36,6 @@ class Param:
         "key",
         "name",
         "shape",
-        "skipped",
         "source",
         "steps",
         "strides",
@@ -60,7 +58,6 @@ class Param:
         self.group: Any = None
         self.joined_at: Optional[int] = None
         self.steps = 0
-        self.skipped = 0
 
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""

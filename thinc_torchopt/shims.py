@@ -7,8 +7,10 @@ another library (thinc's for TensorFlow and MXNet, or a user's own), in a form t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import PyTorchShim, Shim
@@ -82,49 +84,102 @@ def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -
 
 
 class ForeignGrad(NamedTuple):
-    """What a shim with a store of its own gives to its optimizer."""
+    """What a shim with a store of its own gives to its optimizer in one call."""
 
     name: str
     weights: Any
     gradient: Any
 
 
-def foreign_grad(shim: Shim) -> ForeignGrad | None:
-    """Run a shim up to its call of the optimizer.
+# How often a shim calls its optimizer in an update.
+_calls: WeakKeyDictionary[Shim, int] = WeakKeyDictionary()
+
+
+def foreign_grads(shim: Shim) -> list[ForeignGrad]:
+    """What a shim gives to its optimizer.
 
     Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. The result is not there yet:
-    when it is, `write_back` runs the shim from the start once more.
+    when it is, `WriteBack` runs the shim from the start once more. So here it is stopped in its last call. One that calls for each of its
+    params needs answers in between: these go to a copy of it, and what they change in place is undone.
 
-    RETURNS (ForeignGrad): What it called with, all its params in one flat array as a rule. None: it did not call.
+    RETURNS (list[ForeignGrad]): A call each; as a rule there is one, with all params in one flat array.
+    """
+    calls = _calls.get(shim)
+    if calls is None:
+        try:
+            calls = len(_record(_copy_of(shim), None))
+        except Exception:
+            calls = 1  # what is wrong is raised below, by the shim itself
+        _calls[shim] = calls
+    return _record(shim if calls < 2 else _copy_of(shim), max(calls, 1))
+
+
+class WriteBack:
+    """Gives a shim its new values, when there are all of them.
+
+    shim (Shim): The shim. names (Iterable[str]): The names in its calls of the optimizer.
+    update_alone (Call): For calls under other names: what the shim then gives is updated by itself.
     """
 
-    def stop(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        raise _Stop(ForeignGrad(key[1], weights, gradient))
+    def __init__(self, shim: Shim, names: Iterable[str], update_alone: Call):
+        self._shim = shim
+        self._missing = set(names)
+        self._values: dict[str, Any] = {}
+        self._update_alone = update_alone
+
+    def take(self, name: str, values: Any) -> None:
+        """Take the new values for a call, as the array that the shim called with. With the last ones, the shim is run."""
+        self._values[name] = values
+        self._missing.discard(name)
+        if not self._missing:
+            self._shim.finish_update(self._answer)
+
+    def _answer(self, key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+        if key[1] in self._values:
+            return self._values[key[1]], gradient * 0
+        _calls[self._shim] = _calls.get(self._shim, 1) + 1
+        return self._update_alone(("shim", *key), weights, gradient, lr_scale=lr_scale)
+
+
+def _record(shim: Shim, last: int | None) -> list[ForeignGrad]:
+    """What a shim calls its optimizer with, up to the call of that number. Answers are what was given."""
+    found: list[ForeignGrad] = []
+    before: list[tuple[Any, Any]] = []
+
+    def note(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+        if len(found) + 1 == last == 1:
+            found.append(ForeignGrad(key[1], weights, gradient))
+            raise _Stop
+        given = ForeignGrad(key[1], _clone(weights), _clone(gradient))
+        before.extend([(weights, given.weights), (gradient, given.gradient)])
+        found.append(given)
+        if len(found) == last:
+            raise _Stop
+        return weights, gradient
 
     try:
-        shim.finish_update(stop)
-    except _Stop as stopped:
-        return stopped.found
-    return None
+        shim.finish_update(note)
+    except _Stop:
+        pass
+    finally:
+        for array, values in before:
+            with suppress(ValueError):  # read-only: then nobody changed it
+                array[...] = values
+    return found
 
 
-def write_back(shim: Shim, name: str, update_alone: Call, values: Any) -> None:
-    """Give a shim its new values.
+def _copy_of(shim: Shim) -> Shim:
+    """A shim that may change what it holds, and the original does not."""
+    made = copy(shim)
+    for name, value in list(vars(shim).items()):
+        if isinstance(value, (dict, list, set)):
+            setattr(made, name, copy(value))
+    return made
 
-    name (str): The name in the shim's call of the optimizer.
-    update_alone (Call): For a shim that calls for each of its params: all but the first are updated by themselves.
-    values (Any): The new values, as the array that it called with.
-    """
 
-    def answer(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        if key[1] == name:
-            return values, gradient * 0
-        return update_alone(("shim", *key), weights, gradient, lr_scale=lr_scale)
-
-    shim.finish_update(answer)
+def _clone(array: Any) -> Any:
+    return array.clone() if isinstance(array, torch.Tensor) else array.copy()
 
 
 class _Stop(BaseException):
-    def __init__(self, found: ForeignGrad):
-        super().__init__(found.name)
-        self.found = found
+    """Ends the run of a shim in its call of the optimizer."""

@@ -27,7 +27,6 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "shape": list(param.shape),
             "dtype": str(param.dtype),
             "updates": param.steps,
-            "skipped": param.skipped,
             "joined_at": param.joined_at,
             "state": {} if param.group is None else param.group.owner.state_of(param),
         }
@@ -42,7 +41,7 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
     """
     for param in params:
         found = saved[param.name]
-        param.steps, param.skipped = found["updates"], found["skipped"]
+        param.steps = found["updates"]
         if param.group is not None:
             fitted = found["state"]
             if has_grown(param, found):
@@ -186,13 +185,12 @@ def check_state_names(params: Iterable[Param], saved: Mapping[str, Mapping[str, 
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
-    check_parts(f"param '{param.name}'", found, ("shape", "updates", "skipped", "joined_at", "state"), optional=("dtype",))
+    check_parts(f"param '{param.name}'", found, ("shape", "updates", "joined_at", "state"), optional=("dtype", "skipped"))
     if not isinstance(found["shape"], list):
         raise StateError(f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}.")
     for size in found["shape"]:
         check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
-    check_count(f"{param.name} skipped", found["skipped"])
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])

@@ -113,7 +113,7 @@ class TrainedParams:
         thawed_since = [param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]]
         for param in thawed_since:
             self.groups.drop(param)
-            param.steps = param.skipped = 0
+            param.steps = 0
         self.groups.add(thawed_since, names_are_lasting=True)
         state.restore_params([param for param in self.params if param not in thawed_since], saved["params"])
         state.restore_groups(self.groups, saved["groups"])

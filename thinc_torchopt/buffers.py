@@ -1,0 +1,83 @@
+"""Buffers of torch modules as they were before a batch that is skipped: its NaN must not stay in BatchNorm's running statistics.
+
+A forward pass writes to buffers long before the optimizer sees a gradient. So what they hold is kept after each update that is made, and
+put back after one that is not.
+
+Floats are copied each time: torch's kernel of BatchNorm writes to them and tells nobody. Others, such as masks and counts, are copied when
+the tensor's version says that somebody wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from thinc.api import Shim
+
+
+class KeptBuffers:
+    """What the buffers of modules held when `keep` was called last."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[Shim, _Module] = WeakKeyDictionary()
+
+    @torch.no_grad()
+    def keep(self, shims: Iterable[Shim] | None = None) -> None:
+        """Note what the buffers of modules hold. Default: of those that were seen before."""
+        for shim in list(self._of) if shims is None else shims:
+            kept = self._of.get(shim)
+            if kept is None or kept.module is not shim._model:
+                if not isinstance(shim._model, torch.nn.Module):
+                    continue
+                kept = self._of[shim] = _Module(shim._model)
+            for buffer in kept.buffers:
+                buffer.keep()
+
+    @torch.no_grad()
+    def put_back(self, shims: Iterable[Shim]) -> None:
+        """Bring buffers back to what they held. A module that was never seen before stays as it is."""
+        for shim in shims:
+            kept = self._of.get(shim)
+            if kept is not None and kept.module is shim._model:
+                for buffer in kept.buffers:
+                    buffer.put_back()
+
+
+class _Module:
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.buffers = [_Buffer(owner, name) for owner in module.modules() for name in owner._buffers]
+
+
+@dataclass
+class _Buffer:
+    """Where a module holds a buffer; the tensor there, its version, and what it held."""
+
+    owner: torch.nn.Module
+    name: str
+    tensor: torch.Tensor | None = None
+    version: int = -1
+    values: torch.Tensor | None = None
+
+    def keep(self) -> None:
+        now = self.owner._buffers.get(self.name)
+        if now is None or now.is_inference():
+            self.tensor = self.values = None
+        elif now is not self.tensor or self.values is None or self.values.shape != now.shape or self.values.device != now.device:
+            self.tensor, self.version, self.values = now, now._version, now.detach().clone()
+        elif self._may_have_changed(now):
+            self.values.copy_(now)
+            self.version = now._version
+
+    def put_back(self) -> None:
+        if self.tensor is None or self.values is None or self.name not in self.owner._buffers:
+            return
+        self.owner._buffers[self.name] = self.tensor
+        if self._may_have_changed(self.tensor):
+            self.tensor.copy_(self.values)
+            self.version = self.tensor._version
+
+    def _may_have_changed(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_floating_point() or tensor._version != self.version
