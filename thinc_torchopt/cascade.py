@@ -19,7 +19,7 @@ from typing import Any
 from .algorithm import IN_ALGORITHM, Algorithm
 from .errors import ConfigError
 from .learn_rate import NEW_PARAMS_FACTOR, Warmup
-from .names import Pattern, layers_of
+from .names import Pattern, layers_of, matches_any
 from .params import Param
 from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
 from .types import Blocks, FloatOrSchedule, SkipDecay
@@ -177,7 +177,7 @@ class Cascade:
         RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback.
         """
         algorithm = self._choose(param)
-        blocks = [block for block in self._blocks if any(pattern(param.name) for pattern in block.patterns)]
+        blocks = [block for block in self._blocks if any(map(matches_any(block.patterns), param.names))]
         labels = [block.name for block in blocks] + ["fallback"] * algorithm
         options = dict(self.options[algorithm])
         values: dict[str, Any] = {}
@@ -192,21 +192,22 @@ class Cascade:
             labels.append("new")
             values |= {"joined_at": joined_at, "new_params": self._new_params}
         label = "+".join(labels) or "default"
-        layer, layer_scale = self._layer_of(param.name)
+        layer, layer_scale = self._layer_of(param)
         return ParamSettings(label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values)
 
-    def _layer_of(self, name: str) -> tuple[int | None, float]:
-        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it."""
-        decays = [decay for pattern, decay in self._layer_decay if pattern(name)]
-        if not decays or name not in self._layers:
-            return None, 1.0
-        layer, depth = self._layers[name]
-        return layer, decays[-1] ** (depth - layer)
+    def _layer_of(self, param: Param) -> tuple[int | None, float]:
+        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it, and the first of its names that it matches."""
+        for pattern, decay in reversed(self._layer_decay):
+            for name in param.names:
+                if pattern(name):
+                    layer, depth = self._layers.get(name, (None, 0))
+                    return layer, 1.0 if layer is None else decay ** (depth - layer)
+        return None, 1.0
 
     def _choose(self, param: Param) -> int:
         accepted = self.algorithms[0].accepts(param.name, param.tensor)
         if len(self.algorithms) > 1:
-            return int(not accepted or any(pattern(param.name) for pattern in self._sent_away))
+            return int(not accepted or any(map(matches_any(self._sent_away), param.names)))
         if not accepted:
             raise ConfigError(
                 f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of shape "

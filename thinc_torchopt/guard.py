@@ -197,6 +197,12 @@ class Guard:
                 stacklevel=7,
             )
 
+    def begin_anew(self) -> None:
+        """Forget what was usual, and what was bad in a row: other params come. Counters go on."""
+        self.bad_in_a_row = 0
+        self.averages = {}
+        self._nonfinite_in_a_row = {}
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:

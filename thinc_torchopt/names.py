@@ -15,7 +15,7 @@ Torch's dots become slashes.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Optional
@@ -38,6 +38,7 @@ class NamedParam(NamedTuple):
     key: Key
     owner: Any  # thinc's node or shim
     is_bias_or_norm: bool = False
+    param: Optional[torch.nn.Parameter] = None  # torch's
 
 
 def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
@@ -45,7 +46,8 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
 
     model (Model): The root.
     prefix (str): What names begin with: the component's name.
-    YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are unique.
+    YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are unique; a torch param
+        that stands in several places of its module has several.
     """
     taken: set[str] = set()
     for node, path in _paths(model, clean(prefix)):
@@ -53,9 +55,9 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
             is_bias_or_norm = param_name == "b" or node.name == "layernorm"
             yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm)
         for shim in node.shims:
-            for param_name, param in torch_params(shim):
+            for param_name, param in torch_params(shim, remove_duplicate=False):
                 name = "/".join([path, *map(clean, param_name.split("."))])
-                yield NamedParam(unique(name, taken), id(param), shim, _is_torch_bias_or_norm(shim._model, param_name))
+                yield NamedParam(unique(name, taken), id(param), shim, _is_torch_bias_or_norm(shim._model, param_name), param)
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
@@ -65,10 +67,10 @@ def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
             yield path if len(node.shims) == 1 else f"{path}/{i}", shim
 
 
-def torch_params(shim: Shim) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The params of the torch module in a shim, if there is one."""
+def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The params of the torch module in a shim, if there is one. remove_duplicate (bool): Each once, by its first name."""
     if isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module):
-        yield from shim._model.named_parameters()
+        yield from shim._model.named_parameters(remove_duplicate=remove_duplicate)
 
 
 def clean(part: str) -> str:
@@ -110,6 +112,11 @@ class Pattern:
                 f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start with the "
                 f"component's name and are parted by '/'. Near ones: {', '.join(near)}. List them: spacy torchopt params."
             )
+
+
+def matches_any(patterns: Sequence[Pattern]) -> Callable[[str], bool]:
+    """Whether a name matches one of several patterns."""
+    return lambda name: any(pattern(name) for pattern in patterns)
 
 
 def layers_of(names: Iterable[str]) -> dict[str, tuple[int, int]]:

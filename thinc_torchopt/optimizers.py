@@ -223,20 +223,31 @@ class TorchOptimizer(Optimizer):
     def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
         """Take in all params of a pipeline under their lasting names. Params that turn up later are taken in then.
 
+        An optimizer that knew another pipeline begins anew with this one: no moments, averages or counts pass from one to the other. Only
+        its schedules go on, which can't go back.
+
         nlp (Language): The pipeline, initialized.
         exclude (Collection[str]): Components that are not trained.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in the settings that
             matches no param.
         """
         self._trained.groups.check(all_names(nlp))
+        self._meet(nlp)
         self._trained.table.bind(nlp, exclude)
         self._keep_all_buffers()
 
     def introduce(self, nlp: Language) -> None:
         """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins."""
+        self._meet(nlp)
         with suppress(PipelineError):
             self._trained.table.bind(nlp, ())
             self._keep_all_buffers()
+
+    def _meet(self, nlp: Language) -> None:
+        """Begin anew if this is another pipeline than before: in cross-validation, for example, each fold has its own."""
+        if not self._trained.table.may_be_of(nlp):
+            self._meet_no_params()
+            self._guard.begin_anew()
 
     def keep_buffers(self) -> None:
         """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each update that is made.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -48,12 +48,15 @@ class ParamTable:
 
     def __init__(self, groups: ParamGroups, averages: Averages | None, on_growth: OnGrowth = "mean"):
         self.by_key: dict[Key, Param] = {}
-        self.names: dict[Key, str] = {}
+        self.names: dict[Key, tuple[str, ...]] = {}
         self._biases_and_norms: set[Key] = set()
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self.averages = averages
         self._groups = groups
         self._nlp: Callable[[], Language | None] = lambda: None
+        self._was_bound = False
+        # Whose the names under an `id` are: that of a param that is gone may be another's.
+        self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
         self._of_pipeline: set[Key] = set()
         self._exclude: Collection[str] = ()
         self._on_growth = on_growth
@@ -66,6 +69,10 @@ class ParamTable:
     def is_bound(self) -> bool:
         """Whether it was told a pipeline."""
         return self._nlp() is not None
+
+    def may_be_of(self, nlp: Language) -> bool:
+        """Whether what it has may be a pipeline's: not if it was told another one before."""
+        return not self._was_bound or self._nlp() is nlp
 
     def bound_to(self) -> tuple[Language, Collection[str]]:
         """The pipeline that it was told, and which components of it are not trained.
@@ -92,7 +99,7 @@ class ParamTable:
         joined (Mapping[str, int | None]): For a run that goes on: by name, after how many updates params joined that came in mid-training.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
-        self._nlp = weakref.ref(nlp)
+        self._nlp, self._was_bound = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
         self._joined |= joined
         self._name_pipeline(nlp)
@@ -109,10 +116,12 @@ class ParamTable:
                     f"Can't train component '{name}': expected an initialized model, found {len(declared)} params, none with a value. "
                     "Call nlp.initialize() before the optimizer is used."
                 )
+        trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
             if name in exclude and isinstance(getattr(proc, "model", None), Model):
                 for found in walk(proc.model, name):  # type: ignore[attr-defined]
-                    self.forget(found.key, keep_name=True)
+                    if found.key not in trained:
+                        self.forget(found.key, keep_name=True)
         for _, model in components:
             self._take_in(model)
         self._heritage.clear()
@@ -153,8 +162,10 @@ class ParamTable:
         shim (Shim): Whose it is. model (Model): The root below which it was found.
         RETURNS (Param): The param, or None if it is empty.
         """
-        if id(param) not in self.names:
+        if self._torch_params.get(id(param), _nobody)() is not param:
+            self.forget(id(param))
             self._name_below(model)
+            self._torch_params[id(param)] = weakref.ref(param)
         if self.shims.get(shim.id, shim) is not shim:
             # A copied layer: thinc copies the id as well, and averages go by it.
             with Shim.global_id_lock:
@@ -172,7 +183,7 @@ class ParamTable:
         key = ("shim", shim.id, name)
         if key not in self.names:
             path = next((path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name))
-            self.names[key] = f"{path}/{clean(name)}"
+            self.names[key] = (f"{path}/{clean(name)}",)
         return key
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
@@ -185,7 +196,7 @@ class ParamTable:
         known = self.by_key.get(key)
         if known is not None and callback is None and known.is_on(source):
             return known
-        name = known.name if known is not None else self.names.get(key, f"unnamed/{len(self.by_key)}")
+        name = known.name if known is not None else self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0]
         view = source if isinstance(source, torch.Tensor) else view_of(source, name)
         if not view.is_floating_point():
             raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
@@ -226,6 +237,7 @@ class ParamTable:
         if tensor.numel() == 0:
             return None
         param = Param(name, key, source, tensor, is_bias_or_norm=key in self._biases_and_norms)
+        param.aliases = self.names.get(key, ())[1:]
         heritage = self._heritage.pop(name, None)
         param.joined_at = self._joined.get(name) if heritage is None else heritage.joined_at
         self._groups.add([param], names_are_lasting=self.is_bound)
@@ -284,27 +296,24 @@ class ParamTable:
         if nlp is not None and any(found is model for _, found in components_with_model(nlp)):
             self._name_pipeline(nlp)
         else:
-            for found in walk(model, self._prefix_of(model)):
-                self.names.setdefault(found.key, found.name)
-                self._note_kind(found)
+            for key, names in self._note(walk(model, self._prefix_of(model))).items():
+                self.names.setdefault(key, names)
 
     def _name_pipeline(self, nlp: Language) -> None:
         """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
         walked = [found for name, model in components_with_model(nlp) for found in walk(model, name)]
-        names: dict[Key, str] = {}
-        for found in walked:
-            names.setdefault(found.key, found.name)
-            self._note_kind(found)
+        names = self._note(walked)
         self._groups.see_names([found.name for found in walked])
-        in_use = set(names.values())
-        for key, name in list(self.names.items()):
+        in_use = {name for name, *_ in names.values()}
+        for key, (name, *_) in list(self.names.items()):
             if key not in names and (key in self._of_pipeline or name in in_use):
                 if key in self._of_pipeline and name in in_use and key in self.by_key:
                     self._bequeath(self.by_key[key])
                 self.forget(key)
-        renamed = [self.by_key[key] for key, name in names.items() if key in self.by_key and self.by_key[key].name != name]
+        renamed = [self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found]
         for param in renamed:
-            param.name = names[param.key]
+            param.name, *aliases = names[param.key]
+            param.aliases = tuple(aliases)
         self._groups.rename(renamed)
         self.names.update(names)
         self._of_pipeline = set(names)
@@ -313,8 +322,15 @@ class ParamTable:
             self._joined |= dict.fromkeys(in_use - self._known, updates)
         self._known |= in_use
 
-    def _note_kind(self, found: NamedParam) -> None:
-        (self._biases_and_norms.add if found.is_bias_or_norm else self._biases_and_norms.discard)(found.key)
+    def _note(self, walked: Iterable[NamedParam]) -> dict[Key, tuple[str, ...]]:
+        """Note what a walk found. RETURNS (dict): The names of each param by its key, its first one first."""
+        names: dict[Key, tuple[str, ...]] = {}
+        for found in walked:
+            names[found.key] = *names.get(found.key, ()), found.name
+            (self._biases_and_norms.add if found.is_bias_or_norm else self._biases_and_norms.discard)(found.key)
+            if found.param is not None:
+                self._torch_params[id(found.param)] = weakref.ref(found.param)
+        return names
 
     def _prefix_of(self, model: Model) -> str:
         """What the names of a model's params begin with: its component's name, or the name of its root layer."""
@@ -324,8 +340,12 @@ class ParamTable:
                 return name
         prefix = clean(model.name)
         own = {found.key for found in walk(model, prefix)}
-        taken = any(name.startswith(f"{prefix}/") and key not in own for key, name in self.names.items())
+        taken = any(name.startswith(f"{prefix}/") and key not in own for key, (name, *_) in self.names.items())
         return f"{prefix}-{model.id}" if taken else prefix
+
+
+def _nobody() -> None:
+    return None
 
 
 def all_names(nlp: Language) -> list[str]:

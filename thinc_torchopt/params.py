@@ -14,6 +14,7 @@ class Param:
     """One param: a torch tensor that shares its memory with whatever the model holds.
 
     name (str): Its lasting name.
+    aliases (tuple[str, ...]): Its other names, if it stands in several places: in two components, or tied within a module.
     key (Key): Its key in this process.
     source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
@@ -25,6 +26,7 @@ class Param:
     """
 
     __slots__ = (
+        "aliases",
         "callback",
         "device",
         "dtype",
@@ -44,6 +46,7 @@ class Param:
 
     def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor, *, is_bias_or_norm: bool = False):
         self.name = name
+        self.aliases: tuple[str, ...] = ()
         self.key = key
         self.source = source
         self.tensor = tensor
@@ -74,6 +77,11 @@ class Param:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
         self.grad_source = self.grad_copy = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names, to each of which it answers in a pattern."""
+        return self.name, *self.aliases
 
     @property
     def component(self) -> str:

@@ -14,7 +14,7 @@ from spacy.language import Language
 from thinc.api import Model, Shim
 
 from ..errors import ConfigError, TorchOptError
-from ..names import NamedParam, torch_params, walk
+from ..names import NamedParam, walk
 from ..param_table import all_names, components_with_model, trainable_components
 from ..types import ParamInfo
 from ._util import Setup, build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short
@@ -162,9 +162,8 @@ def _why_not_trained(nlp: Language, frozen: list[str]) -> dict[int, str]:
 
 def _value_of(found: NamedParam) -> Any:
     """The array or tensor behind a name, or None."""
-    if isinstance(found.owner, Shim):
-        value = next(param for _, param in torch_params(found.owner) if id(param) == found.key)
-        return None if torch.nn.parameter.is_lazy(value) else value
+    if found.param is not None:
+        return None if torch.nn.parameter.is_lazy(found.param) else found.param
     return found.owner.maybe_get_param(found.key[1])  # type: ignore[index]
 
 
