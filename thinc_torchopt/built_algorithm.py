@@ -105,7 +105,7 @@ class BuiltAlgorithm:
             self.optimizer = built
             self.optimizer.param_groups = []
             self._controller.register_optimizer(
-                self.name, self.optimizer, {}, moving=self._moving, param_names=self._names, watch_steps=False
+                self.name, self.optimizer, {}, moving=self._moving, param_names=self._names, watch_steps=False, keep_groups=True
             )
         else:
             self.optimizer.state.update(built.state)

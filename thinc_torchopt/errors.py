@@ -74,8 +74,8 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
     advice (str): Where that often comes from, and what to do.
     group (str): Id of the group.
     step (int): How many steps the controller had made.
-    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params", "options", or "group",
-        which came or is gone.
+    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params", "options", "group",
+        which came or is gone, or "taken_out": a group that its owner keeps is gone.
     expected, found (Any): What should be there, and what is.
     """
 
@@ -93,7 +93,7 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
     @property
     def can_be_undone(self) -> bool:
         """Whether it can be put back as it was. If not, the group is taken as it is."""
-        return self.what in ("learn_rate", "order", "moved")
+        return self.what in ("learn_rate", "order", "moved", "taken_out")
 
 
 class TorchOptWarning(UserWarning):

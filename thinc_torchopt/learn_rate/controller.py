@@ -90,6 +90,7 @@ class LearnRateController:
         moving: Collection[str] = (),
         param_names: Mapping[torch.Tensor, str] | None = None,
         watch_steps: bool = True,
+        keep_groups: bool = False,
         **settings: Any,
     ) -> list[str]:
         """Take over the rates of an optimizer. They stay what they are until the next `step`.
@@ -103,6 +104,8 @@ class LearnRateController:
         param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
         watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen params from being
             updated. Without it, call `step` before each, and read of `frozen` only that the rate is 0.
+        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`, which makes new
+            ones, they stand there again with what was loaded, and those that somebody takes out come back.
         settings (Any): Arguments of a policy that is given by its name.
         RETURNS (list[str]): The ids of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
@@ -115,13 +118,15 @@ class LearnRateController:
             if other.name == name or other.optimizer is optimizer:
                 taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
                 raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
-        added = WatchedOptimizer(name, optimizer, moving, param_names)
+        added = WatchedOptimizer(name, optimizer, moving, param_names, keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
             added.groups.append(self._watch(added, group, WatchedGroup(self._new_id(added, group), of_group, rate, self.step_count)))
         if watch_steps:
-            added.hook = optimizer.register_step_pre_hook(partial(self._before_step, added))
+            added.hooks.append(optimizer.register_step_pre_hook(partial(self._before_step, added)))
+        if keep_groups:
+            added.hooks.append(optimizer.register_load_state_dict_post_hook(lambda _: added.reclaim()))
         self._optimizers[name] = added
         self._changed(added)
         return [watched.id for watched in added.groups]
@@ -132,8 +137,8 @@ class LearnRateController:
         RAISES (ConfigError): There is none of that name.
         """
         gone = self._optimizer(name)
-        if gone.hook is not None:
-            gone.hook.remove()
+        for hook in gone.hooks:
+            hook.remove()
         del self._optimizers[name]
         self._forget(gone.groups)
 
@@ -357,6 +362,9 @@ class LearnRateController:
         """Verify, and deal with what is found."""
         if all(watched.is_untouched() for watched in optimizers):
             return
+        for watched in optimizers:
+            if watched.keep_groups:
+                watched.reclaim()
         try:
             self._verify(optimizers)
         except LearnRateIntegrityError as error:
@@ -374,6 +382,8 @@ class LearnRateController:
         if how == "raise" and not only_count:
             raise first
         for watched_optimizer in optimizers:
+            if watched_optimizer.keep_groups:
+                watched_optimizer.bring_back()
             if how == "restore" and not only_count:
                 watched_optimizer.put_back()
             self._take(watched_optimizer)
@@ -397,7 +407,7 @@ class LearnRateController:
             if (error.what, error.group) in self._warned:
                 continue
             self._warned.add((error.what, error.group))
-            undone = self.on_outside_write == "restore" and error.can_be_undone
+            undone = error.what == "taken_out" or (self.on_outside_write == "restore" and error.can_be_undone)
             done = "This was put back." if undone else "This counts from here on."
             warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 

@@ -28,6 +28,7 @@ class WatchedOptimizer:
     optimizer (torch.optim.Optimizer): Any.
     moving (Collection[str]): Options that its owner moves, which are not part of the groups' identity.
     param_names (Mapping[Tensor, str]): Names for params. Others are named by torch, if at all, or by their position.
+    keep_groups (bool): Its owner holds on to the dicts of its groups: they stay the ones that count.
     """
 
     def __init__(
@@ -36,13 +37,15 @@ class WatchedOptimizer:
         optimizer: torch.optim.Optimizer,
         moving: Collection[str] = (),
         param_names: Mapping[torch.Tensor, str] | None = None,
+        keep_groups: bool = False,
     ):
         self.name = name
         self.optimizer = optimizer
         self.groups: list[WatchedGroup] = []  # in the order in which they stand
         self.param_names: Mapping[torch.Tensor, str] = {} if param_names is None else param_names
         self.all_options = option_names_of(type(optimizer))
-        self.hook: RemovableHandle | None = None
+        self.keep_groups = keep_groups
+        self.hooks: list[RemovableHandle] = []
         self._option_names = [option for option in self.all_options if option not in moving]
         self._count = 0  # of groups that there ever were
 
@@ -104,6 +107,22 @@ class WatchedOptimizer:
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [group_of[watched] for watched in in_order] + came
 
+    def reclaim(self) -> None:
+        """Where a new dict took the place of one that its owner keeps, put its content into that, and that in its place."""
+        groups = self.optimizer.param_groups
+        for place, (watched, group) in enumerate(self._pairs()):
+            if watched is not None and group is not watched.group:
+                watched.group.clear()
+                watched.group.update(group)
+                groups[place] = watched.group
+
+    def bring_back(self) -> None:
+        """Put groups that were taken out, and that its owner keeps, in again."""
+        pairs = self._pairs()
+        if {watched for watched, _ in pairs} < {*self.groups, None}:
+            came = [group for watched, group in pairs if watched is None]
+            self.optimizer.param_groups[:] = [watched.group for watched in self.groups] + came
+
     def accept(self, take_in: Callable[[Group], WatchedGroup]) -> list[WatchedGroup]:
         """Take all groups as they now are, except for their rates.
 
@@ -159,7 +178,10 @@ class WatchedOptimizer:
             if watched not in here:
                 fact = f"Param group '{watched.id}' was taken out of optimizer '{self.name}'"
                 advice = "Call unregister_optimizer when you let an optimizer go."
-                errors.append(_difference("group", watched.id, step, fact, n_before, n_now, advice))
+                if self.keep_groups:
+                    advice = "Its owner needs it. Params that are not to be trained can be frozen by the owner's settings."
+                what = "taken_out" if self.keep_groups else "group"
+                errors.append(_difference(what, watched.id, step, fact, n_before, n_now, advice))
         new_groups = [group for watched, group in pairs if watched is None]
         for i, group in enumerate(new_groups):
             id = self.new_id(group, {watched.id for watched in self.groups}, later=i)
