@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,14 +72,27 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
     if not isinstance(default, tuple):
         return value
     # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
-    entry = name if name == "eps" else name.removesuffix("s")
-    entries = [f"{entry}{i}" for i in range(1, len(default) + 1)]
+    entries = [option_entry(name, place) for place in range(len(default))]
     if not isinstance(value, (tuple, list, dict)) or len(value) != len(entries) or (isinstance(value, dict) and set(value) != set(entries)):
         raise ConfigError(
             f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
             f"or a section with {' and '.join(entries)}, found {value}."
         )
     return tuple(value[key] for key in entries) if isinstance(value, dict) else tuple(value)
+
+
+def option_entry(name: str, place: int | None) -> str:
+    """What a config calls an option, or the number at a place of an option that has several: "beta2"."""
+    if place is None:
+        return name
+    return f"{name if name == 'eps' else name.removesuffix('s')}{place + 1}"
+
+
+def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
+    """A param on which options can be tried out."""
+    # capturable: torch checks for a device that has graphs.
+    device = "cuda" if options.get("capturable") and torch.cuda.is_available() else "cpu"
+    return torch.ones(2, 2, device=device, requires_grad=True)
 
 
 def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM) -> set[str]:
@@ -88,10 +103,9 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     RAISES (ConfigError): It refuses an option, moves one that it reads once only, or can't be driven by gradients alone.
     """
     fixed = {name: value for name, value in options.items() if not may_move(value)}
-    # capturable: torch checks for a device that has graphs.
-    device = "cuda" if fixed.get("capturable") and torch.cuda.is_available() else "cpu"
-    param = torch.ones(2, 2, device=device, requires_grad=True)
-    param.grad = torch.ones(2, 2, device=device)
+    _check_finite(build, label, fixed, where)
+    param = small_matrix(fixed)
+    param.grad = torch.ones_like(param)
     try:
         optimizer = build([param], lr=0.001, **fixed)
         in_group = set(optimizer.param_groups[0])
@@ -105,6 +119,16 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
             f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it when it is built, and never again. Give a number."
         )
     return in_group
+
+
+def _check_finite(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str) -> None:
+    """RAISES (ConfigError): A number is NaN, or infinite where that is not the option's default."""
+    known = inspect.signature(build).parameters
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            is_default = name in known and known[name].default == value
+            if isinstance(number, float) and not math.isfinite(number) and not is_default:
+                raise ConfigError(f"Can't set '{name}' of '{label}' in {where}: expected a finite number, found {number}.")
 
 
 def may_move(value: Any) -> bool:

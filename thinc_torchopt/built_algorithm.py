@@ -6,7 +6,7 @@ steps, in thinc's buffers and in torch's, so each step shows torch only the para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -18,6 +18,7 @@ from .cascade import ParamSettings
 from .clipping import scale_grads
 from .learn_rate import LearnRateController, Live
 from .names import unique
+from .option_ranges import OptionRanges
 from .params import Param
 from .scheduled_values import current, is_moving
 from .state_fit import fit_param_state
@@ -85,6 +86,7 @@ class BuiltAlgorithm:
         self.algorithm = algorithm
         self.optimizer: torch.optim.Optimizer | None = None
         self.groups: dict[tuple[Any, ...], TorchGroup] = {}
+        self._ranges = OptionRanges(algorithm)
         self._moving = moving
         self._names: dict[torch.Tensor, str] = {}
         self._controller = controller
@@ -137,6 +139,9 @@ class BuiltAlgorithm:
     def _build(self, params: list[Param], settings: ParamSettings) -> torch.optim.Optimizer:
         tensors = [param.tensor for param in params]
         options = {name: current(value) for name, value in settings.options.items()}
+        for name, value in settings.options.items():
+            if is_moving(value):
+                self._ranges.check(name, settings.options)
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._wants_kernel(tensors, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
@@ -217,11 +222,20 @@ class BuiltAlgorithm:
 
     # ------------------------------------------------------------------ one step
 
-    def before_clipping(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:
-        """Let an algorithm that wants it change the gradients before they are measured."""
+    def begin_step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:
+        """Write the options that schedules move, and let an algorithm that wants it change the gradients before they are measured.
+
+        chosen (Sequence): As for `step`.
+        RAISES (ScheduleError): The algorithm does not take the value of a schedule.
+        """
+        for group, _ in chosen:
+            for name in group.moving:
+                value = current(group.settings.options[name])
+                if value != group.entry[name]:
+                    self._ranges.check(name, group.settings.options)
+                    group.entry[name] = value
         hook = getattr(self.optimizer, "before_clipping", None)
         if hook is not None:
-            self._write_options(group for group, _ in chosen)
             for group, params in chosen:
                 hook(group.entry, [param.tensor for param in params])
 
@@ -233,7 +247,6 @@ class BuiltAlgorithm:
         """
         optimizer = self.optimizer
         assert optimizer is not None
-        self._write_options(group for group, _ in chosen)
         rides_along = grad_factor != 1.0 and all(group.fuses(params) for group, params in chosen)
         if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
@@ -290,12 +303,6 @@ class BuiltAlgorithm:
             fresh = [tensor for tensor in tensors if tensor not in self.optimizer.state]
         seen = [tensor for tensor in tensors if tensor in self.optimizer.state] if fresh else tensors
         yield from (part for part in (fresh, seen) if part)
-
-    @staticmethod
-    def _write_options(groups: Iterable[TorchGroup]) -> None:
-        for group in groups:
-            for name in group.moving:
-                group.entry[name] = current(group.settings.options[name])
 
     def _note_kernel(self, group: TorchGroup, param: Param, tensor: torch.Tensor) -> None:
         """Note whether a param can be given to the fused kernel. The group gives the kernel up where there is none for a device.

@@ -28,7 +28,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from . import kernels
-from .algorithm import Algorithm
+from .algorithm import Algorithm, may_move
 from .errors import ConfigError
 from .optimizers import TorchOptimizer
 from .torch_optimizers import RAdam as TorchRAdam
@@ -47,9 +47,7 @@ def Adam(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """thinc's Adam.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if isinstance(beta, (int, float)) and not 0.0 <= beta < 1.0:
-            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected a number of at least 0 and below 1, found {beta}.")
+    _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
     options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay}
     algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
@@ -67,6 +65,7 @@ def RAdam(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """torch's RAdam under the arguments and defaults of thinc's RAdam.v1. `grad_clip` clips tensor by tensor."""
+    _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
     algorithm = TorchRAdam(betas=(beta1, beta2), eps=eps, weight_decay=L2, decoupled_weight_decay=L2_is_weight_decay)
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
@@ -80,6 +79,7 @@ def SGD(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """thinc's SGD.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
+    _check_numbers(L2=L2)
     algorithm = Algorithm("thinc-torchopt.SGD.v1", ThincSGD, {"L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
@@ -126,6 +126,7 @@ class ThincAdam(_ThincOptimizer):
         L2: float = 0.0,
         L2_is_weight_decay: bool = True,
     ):
+        _check_numbers(beta1=betas[0], beta2=betas[1], eps=eps, L2=L2)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
 
     @torch.no_grad()
@@ -175,6 +176,7 @@ class ThincSGD(_ThincOptimizer):
     """
 
     def __init__(self, params: Any, lr: float, L2: float = 0.0, L2_is_weight_decay: bool = True):
+        _check_numbers(L2=L2)
         super().__init__(params, {"lr": lr, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
 
     @torch.no_grad()
@@ -198,6 +200,20 @@ class ThincSGD(_ThincOptimizer):
                     torch._fused_sgd_(params, _grads(params), [], is_first_step=False, **options)
                 else:
                     sgd(params, _grads(params), [None] * len(params), has_sparse_grad=False, foreach=False, fused=False, **options)
+
+
+def _check_numbers(**numbers: FloatOrSchedule) -> None:
+    """Check options that are numbers. Schedules are checked step by step: see option_ranges.py.
+
+    RAISES (ConfigError): One is out of its range.
+    """
+    for name, value in numbers.items():
+        if may_move(value):
+            continue
+        is_beta = name.startswith("beta")
+        if not isinstance(value, (int, float)) or not 0.0 <= value < (1.0 if is_beta else math.inf):
+            expected = "a number of at least 0 and below 1" if is_beta else "a number of at least 0"
+            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected {expected}, or a schedule of such, found {value!r}.")
 
 
 def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -569,7 +569,7 @@ class TorchOptimizer(Optimizer):
         with threads_for([param.tensor for param in updated]):
             try:
                 for algorithm, groups in chosen:
-                    algorithm.before_clipping(groups)
+                    algorithm.begin_step(groups)
                 factor, verdict = self._measure_and_clip(updated)
                 if factor is not None:
                     if averages is not None:
