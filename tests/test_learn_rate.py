@@ -19,7 +19,7 @@ from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRat
 from thinc_torchopt.learn_rate import LearnRateController
 from thinc_torchopt.learn_rate.circuit_breaker import CircuitBreaker
 from thinc_torchopt.learn_rate.history import History
-from thinc_torchopt.learn_rate.policies import Adaptive, Cosine, FromSchedule, Live
+from thinc_torchopt.learn_rate.policies import Adaptive, Cosine, FromSchedule, Live, Warmup
 
 
 class Clock:
@@ -496,26 +496,72 @@ def test_learn_rate_conservative_rates_may_fall_but_not_rise():
 
 def test_learn_rate_conservative_mode_ends_after_a_hundred_clean_steps(caplog):
     caplog.set_level(logging.INFO)
-    clock = Clock()
-    controller, optimizer = broken(lambda step: 0.5 + step / 1000, clock=clock)
-    for _ in range(99):
-        controller.step()
+    controller, optimizer = broken(lambda step: 0.5 + step / 1000)
+    low = controller.rates["m"]
+    for step in range(3, 102):
+        assert controller.step() == {"m": low}, step
     optimizer.param_groups[0]["lr"] = 0.9
     optimizer.step()  # seen by the hook, and the count begins anew
-    assert optimizer.param_groups[0]["lr"] == 0.9  # only counted
+    assert optimizer.param_groups[0]["lr"] == low and controller.outside_writes == 4
+    assert controller.step() == {"m": 0.5 + 102 / 1000}  # not held any more
     assert controller.outside_writes == 4
-    low = controller.step()["m"]
-    assert controller.outside_writes == 4
-    for i in range(100):
+    for i in range(103, 203):
         assert controller.conservative
-        assert controller.step() == {"m": low}, i
+        assert controller.step() == {"m": 0.5 + i / 1000}
     assert not controller.conservative and controller.breaker.state == "closed"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "after step 202: the last 100 were clean" in caplog.records[1].getMessage()
-    assert controller.step() == {"m": 0.5 + 203 / 1000}
     optimizer.param_groups[0]["lr"] = 0.9
-    optimizer.step()  # and is put back again
-    assert optimizer.param_groups[0]["lr"] == 0.5 + 203 / 1000
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5 + 202 / 1000
+
+
+@pytest.mark.parametrize("mode", ["restore", "raise"])
+@pytest.mark.parametrize("watch_steps", [True, False])
+def test_learn_rate_what_others_write_never_reaches_the_params(mode, watch_steps):
+    """A plain loop at the rates that were written: the schedule's, held for a hundred steps."""
+    optimizer, plain = sgd(0.5), sgd(0.5)
+    with torch.no_grad():
+        for ours, theirs in zip(optimizer.param_groups[0]["params"], plain.param_groups[0]["params"]):
+            theirs.copy_(ours)
+    controller = LearnRateController(on_outside_write=mode, breaker=CircuitBreaker(clock=Clock()))
+    controller.register_optimizer("m", optimizer, lambda step: 0.5 + step / 1000, watch_steps=watch_steps)
+    for step in range(150):
+        optimizer.param_groups[0]["lr"] = 5.0
+        while True:  # under "raise" the first three are errors
+            try:
+                rate = quiet(controller.step)["m"]
+                break
+            except LearnRateIntegrityError:
+                assert mode == "raise" and not step
+        if watch_steps:
+            optimizer.param_groups[0]["lr"] = 5.0
+        for built in (optimizer, plain):
+            fill_grads(built)
+        quiet(optimizer.step)
+        plain.param_groups[0]["lr"] = rate
+        plain.step()
+        for ours, theirs in zip(optimizer.param_groups[0]["params"], plain.param_groups[0]["params"]):
+            assert torch.equal(ours, theirs)
+    assert rate == 0.5 + 149 / 1000 and controller.conservative
+
+
+def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(caplog):
+    caplog.set_level(logging.INFO)
+    optimizer = sgd(0.1)
+    controller = LearnRateController(breaker=CircuitBreaker(clock=Clock()))
+    controller.register_optimizer("m", optimizer, Warmup(200))
+    with pytest.warns(LearnRateWarning):
+        for step in range(2103):
+            rates = controller.step()
+            optimizer.param_groups[0]["lr"] = 0.05 + step / 1e5
+            if step == 103:
+                assert rates["m"] == Warmup(200).rate(103, 0.1)
+    assert rates == {"m": 0.1} and controller.outside_writes == 2102
+    begin, *reports = [record.getMessage() for record in caplog.records]
+    assert "conservative from step 3 on" in begin
+    said = "Others wrote to the param groups 1000 times in the 1000 steps up to step {}. All of it was put back."
+    assert reports == [said.format(1002), said.format(2002)]
 
 
 def test_learn_rate_breaker_recovers_with_time_in_conservative_mode():

@@ -1,4 +1,7 @@
-"""Whether the learn rate controller fights writes of others, or has become conservative."""
+"""Whether writes of others come again and again, and how long rates may not rise then.
+
+Counted in steps and not in seconds: a run that is resumed, or made on a slower machine, has the same rates.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ from .circuit_breaker import CircuitBreaker
 
 # The clean steps, in a row, after which conservative mode ends.
 CLEAN_STEPS = 100
+# For so many steps, from its beginning, rates may not rise.
+HELD_STEPS = 100
+# It says how often others wrote every so many steps.
+REPORT_STEPS = 1000
 
 logger = logging.getLogger("thinc_torchopt.learn_rate")
 
@@ -23,26 +30,43 @@ class ConservativeMode:
     def __init__(self, breaker: CircuitBreaker):
         self.breaker = breaker
         self.is_on = False
+        self._steps = 0  # since it is on
         self._clean_steps = 0
+        self._failures = 0  # since the last report
         self._failed_since_step = False
+
+    @property
+    def holds_rates(self) -> bool:
+        """Whether rates may fall, but not rise."""
+        return self.is_on and self._steps < HELD_STEPS
 
     def failed(self, step: int) -> None:
         """Count a failure. Several may come between two steps. step (int): For the log."""
         self._failed_since_step = True
         self._clean_steps = 0
+        self._failures += 1
         self.breaker.failed()
         if not self.is_on and self.breaker.state != "closed":
             self.is_on = True
+            self._steps, self._failures = 0, 1
             logger.warning(
-                "Learn rates are conservative from step %d on, as others write to the param groups again and again: rates may fall but not "
-                "rise, and writes of others are only counted, until %d steps in a row are clean.",
+                "Learn rates are conservative from step %d on, as others write to the param groups again and again. What they write is put "
+                "back, which is no longer said each time; rates may fall but not rise for %d steps, and then go on as scheduled. This ends "
+                "when %d steps in a row are clean. Find what writes there, often a torch scheduler, and remove it.",
                 step,
+                HELD_STEPS,
                 CLEAN_STEPS,
             )
 
     def end_step(self, step: int) -> None:
         """Count a step, which is clean if nothing failed since the one before. step (int): For the log."""
         failed, self._failed_since_step = self._failed_since_step, False
+        if self.is_on:
+            self._steps += 1
+            if self._steps % REPORT_STEPS == 0 and self._failures:
+                message = "Others wrote to the param groups %d times in the %d steps up to step %d. All of it was put back."
+                logger.warning(message, self._failures, REPORT_STEPS, step)
+                self._failures = 0
         if failed:
             return
         self.breaker.succeeded()
@@ -58,6 +82,8 @@ class ConservativeMode:
     def state_dict(self) -> dict[str, Any]:
         return {
             "is_on": self.is_on,
+            "steps": self._steps,
+            "failures": self._failures,
             "clean_steps": self._clean_steps,
             "failed_since_step": self._failed_since_step,
             "breaker": self.breaker.state_dict(),
@@ -66,5 +92,7 @@ class ConservativeMode:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (KeyError | TypeError | ValueError): It is not the state of such a mode. Nothing has changed then."""
         is_on, clean_steps, failed = bool(state["is_on"]), int(state["clean_steps"]), bool(state["failed_since_step"])
+        steps, failures = int(state.get("steps", 0)), int(state.get("failures", 0))
         self.breaker.load_state_dict(state["breaker"])
+        self._steps, self._failures = steps, failures
         self.is_on, self._clean_steps, self._failed_since_step = is_on, clean_steps, failed

@@ -11,8 +11,8 @@
 Each `step` first verifies that every param group is as the controller left it, then writes the rates that the groups' policies (see
 policies.py) give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
 
-*conservative mode*: when writes of others go on, and a circuit breaker opens, the controller no longer fights them: it counts them, and
-rates may fall but not rise. After a hundred clean steps all is as before.
+*conservative mode*: when writes of others go on, and a circuit breaker opens, they are put back without a word, and counted. For a hundred
+steps rates may fall but not rise; then they go on as the policies want. After a hundred clean steps all is as before.
 """
 
 from __future__ import annotations
@@ -238,14 +238,14 @@ class LearnRateController:
             group, and `on_outside_write` is "raise".
         """
         self._check(self._optimizers.values())
-        step, conservative = self.step_count, self.conservative
+        step, hold = self.step_count, self._mode.holds_rates
         scale *= self.scale
         if metrics is not None:
             self._observe(metrics)
         wanted = []
         for watched in self._groups.values():
             rate = watched.rate_at(step)
-            if conservative:
+            if hold:
                 rate = min(rate, watched.rate)
             if not 0.0 <= rate * scale < math.inf:
                 check_rate(rate * scale, watched.id)
@@ -254,7 +254,7 @@ class LearnRateController:
         for watched, rate in zip(self._groups.values(), wanted):
             watched.rate = rate
             rates[watched.id] = self._write(watched, rate * scale)
-        if not conservative or step % SAMPLED_STEPS == 0:
+        if not self.conservative or step % SAMPLED_STEPS == 0:
             self.history.append(epoch, step, self._layout, tuple(rates.values()), self._clock())
         for policy in self._policies:
             if hasattr(policy, "advance"):
@@ -376,31 +376,28 @@ class LearnRateController:
     def _handle(self, first: LearnRateIntegrityError, optimizers: Collection[WatchedOptimizer]) -> None:
         errors = [first, *first.others]
         self.outside_writes += len(errors)
-        only_count, how = self.conservative, self.on_outside_write
-        if how != "adopt" and (any(error.can_be_undone for error in errors) or (how == "raise" and not only_count)):
+        conservative = self.conservative
+        # In conservative mode a run that would be stopped is protected instead.
+        how = "restore" if conservative and self.on_outside_write == "raise" else self.on_outside_write
+        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
             self._mode.failed(self.step_count)
-        if how == "raise" and not only_count:
+        if how == "raise":
             raise first
         for watched_optimizer in optimizers:
             if watched_optimizer.keep_groups:
                 watched_optimizer.bring_back()
-            if how == "restore" and not only_count:
+            if how == "restore":
                 watched_optimizer.put_back()
             self._take(watched_optimizer)
         for error in errors:
             if error.what == "learn_rate":
-                self._settle(self._groups[error.group], error.found, only_count)
-        if not only_count:
+                watched = self._groups[error.group]
+                if how == "restore" or not 0.0 <= error.found < math.inf:  # what can't be a rate is put back in any case
+                    self._write(watched, watched.applied_rate)
+                else:
+                    watched.adopt(error.found)
+        if not conservative:
             self._warn(errors)
-
-    def _settle(self, watched: WatchedGroup, found: float, only_count: bool) -> None:
-        """Deal with a rate that somebody else wrote. What can't be one is put back in any case."""
-        if not 0.0 <= found < math.inf or (self.on_outside_write == "restore" and not only_count):
-            self._write(watched, watched.applied_rate)
-        elif only_count:
-            watched.applied_rate = found  # so that it is counted once; the next step writes its own
-        else:
-            watched.adopt(found)
 
     def _warn(self, errors: list[LearnRateIntegrityError]) -> None:
         for error in errors:
