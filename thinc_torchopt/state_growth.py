@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import StateError
+from .learn_rate import LearnRateController
 from .state_fit import Kind, OnGrowth, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
 
 
@@ -39,6 +40,7 @@ def preserve_optimizer_state(
     mappings: Sequence[StateMapping] | Mapping[str, str | None] | None = None,
     *,
     on_growth: OnGrowth = "mean",
+    controller: LearnRateController | None = None,
 ) -> torch.optim.Optimizer:
     """Make the optimizer that goes on with a new model where another stood with the old one.
 
@@ -56,9 +58,10 @@ def preserve_optimizer_state(
     mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
         Params that are not named there are matched as always.
     on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
+    controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its `replace_optimizer`.
     RETURNS (torch.optim.Optimizer): A new one, of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
-        finite.
+        finite. (ConfigError): The controller does not know the optimizer.
     """
     check_on_growth(on_growth)
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -73,7 +76,10 @@ def preserve_optimizer_state(
         groups.append({**group, "params": [member.param for member in of_group]})
         if "param_names" in group:
             groups[i]["param_names"] = [member.name for member in of_group]
-    return _build_like(optimizer, groups, state)
+    made = _build_like(optimizer, groups, state)
+    if controller is not None:
+        controller.replace_optimizer(optimizer, made, param_names={member.param: member.name for member in members})
+    return made
 
 
 # ---------------------------------------------------------------------- all params

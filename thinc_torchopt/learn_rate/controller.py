@@ -34,7 +34,7 @@ from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup, rate_of
 from .history import History, Layout
 from .new_params import check_new_params, find_parent, make_state
 from .policies import Constant, Policy, PolicyLike, PolicyReader, Warmup, check_rate
-from .watched_optimizer import Hooked, WatchedOptimizer
+from .watched_optimizer import Hooked, WatchedOptimizer, warn_of_steps
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10
@@ -118,15 +118,12 @@ class LearnRateController:
             if other.name == name or other.optimizer is optimizer:
                 taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
                 raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
-        added = WatchedOptimizer(name, optimizer, moving, param_names, keep_groups)
+        added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
             added.groups.append(self._watch(added, group, WatchedGroup(self._new_id(added, group), of_group, rate, self.step_count)))
-        if watch_steps:
-            added.hooks.append(optimizer.register_step_pre_hook(partial(self._before_step, added)))
-        if keep_groups:
-            added.hooks.append(optimizer.register_load_state_dict_post_hook(lambda _: added.reclaim()))
+        self._hook_into(added)
         self._optimizers[name] = added
         self._changed(added)
         return [watched.id for watched in added.groups]
@@ -141,6 +138,48 @@ class LearnRateController:
             hook.remove()
         del self._optimizers[name]
         self._forget(gone.groups)
+
+    def replace_optimizer(
+        self, old: str | torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[torch.Tensor, str] | None = None
+    ) -> None:
+        """Let another optimizer take the place of one, because its model has grown for example: under the same name, and each of its groups
+        under the id, policy, position and history of that which stands there in the old one. It gets the rates that were written last.
+
+        Who steps the old one afterwards is warned, once.
+
+        old (str | torch.optim.Optimizer): One that is registered, or its name.
+        new (torch.optim.Optimizer): With as many param groups, in the same order.
+        param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
+        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has changed then.
+        """
+        moved = self._optimizer(old)
+        replaced = moved.optimizer
+        groups, n_groups = getattr(new, "param_groups", None), len(replaced.param_groups)
+        if not isinstance(new, torch.optim.Optimizer) or len(new.param_groups) != n_groups:
+            found = type(new).__name__ if groups is None else f"one with {len(groups)}"
+            raise ConfigError(
+                f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, found {found}. Build it "
+                "by preserve_optimizer_state, or unregister the old one and register the new one."
+            )
+        if any(other.optimizer is new for other in self._optimizers.values()):
+            raise ConfigError(f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already.")
+        for hook in moved.hooks:
+            hook.remove()
+        if param_names is not None and moved.param_names:
+            moved.param_names = param_names
+        self._forget(moved.move_to(new))
+        self._take(moved)
+        for watched in moved.groups:
+            self._write(watched, watched.applied_rate)
+        self._hook_into(moved)
+        warn_of_steps(replaced, moved.name, self.step_count)
+
+    def _hook_into(self, watched: WatchedOptimizer) -> None:
+        watched.hooks.clear()
+        if watched.watch_steps:
+            watched.hooks.append(watched.optimizer.register_step_pre_hook(partial(self._before_step, watched)))
+        if watched.keep_groups:
+            watched.hooks.append(watched.optimizer.register_load_state_dict_post_hook(lambda _: watched.reclaim()))
 
     def refresh(self, name: str) -> None:
         """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still verified.

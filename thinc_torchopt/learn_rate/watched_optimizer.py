@@ -6,6 +6,7 @@ Nothing here writes a rate.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import LearnRateIntegrityError
+from ..errors import LearnRateIntegrityError, LearnRateWarning
 from .groups import Group, WatchedGroup, rate_of, same_options
 
 Hooked = tuple[tuple[Any, ...], dict[str, Any]]
@@ -28,6 +29,7 @@ class WatchedOptimizer:
     optimizer (torch.optim.Optimizer): Any.
     moving (Collection[str]): Options that its owner moves, which are not part of the groups' identity.
     param_names (Mapping[Tensor, str]): Names for params. Others are named by torch, if at all, or by their position.
+    watch_steps (bool): Whether it is verified before each of its steps.
     keep_groups (bool): Its owner holds on to the dicts of its groups: they stay the ones that count.
     """
 
@@ -37,17 +39,40 @@ class WatchedOptimizer:
         optimizer: torch.optim.Optimizer,
         moving: Collection[str] = (),
         param_names: Mapping[torch.Tensor, str] | None = None,
+        *,
+        watch_steps: bool = True,
         keep_groups: bool = False,
     ):
         self.name = name
-        self.optimizer = optimizer
         self.groups: list[WatchedGroup] = []  # in the order in which they stand
         self.param_names: Mapping[torch.Tensor, str] = {} if param_names is None else param_names
-        self.all_options = option_names_of(type(optimizer))
+        self.watch_steps = watch_steps
         self.keep_groups = keep_groups
         self.hooks: list[RemovableHandle] = []
-        self._option_names = [option for option in self.all_options if option not in moving]
+        self._moving = moving
         self._count = 0  # of groups that there ever were
+        self._use(optimizer)
+
+    def _use(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.all_options = option_names_of(type(optimizer))
+        self._option_names = [option for option in self.all_options if option not in self._moving]
+
+    def move_to(self, new: torch.optim.Optimizer) -> list[WatchedGroup]:
+        """Let another optimizer take the place of this one: each of its groups becomes what stands there in this one.
+
+        new (torch.optim.Optimizer): With as many groups. Their rates are the caller's business.
+        RETURNS (list[WatchedGroup]): Those that were gone already.
+        """
+        before, standing = self.groups, [watched for watched, _ in self._pairs()]
+        self.groups = []
+        self._use(new)
+        for watched, group in zip(standing, new.param_groups):
+            if watched is not None:
+                watched.lr_tensor = None
+                watched.bind(group, self._option_names, self._names(group))
+                self.groups.append(watched)
+        return [watched for watched in before if watched not in self.groups]
 
     def new_id(self, group: Group, taken: Collection[str], *, later: int = 0) -> str:
         """An id for a group. later (int): How many new groups come before it."""
@@ -248,6 +273,22 @@ def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
         if "__init__" in vars(base):
             names.update(dict.fromkeys(inspect.signature(vars(base)["__init__"]).parameters))
     return [name for name in names if name not in _NOT_OPTIONS]
+
+
+def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None:
+    """Warn once if an optimizer is stepped after another took its place. step (int): At which that was."""
+
+    def warn(*_: Any) -> None:
+        hook.remove()
+        warnings.warn(
+            LearnRateWarning(
+                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that: nothing sets its learning rates, "
+                "and it trains the params of before. Step the new one, which preserve_optimizer_state returned."
+            ),
+            stacklevel=4,
+        )
+
+    hook = replaced.register_step_pre_hook(warn)
 
 
 def _drop_grads(params: Iterable[torch.Tensor]) -> None:
