@@ -7,12 +7,13 @@ import numpy
 import pytest
 import torch
 from thinc.api import PyTorchWrapper
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.torch_optimizers import SGD
 
-from .models import params_of, same
+from .models import params_of, same, toy_examples, toy_pipeline
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 POLICIES = ["restore", "adopt", "raise"]
@@ -146,3 +147,74 @@ def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change)
     assert run.inside.param_groups == []
     groups.add(params, names_are_lasting=False)
     assert [len(group["params"]) for group in run.inside.param_groups] == [4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_built_algorithm_hooks_do_not_get_around_the_controller(policy, everywhere):
+    run = Run(on_outside_write=policy)
+    run.step()
+
+    def write(optimizer, *_):
+        if optimizer is run.inside:
+            optimizer.param_groups[0]["lr"] = 5.0
+
+    register = register_optimizer_step_pre_hook if everywhere else run.inside.register_step_pre_hook
+    hook = register(write)
+    try:
+        if policy == "raise":
+            with pytest.raises(LearnRateIntegrityError, match=r"expected 0\.2, found 5"):
+                run.step()
+            return
+        with pytest.warns(LearnRateWarning, match=r"expected 0\.2, found 5"):
+            run.step(factor=1.0 if policy == "restore" else 5.0 / 0.2)
+    finally:
+        hook.remove()
+    assert run.agrees and len(run.inside._optimizer_step_pre_hooks) == 0
+
+
+def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
+    run = Run(on_outside_write="adopt")
+    run.step()
+    run.inside.param_groups[0]["lr"] *= 5
+    with pytest.warns(LearnRateWarning):
+        run.step(factor=5.0)
+    trained, params = run.optimizer._trained, list(run.optimizer._trained.params)
+    for param in params:
+        trained.groups.drop(param)
+    trained.groups.add(params, names_are_lasting=False)
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step(factor=5.0)
+    assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
+    assert shown == {run.optimizer.learn_rates["default"]}
+
+
+def test_built_algorithm_rates_that_are_rolled_back_or_held_are_shown():
+    run = Run(on_outside_write="restore")
+    for _ in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LearnRateWarning)
+            run.step()
+        run.inside.param_groups[0]["lr"] = 3.0
+    run.optimizer._trained.controller.scale = 0.5
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step()
+    assert run.optimizer._trained.controller.conservative
+    assert run.optimizer.learn_rates == {"default": RATES[2] * 0.5} and shown == {RATES[2] * 0.5}  # held since step 3
+
+
+def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(SGD(), 0.1)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    for name in ("morphologizer", "ner"):
+        nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer)
+    groups = optimizer._trained.groups.groups
+    assert [group.labels for group in groups] == [{"default"}, {"new"}, {"new"}]
+    rates = optimizer.learn_rates
+    assert list(rates.values()) == [group.entry["lr"] for group in groups] and len(set(rates.values())) == 3
+    assert list(rates) == ["default", "new", "new-2"]

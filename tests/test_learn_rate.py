@@ -605,8 +605,8 @@ def test_learn_rate_conservative_mode_follows_the_groups_in_silence():
     controller, optimizer = broken({0: 0.5})
     optimizer.add_param_group({"params": make_params(), "lr": 0.2})
     optimizer.param_groups.reverse()
-    assert controller.step() == {"m": 0.5, "m/1": 0.2}
-    assert rates_in(optimizer) == [0.2, 0.5] and controller.verify() == []
+    assert controller.step() == {"m": 0.5, "m/1": 0.5}
+    assert rates_in(optimizer) == [0.5, 0.5] and controller.verify() == []
 
 
 # ---------------------------------------------------------------- optimizers that are replaced
@@ -810,9 +810,8 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         ),
         (
             "came",
-            "Param group 'm/3' came to optimizer 'm' at step 1: expected 3 groups, found 4. This counts from here on. It keeps the rate "
-            "that it has. Call add_params instead",
-            {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3, "m/3": 0.7},
+            "Param group 'm/3' came to optimizer 'm' at step 1: expected 3 groups, found 4. {came} Call add_params instead",
+            {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3, "m/3": None},
         ),
         (
             "gone",
@@ -825,6 +824,9 @@ def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rat
     controller, optimizer = three_groups(mode)
     before = controller.checksums
     change_group(optimizer, change)
+    if change == "came":  # the default rate is that of the first group
+        said = said.format(came="It gets the default rate." if mode == "restore" else "It keeps the rate that it has.")
+        rates = {**rates, "m/3": 0.1 if mode == "restore" else 0.7}
     with pytest.warns(LearnRateWarning, match=re.escape(said)) as warned:
         assert controller.step() == rates
     assert len(warned) == 1
@@ -834,6 +836,65 @@ def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rat
     assert changed == {"params": {"m/0"}, "options": {"m/0"}, "came": {"m/3"}, "gone": set()}[change]
     assert [list(snapshot.checksums.values()) for snapshot in controller.history[:1]] == [list(before.values())]
     controller.unregister_optimizer("m")
+
+
+@pytest.mark.parametrize("watch_steps", [True, False])
+def test_learn_rate_groups_that_came_follow_the_policy_of_all(watch_steps):
+    """Equal to a group that was there from the start."""
+    optimizer, twin = sgd(0.1, 0.1), sgd(0.1, 0.1, 0.1)
+    for built, controller in ((optimizer, LearnRateController()), (twin, LearnRateController())):
+        controller.register_optimizer("m", built, Cosine(20), watch_steps=watch_steps)
+        for step in range(15):
+            if step == 5 and built is optimizer:
+                built.add_param_group({"params": make_params(), "lr": 5.0})
+                if watch_steps:
+                    with pytest.warns(LearnRateWarning, match="It gets the default rate"):
+                        built.step()
+                    assert rates_in(built)[2] == rates_in(built)[0]  # before anything was updated
+                else:
+                    quiet(controller.step)
+                    continue
+            controller.step()
+        assert set(rates_in(built)) == {Cosine(20).rate(14, 0.1)} and controller.verify() == []
+
+
+def test_learn_rate_hooks_that_were_registered_later_do_not_get_around():
+    optimizer = sgd(0.1)
+    controller = LearnRateController()
+    controller.register_optimizer("m", optimizer, 0.1)
+    (param,) = optimizer.param_groups[0]["params"]
+
+    def write(*_):
+        optimizer.param_groups[0]["lr"] = 5.0
+
+    optimizer.register_step_pre_hook(write)
+    for _ in range(5):
+        controller.step()
+        fill_grads(optimizer)
+        before = param.detach().clone()
+        quiet(optimizer.step)
+        assert torch.equal(param, before - 0.1)
+    assert controller.outside_writes == 5
+
+
+def test_learn_rate_checksums_tell_alike_groups_apart():
+    controller, optimizer = three_groups()
+    checksums = controller.checksums
+    assert len(set(checksums.values())) == 3
+    other, _ = three_groups()
+    assert other.checksums == checksums
+    del optimizer.param_groups[0]
+    quiet(controller.step)
+    assert controller.checksums == {id: checksums[id] for id in ("m/1", "m/2")}
+
+
+def test_learn_rate_states_of_before_checksums_told_groups_apart_are_loaded():
+    controller, _ = three_groups()
+    state = controller.state_dict()
+    for watched in controller._groups.values():
+        state["groups"][watched.id]["checksum"] = watched.identity.checksum_as("")
+    other, _ = three_groups()
+    other.load_state_dict(state)  # without a warning
 
 
 def test_learn_rate_loaded_optimizers_are_the_same():

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from .algorithm import Algorithm
 from .cascade import ParamSettings
@@ -87,6 +88,7 @@ class BuiltAlgorithm:
         self.optimizer: torch.optim.Optimizer | None = None
         self.groups: dict[tuple[Any, ...], TorchGroup] = {}
         self._ranges = OptionRanges(algorithm)
+        self._adopted: dict[tuple[Any, ...], tuple[float, float | None]] = {}
         self._moving = moving
         self._names: dict[torch.Tensor, str] = {}
         self._controller = controller
@@ -107,7 +109,13 @@ class BuiltAlgorithm:
             self.optimizer = built
             self.optimizer.param_groups = []
             self._controller.register_optimizer(
-                self.name, self.optimizer, {}, moving=self._moving, param_names=self._names, watch_steps=False, keep_groups=True
+                self.name,
+                self.optimizer,
+                Live(self._default_rate),
+                moving=self._moving,
+                param_names=self._names,
+                watch_steps=False,
+                keep_groups=True,
             )
         else:
             self.optimizer.state.update(built.state)
@@ -168,7 +176,8 @@ class BuiltAlgorithm:
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
         policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates))
         # Params that joined at different times have one label, and groups of their own.
-        group.id = self._controller.add_group(self.name, entry, policy, id=unique(settings.label, set(self._controller.rates)))
+        id, adopted = unique(settings.label, set(self._controller.rates)), self._adopted.pop(settings.key, (1.0, None))
+        group.id = self._controller.add_group(self.name, entry, policy, id=id, adopted=adopted)
         return group
 
     def _take_out(self, param: Param) -> None:
@@ -180,6 +189,8 @@ class BuiltAlgorithm:
         if not group.params:
             self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if entry is not group.entry]
             del self.groups[group.settings.key]
+            # Its params may come again, larger.
+            self._adopted[group.settings.key] = self._controller.adopted(group.id)
         self._controller.refresh(self.name)
 
     # ------------------------------------------------------------------ state
@@ -256,6 +267,10 @@ class BuiltAlgorithm:
             scale_grads(grads, [grad_factor] * len(grads))
         all_groups = optimizer.param_groups
         all_params = [(group.entry, group.entry["params"], group.entry.get("fused")) for group, _ in chosen]
+        last_word = None
+        if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+            # Hooks of others run just before the step, and may write rates.
+            last_word = optimizer.register_step_pre_hook(lambda *_: self._controller.check_rates(self.name))
         try:
             for parts in zip_longest(*(self._parts(group, params) for group, params in chosen)):
                 optimizer.param_groups = [entry for (entry, *_), part in zip(all_params, parts) if part]
@@ -263,6 +278,8 @@ class BuiltAlgorithm:
                     entry["params"] = part
                 optimizer.step()
         finally:
+            if last_word is not None:
+                last_word.remove()
             optimizer.param_groups = all_groups
             for entry, tensors, fused in all_params:
                 entry["params"] = tensors

@@ -6,6 +6,7 @@ has no state and no average, nothing decays it, and inside `without_frozen_grads
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,9 +56,10 @@ class ParamGroups:
         return {name: current(value) for name, value in self._cascade.options[0].items()}
 
     def learn_rates(self) -> dict[str, float]:
-        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen."""
+        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Groups with one label stand under their ids."""
         rates = self._controller.rates
-        found = {label: rates.get(group.id, 0.0) for group in self.groups for label in group.labels}
+        groups = Counter(label for group in self.groups for label in group.labels)
+        found = {label if groups[label] == 1 else group.id: rates.get(group.id, 0.0) for group in self.groups for label in group.labels}
         found |= {settings.label: 0.0 for _, settings in self.frozen.values()}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
@@ -81,7 +83,7 @@ class ParamGroups:
             str(param.device),
             "shim" if param.callback is not None else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
             settings.label,
-            0.0 if param.group is None else settings.rate(self._default_rate(), param.steps) * self._controller.scale,
+            0.0 if param.group is None else self._controller.rate_to_come(param.group.id),
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
         )

@@ -30,7 +30,7 @@ from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ..types import OnOutsideWrite
 from .circuit_breaker import CircuitBreaker
 from .conservative_mode import ConservativeMode
-from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup, rate_of
+from .groups import NEW_PARAMS_FACTOR, Group, GroupIdentity, WatchedGroup, rate_of
 from .history import History, Layout
 from .new_params import check_new_params, find_parent, make_state
 from .policies import Constant, Policy, PolicyLike, PolicyReader, Warmup, check_rate
@@ -120,6 +120,8 @@ class LearnRateController:
                 raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
         added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
+        if not isinstance(policy, Mapping):
+            added.policy = policies[0] if policies else self._reader.read(policy, name, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
             added.groups.append(self._watch(added, group, WatchedGroup(self._new_id(added, group), of_group, rate, self.step_count)))
@@ -198,12 +200,14 @@ class LearnRateController:
         *,
         id: str | None = None,
         param_names: Mapping[torch.Tensor, str] | None = None,
+        adopted: tuple[float, float | None] = (1.0, None),
     ) -> str:
         """Take in a group that its owner appended to `optimizer.param_groups`.
 
         name (str): The optimizer's.
         id (str): Default: made of the optimizer's name and the group's own "name" or number.
         param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
+        adopted (tuple): Of a group that was there before in its place: see `adopted`.
         RETURNS (str): The id.
         RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the rate can't be.
         """
@@ -218,9 +222,14 @@ class LearnRateController:
             watched_optimizer.param_names = param_names
         id = self._new_id(watched_optimizer, group) if id is None else id
         made = WatchedGroup(id, self._reader.read(policy, id), check_rate(rate_of(group), id), self.step_count)
+        made.factor, made.held_rate = adopted
         watched_optimizer.groups.insert(place, self._watch(watched_optimizer, group, made))
         self._changed(watched_optimizer)
         return id
+
+    def adopted(self, id: str) -> tuple[float, float | None]:
+        """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's, or None."""
+        return self._groups[id].factor, self._groups[id].held_rate
 
     def rename_groups(self, ids: Mapping[str, str]) -> None:
         """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
@@ -277,6 +286,8 @@ class LearnRateController:
             group, and `on_outside_write` is "raise".
         """
         self._check(self._optimizers.values())
+        for watched_optimizer in self._optimizers.values():
+            watched_optimizer.have_the_last_word()
         step, hold = self.step_count, self._mode.holds_rates
         scale *= self.scale
         if metrics is not None:
@@ -324,6 +335,12 @@ class LearnRateController:
     def rates(self) -> dict[str, float]:
         """The rate that was last written to each group; before the first step, that it was registered with."""
         return {id: watched.applied_rate for id, watched in self._groups.items()}
+
+    def rate_to_come(self, id: str) -> float:
+        """The rate that the next step will write to a group."""
+        watched = self._groups[id]
+        rate = watched.rate_at(self.step_count)
+        return (min(rate, watched.rate) if self._mode.holds_rates else rate) * self.scale
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -374,8 +391,11 @@ class LearnRateController:
         _check_keys("param groups", self._groups, groups)
         for watched in self._groups.values():
             watched.check_state_dict(groups[watched.id])
-        other = {group_id: checksum for group_id, checksum in self.checksums.items() if groups[group_id]["checksum"] != checksum}
-        if other and sorted(other.values()) == sorted(groups[group_id]["checksum"] for group_id in other):
+        saved = {id: groups[id]["checksum"] for id in self._groups}
+        # The second checksum: from before it told groups apart whose params have no names.
+        identities = {id: watched.identity for id, watched in self._groups.items()}
+        other = {id: found for id, found in identities.items() if saved[id] not in (found.checksum, found.checksum_as(""))}
+        if other and _are_swapped(other, saved):
             raise ConfigError(
                 f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in which they were "
                 "saved, found them in another. Build the optimizer with the groups in the same order."
@@ -427,7 +447,7 @@ class LearnRateController:
                 watched_optimizer.bring_back()
             if how == "restore":
                 watched_optimizer.put_back()
-            self._take(watched_optimizer)
+            self._take(watched_optimizer, at_default=how == "restore")
         for error in errors:
             if error.what == "learn_rate":
                 watched = self._groups[error.group]
@@ -443,9 +463,23 @@ class LearnRateController:
             if (error.what, error.group) in self._warned:
                 continue
             self._warned.add((error.what, error.group))
-            undone = error.what == "taken_out" or (self.on_outside_write == "restore" and error.can_be_undone)
-            done = "This was put back." if undone else "This counts from here on."
+            restores = self.on_outside_write == "restore"
+            done = "This was put back." if error.what == "taken_out" or (restores and error.can_be_undone) else "This counts from here on."
+            if error.what == "group" and error.group in self._groups:
+                done = "It gets the default rate." if restores else "It keeps the rate that it has."
             warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
+
+    def check_rates(self, name: str) -> None:
+        """Deal with rates that somebody else wrote since `step`: for owners who show torch some of the groups only while it steps.
+
+        RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
+        """
+        to = self._optimizer(name)
+        written = [watched for watched in to.groups if not watched.has_rate(watched.group)]
+        errors = [to.rate_difference(watched, watched.group, self.step_count) for watched in written]
+        if errors:
+            first, *first.others = errors
+            self._handle(first, ())
 
     def _before_step(
         self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -485,13 +519,23 @@ class LearnRateController:
         self._groups[watched.id] = watched_optimizer.watch(watched, group)
         return watched
 
-    def _take(self, watched_optimizer: WatchedOptimizer) -> None:
-        """Take the groups of an optimizer as they now are, except for their rates."""
+    def _take(self, watched_optimizer: WatchedOptimizer, *, at_default: bool = False) -> None:
+        """Take the groups of an optimizer as they now are, except for their rates.
+
+        at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the first one.
+        """
+        first = next(iter(watched_optimizer.groups), None)
+        policy = watched_optimizer.policy if first is None or watched_optimizer.policy is not None else first.policy
 
         def take_in(group: Group) -> WatchedGroup:
-            rate = rate_of(group)
-            made = WatchedGroup(self._new_id(watched_optimizer, group), Constant(rate), rate, self.step_count)
-            return self._watch(watched_optimizer, group, made)
+            id, rate = self._new_id(watched_optimizer, group), rate_of(group)
+            if not at_default or policy is None:
+                return self._watch(watched_optimizer, group, WatchedGroup(id, Constant(rate), rate, self.step_count))
+            base, start = (rate, self.step_count) if first is None else (first.base, first.start)
+            made = self._watch(watched_optimizer, group, WatchedGroup(id, policy, base, start))
+            made.rate = first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
+            self._write(made, made.rate)
+            return made
 
         self._forget(watched_optimizer.accept(take_in))
         self._changed(watched_optimizer)
@@ -533,6 +577,17 @@ def _unshare_tensors(watched_optimizer: WatchedOptimizer) -> None:
             watched.lr_tensor = watched.lr_tensor.detach().clone()
             _put(watched.group, watched.lr_tensor)
         seen.add(id(watched.lr_tensor))
+
+
+def _are_swapped(identities: Mapping[str, GroupIdentity], saved: Mapping[str, str]) -> bool:
+    """Whether each saved checksum is that of another group. Both are by id."""
+    left = list(identities.values())
+    for id in identities:
+        found = next((identity for identity in left if saved[id] in (identity.checksum_as(id), identity.checksum_as(""))), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
 
 
 def _check_keys(what: str, expected: Collection[str], found: Any) -> None:

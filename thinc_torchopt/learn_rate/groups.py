@@ -32,9 +32,13 @@ _SAVED = ("start", "base", "factor", "held_rate", "rate", "applied_rate")
 
 
 class GroupIdentity:
-    """What a group is, as it was when this was made."""
+    """What a group is, as it was when this was made.
 
-    def __init__(self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], options: Group):
+    id (str): The group's, which tells groups apart whose params have no names.
+    """
+
+    def __init__(self, id: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], options: Group):
+        self.id = id
         self.names = names
         self.shapes = shapes
         self.options = options
@@ -42,8 +46,12 @@ class GroupIdentity:
     @cached_property
     def checksum(self) -> str:
         """The same in every process. 16 characters."""
+        return self.checksum_as(self.id if any(map(str.isdigit, self.names)) else "")
+
+    def checksum_as(self, id: str) -> str:
+        """The checksum that it would have under another id. An empty one: that which tells no groups apart."""
         # In any order: a param that was frozen at first stands last in its group, until the run is resumed.
-        content = (sorted(zip(self.names, self.shapes)), _lasting(self.options))
+        content = (sorted(zip(self.names, self.shapes)), _lasting(self.options), *([id] if id else ()))
         return blake2b(repr(content).encode("utf8"), digest_size=8).hexdigest()
 
 
@@ -81,7 +89,7 @@ class WatchedGroup:
         self.params: tuple[torch.Tensor, ...] = tuple(group["params"])
         self.options = {name: _own(group[name]) for name in option_names if name in group}
         self._options = list(self.options.values())
-        self.identity = GroupIdentity(names, tuple(tuple(param.shape) for param in self.params), self.options)
+        self.identity = GroupIdentity(self.id, names, tuple(tuple(param.shape) for param in self.params), self.options)
         if isinstance(group.get("lr"), torch.Tensor):
             self.lr_tensor = group["lr"]
 

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import LearnRateIntegrityError, LearnRateWarning
 from .groups import Group, WatchedGroup, rate_of, same_options
+from .policies import Policy
 
 Hooked = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -45,6 +46,7 @@ class WatchedOptimizer:
     ):
         self.name = name
         self.groups: list[WatchedGroup] = []  # in the order in which they stand
+        self.policy: Policy | None = None  # that was given for all of its groups
         self.param_names: Mapping[torch.Tensor, str] = {} if param_names is None else param_names
         self.watch_steps = watch_steps
         self.keep_groups = keep_groups
@@ -162,6 +164,12 @@ class WatchedOptimizer:
         here = set(self.groups)
         return [watched for watched in before if watched not in here]
 
+    def have_the_last_word(self) -> None:
+        """Let the verification before each step run after the hooks of others, which may write rates."""
+        hooks: Any = self.optimizer._optimizer_step_pre_hooks  # an OrderedDict
+        if self.watch_steps and len(hooks) > 1:
+            hooks.move_to_end(self.hooks[0].id)
+
     def drop_frozen_grads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked | None:
         """Take the gradients of frozen params away, so that a step has nothing to update them by. Runs before each.
 
@@ -211,16 +219,13 @@ class WatchedOptimizer:
         for i, group in enumerate(new_groups):
             id = self.new_id(group, {watched.id for watched in self.groups}, later=i)
             fact = f"Param group '{id}' came to optimizer '{self.name}'"
-            advice = "It keeps the rate that it has. Call add_params instead, which gives new params a rate and warms them up."
+            advice = "Call add_params instead, which gives new params a rate and warms them up."
             errors.append(_difference("group", id, step, fact, n_before, n_now, advice))
         return errors
 
     def _changes(self, watched: WatchedGroup, group: Group, moved: bool, step: int) -> list[LearnRateIntegrityError]:
-        id, errors = watched.id, []
-        if not watched.has_rate(group):
-            fact = f"Learn rate of param group '{id}' was changed outside its schedule"
-            advice = 'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".'
-            errors.append(_difference("learn_rate", id, step, fact, watched.applied_rate, rate_of(group), advice))
+        id = watched.id
+        errors = [] if watched.has_rate(group) else [self.rate_difference(watched, group, step)]
         if not watched.has_params(group) and moved:
             fact = f"Params of group '{id}' were moved between groups or sorted"
             advice = "Params stay in the group and in the order in which they were registered."
@@ -237,6 +242,12 @@ class WatchedOptimizer:
             expected, found = ({name: options[name] for name in changed} for options in (before, now))
             errors.append(_difference("options", id, step, fact, expected, found, advice))
         return errors
+
+    def rate_difference(self, watched: WatchedGroup, group: Group, step: int) -> LearnRateIntegrityError:
+        """That the rate of a group is not as it was left."""
+        fact = f"Learn rate of param group '{watched.id}' was changed outside its schedule"
+        advice = 'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".'
+        return _difference("learn_rate", watched.id, step, fact, watched.applied_rate, rate_of(group), advice)
 
     def _only_moved(self, pairs: list[tuple[WatchedGroup | None, Group]]) -> bool:
         """Whether the groups have the same params as before, if not each its own."""
