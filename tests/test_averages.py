@@ -22,9 +22,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from thinc_torchopt import SGD, TorchOptimizer, torch_optimizers
 from thinc_torchopt.average_settings import EMA, SWA, THINC, AverageSettings
 from thinc_torchopt.averages import AveragedParams, Averages
-from thinc_torchopt.errors import ConfigError, StateError
+from thinc_torchopt.errors import ConfigError, ScheduleError, StateError
 from thinc_torchopt.names import shim_paths
 from thinc_torchopt.params import Param
+from thinc_torchopt.scheduled_values import Schedules
 from thinc_torchopt.torch_optimizers import AdamW
 
 from .conftest import CONFIGS, needs_gpu
@@ -164,18 +165,109 @@ def test_averages_equal_torch_emas(start):
                 torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
+def test_averages_equal_ignites():
+    """SOURCE: ignite.handlers.EMAHandler._update_ema_model (0.5), with momentum = 1 - decay; torch_ema with use_num_updates = False."""
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="ignite"))
+    ema = params_of(model)
+    for _ in train(model, optimizer, 20):
+        ema = [ema_v.mul_(1.0 - 0.1).add_(model_v.data, alpha=0.1) for ema_v, model_v in zip(ema, params_of(model))]
+        with model.use_params(optimizer.averages):
+            for found, expected in zip(params_of(model), ema):
+                # float32: two ways to write one linear interpolation.
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("warmup", ["thinc", "torch", "torch_ema", "ignite"])
+@pytest.mark.parametrize("stop", [None, 5])
+def test_averages_decay_may_be_a_schedule(warmup, stop):
+    """Also of a run that goes on in another process."""
+    decays = [0.1 + i / 20 for i in range(14)]
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
+    values, first = [], params_of(model)[0].double()
+    for step, _ in enumerate(train(model, optimizer, 12)):
+        values.append(params_of(model)[0].double())
+        optimizer.step_schedules()
+        if step == stop:
+            schedules = optimizer._schedules.state_dict()
+            state = optimizer._trained.averages.state_dict([])
+            json.dumps({part: value for part, value in state.items() if part != "tensors"})
+            resumed = TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
+            resumed._schedules.load_state_dict(schedules)
+            optimizer._trained.averages.settings = resumed._average_settings
+            optimizer._schedules = resumed._schedules
+    average = {"thinc": torch.zeros_like(first), "torch": values[0]}.get(warmup, first)
+    for taken, (value, decay) in enumerate(zip(values, decays), start=1):
+        keep = min((1 + taken) / (10 + taken), decay) if warmup in ("thinc", "torch_ema") else decay
+        average = value if warmup == "torch" and taken == 1 else keep * average + (1 - keep) * value
+    with model.use_params(optimizer.averages):
+        torch.testing.assert_close(params_of(model)[0], average.float(), rtol=1e-5, atol=1e-6)  # float32, moved twelve times
+    assert "averages.decay" in optimizer.schedules
+
+
+def test_averages_refuse_a_decay_of_a_schedule_before_anything_is_updated():
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter([0.9, 0.9, 1.5])))
+    for step in range(3):
+        backprop(model, numpy.random.default_rng(step))
+        if step < 2:
+            model.finish_update(optimizer)
+            optimizer.step_schedules()
+    before = params_of(model)
+    with pytest.raises(ScheduleError, match=r"'averages\.decay' at step 2: expected a number from 0 to 1, found 1\.5"):
+        model.finish_update(optimizer)
+    assert same(before, params_of(model))
+
+
+def test_averages_of_cells_that_came_late_keep_their_count_while_decay_moves():
+    """A low decay makes all shares equal for a while, and a higher one different again."""
+    schedules = Schedules()
+    settings = EMA([0.05] * 6 + [0.9] * 20).tracked(schedules)
+    averages, alone, param, old = Averages(settings), Averages(settings), new_param(), new_param()
+    rng = numpy.random.default_rng(0)
+    for step in range(16):
+        if step == 4:
+            param = grow(averages, param, (4, 3))
+        value = rng.normal(size=tuple(param.shape)).astype("f")
+        feed(averages, param, [value])
+        feed(alone, old, [value[:2]])
+        schedules.step()
+    assert torch.equal(averages.tensor_of(param.key)[:2], alone.tensor_of(old.key))
+    assert [region.taken for region in averages._of[param.key].regions] == [16, 12]
+
+
+@pytest.mark.parametrize("settings", [SWA(0, buffers="copy"), EMA(0.9, warmup="torch", buffers="copy")], ids=str)
+def test_averages_leave_buffers_as_they_are_if_that_is_wanted(settings):
+    """As torch's AveragedModel with use_buffers = False."""
+    model, optimizer = PyTorchWrapper(module := WithBuffers3()), TorchOptimizer(AdamW(), 0.01, averages=settings)
+    averaging = TorchOptimizer(AdamW(), 0.01, averages=SWA(0))
+    rng = numpy.random.default_rng(0)
+    for _ in range(4):
+        for by in (averaging, optimizer):
+            Y, back = model.begin_update(rng.normal(size=(7, 3)).astype("f"))
+            back(Y)
+            model.finish_update(by)
+    before = [buffer.clone() for buffer in module.buffers()]
+    with model.use_params(optimizer.averages):
+        assert same(before, list(module.buffers()))
+    state = averaging._trained.averages.state_dict(paths_of(model))
+    assert any(name.startswith("buffer:") for name in state["tensors"])
+    optimizer._trained.averages.load_state_dict(state, table_of(averaging), paths_of(model))  # of a run that averaged them
+    with model.use_params(optimizer.averages):
+        assert same(before, list(module.buffers()))
+
+
 def naive(settings, first, values):
     """The average in plain Python, or None while there is none."""
     average, taken = None, 0
     for update, value in enumerate(values, start=1):
         if update == settings.start_step + 1:
-            average = {"thinc": 0.0, "torch": value, "torch_ema": values[update - 2] if update > 1 else first}[settings.warmup]
+            before = values[update - 2] if update > 1 else first
+            average = {"thinc": 0.0, "torch": value, "torch_ema": before, "ignite": before}[settings.warmup]
         if update > settings.start_step and (update - settings.start_step) % settings.every == (1 if settings.every > 1 else 0):
             taken += 1
             if settings.kind == "SWA":
                 average = (average * (taken - 1) + value) / taken
-            elif settings.warmup == "torch":
-                average = average if taken == 1 else settings.decay * average + (1 - settings.decay) * value
+            elif settings.warmup in ("torch", "ignite"):
+                average = average if taken == 1 and settings.warmup == "torch" else settings.decay * average + (1 - settings.decay) * value
             else:
                 decay = min((1 + taken) / (10 + taken), settings.decay)
                 average = decay * average + (1 - decay) * value
@@ -186,7 +278,7 @@ ANY_SETTINGS = st.builds(
     AverageSettings,
     kind=st.sampled_from(["EMA", "SWA"]),
     decay=st.floats(0.0, 1.0),
-    warmup=st.sampled_from(["thinc", "torch", "torch_ema"]),
+    warmup=st.sampled_from(["thinc", "torch", "torch_ema", "ignite"]),
     start_step=st.integers(0, 12),
     every=st.integers(1, 5),
     dtype=st.just("float64"),
@@ -255,7 +347,8 @@ def test_averages_begin_anew_for_a_param_of_another_shape():
     assert averages.tensor_of(param.key) is None
 
 
-GROWN = [SWA(0), SWA(2, every=2), EMA(0.8), EMA(0.8, warmup="torch"), EMA(0.8, warmup="torch_ema"), EMA(0.8, dtype="float64", every=3)]
+EVERY_WARMUP = [EMA(0.8), EMA(0.8, warmup="torch"), EMA(0.8, warmup="torch_ema"), EMA(0.8, warmup="ignite")]
+GROWN = [*EVERY_WARMUP, SWA(0), SWA(2, every=2), EMA(0.8, dtype="float64", every=3)]
 
 
 def grow(averages, param, shape):
@@ -296,7 +389,7 @@ def test_averages_of_old_cells_are_as_if_their_param_had_not_grown(settings, res
             assert found is expected is None or torch.equal(found[:2, :3], expected)
 
 
-@pytest.mark.parametrize("settings", [SWA(0), EMA(0.8, warmup="torch"), EMA(0.8, warmup="torch_ema"), EMA(0.8)], ids=str)
+@pytest.mark.parametrize("settings", [SWA(0), *EVERY_WARMUP], ids=str)
 @pytest.mark.parametrize("across_processes", [False, True])
 def test_averages_of_new_cells_are_as_if_they_were_a_new_param(settings, across_processes):
     averages, alone = Averages(settings), Averages(settings)
@@ -623,7 +716,19 @@ def test_averages_settings_come_from_a_config():
     config = Config().from_str(text)
     assert spacy.registry.resolve(config)["a"] == SWA(7, every=2, dtype="float64")
     filled = Config().from_str(spacy.registry.fill(config).to_str())
-    assert filled["a"] == {**config["a"], "device": None} and spacy.registry.resolve(filled)["a"] == SWA(7, every=2, dtype="float64")
+    assert filled["a"] == {**config["a"], "device": None, "buffers": "average"}
+    assert spacy.registry.resolve(filled)["a"] == SWA(7, every=2, dtype="float64")
+
+
+def test_averages_decay_may_be_a_schedule_in_a_config():
+    text = (
+        '[optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n'
+        '[optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\n[optimizer.averages]\n@misc = "thinc-torchopt.EMA.v1"\n'
+        '[optimizer.averages.decay]\n@schedules = "compounding.v1"\nstart = 0.5\nstop = 0.99\ncompound = 1.1\n'
+    )
+    optimizer = spacy.registry.resolve(Config().from_str(text))["optimizer"]
+    optimizer.step_schedules()
+    assert optimizer._average_settings.decay.value == 0.5 * 1.1
 
 
 @pytest.mark.parametrize("block", ["decay = 0.9", '@misc = "thinc-torchopt.EMA.v1"\nwarmup = "linear"', '@misc = "thinc-torchopt.SWA.v1"'])
@@ -639,9 +744,10 @@ def test_averages_blocks_that_are_none_are_refused(block):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"decay": 1.5}, r"'decay' .*expected a number from 0 to 1, found 1\.5"),
+        ({"decay": 1.5}, r"'decay' .*expected a number from 0 to 1, or a schedule of such, found 1\.5"),
         ({"decay": math.nan}, "'decay' .*found nan"),
-        ({"warmup": "linear"}, "'warmup' .*expected 'thinc', 'torch' or 'torch_ema', found 'linear'"),
+        ({"warmup": "linear"}, "'warmup' .*expected 'thinc', 'torch', 'torch_ema' or 'ignite', found 'linear'"),
+        ({"buffers": "mean"}, "'buffers' .*expected 'average' or 'copy', found 'mean'"),
         ({"start_step": -1}, "'start_step' .*expected a whole number of at least 0, found -1"),
         ({"every": 0}, "'every' .*expected a whole number of at least 1, found 0"),
         ({"every": 1.5}, r"'every' .*found 1\.5"),

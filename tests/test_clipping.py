@@ -50,6 +50,20 @@ def test_clipping_by_param_equals_thinc(shapes, seed, scale, max_norm):
         torch.testing.assert_close(a, torch.from_numpy(b), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("clip_by", ["global", "component", "param"])
+def test_clipping_is_as_precise_as_the_params(clip_by):
+    """The factor rides along in fused kernels, in float32. Clipping each tensor by its norm equals clipping all, for one tensor."""
+    ours, theirs = (torch.nn.Parameter(torch.ones(5, 4, dtype=torch.float64)) for _ in range(2))
+    optimizer, plain = TorchOptimizer(SGD(), 0.1, grad_clip=0.3, clip_by=clip_by), torch.optim.SGD([theirs], lr=0.1)
+    grad = random_grads([(5, 4)], 0, 1.0)[0].double() / 3
+    optimizer.set_grad(ours, grad.clone())
+    optimizer.step()
+    # torch adds 1e-6 to the norm, thinc, whose way "param" is, nothing.
+    theirs.grad = grad * (0.3 / (grad.norm() + (0.0 if clip_by == "param" else 1e-6)))
+    plain.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=0)  # float64
+
+
 # Of thinc's params: a bias, Maxout's bias, W of Linear, of Maxout and of spaCy's PrecomputableAffine. Any may be an embedding.
 ANY_SHAPES = st.lists(st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple), min_size=1, max_size=6)
 

@@ -6,50 +6,61 @@ At the n-th value it keeps this share of itself, and takes the rest from the val
     EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero. SOURCE: thinc.backends.Ops.update_averages.
     EMA, warmup "torch_ema"   the same, and begins as the param was before. SOURCE: torch_ema.ExponentialMovingAverage (0.3).
     EMA, warmup "torch"       0 at first, then decay. SOURCE: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn.
+    EMA, warmup "ignite"      decay, and begins as the param was before. SOURCE: ignite.handlers.EMAHandler; torch_ema without
+                              use_num_updates.
     SWA                       (n - 1) / n: the mean. SOURCE: AveragedModel as it is; https://arxiv.org/abs/1803.05407.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NoReturn, Optional
 
 import torch
 
-from .errors import ConfigError
+from .algorithm import may_move
+from .errors import ConfigError, ScheduleError
+from .scheduled_values import Schedule, Schedules, current
+from .types import FloatOrSchedule
 
-Warmup = Literal["thinc", "torch", "torch_ema"]
+Warmup = Literal["thinc", "torch", "torch_ema", "ignite"]
+Buffers = Literal["average", "copy"]
 DType = Literal["float32", "float64"]
 
 
 def EMA(
-    decay: float = 0.9999,
+    decay: FloatOrSchedule = 0.9999,
     *,
     warmup: Warmup = "thinc",
     start_step: int = 0,
     every: int = 1,
     device: Optional[str] = None,
     dtype: Optional[DType] = None,
+    buffers: Buffers = "average",
 ) -> AverageSettings:
     """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
 
-    decay (float): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
-    warmup ("thinc" | "torch" | "torch_ema"): How it begins: as thinc, torch's AveragedModel or the library torch-ema. See above.
+    decay (float | schedule): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
+    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How it begins: as in thinc, torch's AveragedModel, or one of these libraries. See
+        above.
     start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and saved.
     every (int): Take the values after every so many updates.
     device (str): Where averages are kept, e.g. "cpu". None: where their params are.
     dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
+    buffers ("average" | "copy"): Whether float buffers of torch modules are averaged, or taken as they are.
     RAISES (ConfigError): An argument that can't be.
     """
-    return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype)
+    return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype, buffers)
 
 
-def SWA(start_step: int, *, every: int = 1, device: Optional[str] = None, dtype: Optional[DType] = None) -> AverageSettings:
+def SWA(
+    start_step: int, *, every: int = 1, device: Optional[str] = None, dtype: Optional[DType] = None, buffers: Buffers = "average"
+) -> AverageSettings:
     """Keep the mean of the values from a step on: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
 
     Arguments are those of EMA.
     """
-    return AverageSettings("SWA", start_step=start_step, every=every, device=device, dtype=dtype)
+    return AverageSettings("SWA", start_step=start_step, every=every, device=device, dtype=dtype, buffers=buffers)
 
 
 @dataclass(frozen=True)
@@ -57,18 +68,21 @@ class AverageSettings:
     """How averages are kept. `EMA` and `SWA` say what the arguments mean."""
 
     kind: Literal["EMA", "SWA"] = "EMA"
-    decay: float = 0.9999
+    decay: Any = 0.9999  # a number, or a schedule
     warmup: Warmup = "thinc"
     start_step: int = 0
     every: int = 1
     device: Optional[str] = None
     dtype: Optional[DType] = None
+    buffers: Buffers = "average"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            _refuse("decay", "a number from 0 to 1", self.decay)
-        if self.warmup not in ("thinc", "torch", "torch_ema"):
-            _refuse("warmup", "'thinc', 'torch' or 'torch_ema'", self.warmup)
+        if not self.moves and not (isinstance(self.decay, (int, float)) and 0.0 <= self.decay <= 1.0):
+            _refuse("decay", "a number from 0 to 1, or a schedule of such", self.decay)
+        if self.warmup not in ("thinc", "torch", "torch_ema", "ignite"):
+            _refuse("warmup", "'thinc', 'torch', 'torch_ema' or 'ignite'", self.warmup)
+        if self.buffers not in ("average", "copy"):
+            _refuse("buffers", "'average' or 'copy'", self.buffers)
         for name, least in (("start_step", 0), ("every", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -79,6 +93,35 @@ class AverageSettings:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError):
             _refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
+
+    @property
+    def moves(self) -> bool:
+        """Whether `decay` is a schedule."""
+        return isinstance(self.decay, Schedule) or may_move(self.decay)
+
+    @property
+    def begins_as_param(self) -> bool:
+        """Whether an average begins as its param was before it took a value."""
+        return self.kind == "EMA" and self.warmup in ("torch_ema", "ignite")
+
+    def tracked(self, schedules: Schedules) -> AverageSettings:
+        """The same with a schedule that moves along with others."""
+        return replace(self, decay=schedules.track("averages.decay", self.decay))
+
+    def check_decay(self) -> None:
+        """Check the decay of this step.
+
+        RAISES (ScheduleError): It is not from 0 to 1.
+        """
+        if isinstance(self.decay, Schedule) and not 0.0 <= self.decay.value <= 1.0:
+            raise ScheduleError(
+                f"Can't use the schedule of '{self.decay.name}' at step {self.decay.position}: expected a number from 0 to 1, found "
+                f"{self.decay.value}."
+            )
+
+    def as_saved(self) -> dict[str, Any]:
+        """All settings, with the decay of this step, for JSON."""
+        return asdict(replace(self, decay=current(self.decay)))
 
     def is_due(self, updates: int) -> bool:
         """Whether an average takes the value of a param that had so many updates."""
@@ -94,9 +137,10 @@ class AverageSettings:
             return 1.0 / taken
         if taken == 1 and (self.warmup == "torch" or not from_zero):
             return 1.0
-        if self.warmup == "torch":
-            return 1.0 - self.decay
-        return 1.0 - min((1.0 + taken) / (10.0 + taken), self.decay)
+        decay = current(self.decay)
+        if self.warmup in ("torch", "ignite"):
+            return 1.0 - decay
+        return 1.0 - min((1.0 + taken) / (10.0 + taken), decay)
 
 
 # thinc's own averages.

@@ -7,7 +7,6 @@ those of rows that come with a new label; what rows there were goes on as if not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,6 +21,9 @@ from .types import Key
 
 # Averages and values, by the share that is taken from the values.
 Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
+_BUFFER = "buffer:"
 
 
 class Averages:
@@ -40,8 +42,10 @@ class Averages:
         """Take note of params as they are before their first update, where averages begin like that.
 
         params (Iterable[Param]): Those that are to be updated.
+        RAISES (ScheduleError): The decay of this step can't be.
         """
-        if self.settings.kind == "EMA" and self.settings.warmup == "torch_ema":
+        self.settings.check_decay()
+        if self.settings.begins_as_param:
             for param in params:
                 if param.steps >= self.settings.start_step and (param.key not in self._of or not self._of[param.key].taken):
                     self._of[param.key] = self._begin(param.tensor, param)
@@ -72,7 +76,7 @@ class Averages:
                 weight = weights[average.taken] = self.settings.weight(average.taken)
             self._note(average, param.tensor, weight, moves)
         updated: set[Key] = set()
-        for shim in shims:
+        for shim in shims if self.settings.buffers == "average" else ():
             buffers = self._buffers_of(shim)
             if buffers.slots:
                 updated = updated or {param.key for param in params}
@@ -147,7 +151,7 @@ class Averages:
                 steps[path] = buffers.steps
                 used |= {_buffer_name(path, name): average for name, average in buffers.averages.items() if average is not None}
         return {
-            "settings": asdict(self.settings),
+            "settings": self.settings.as_saved(),
             "taken": {name: average.taken for name, average in used.items()},
             "regions": {
                 name: [{"cells": [list(ends) for ends in region.cells], "taken": region.taken} for region in average.regions]
@@ -171,6 +175,8 @@ class Averages:
         RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
         """
         tensors, taken, regions, module_steps = _check_state(state)
+        if self.settings.buffers == "copy":
+            tensors, module_steps = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BUFFER)}, {}
         unknown = set(tensors)
 
         def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
@@ -215,7 +221,7 @@ class Averages:
         # In half precision a share of 1e-4 would be rounded away.
         dtype = getattr(torch, self.settings.dtype) if self.settings.dtype else torch.promote_types(value.dtype, torch.float32)
         device = self.settings.device or value.device
-        if self.settings.warmup == "torch_ema":
+        if self.settings.begins_as_param:
             return Average(param, value.detach().to(device, dtype, copy=True))
         return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
@@ -248,8 +254,8 @@ class Averages:
         weights = []
         for region in average.regions:
             region.taken += 1
-            weights.append(self.settings.weight(region.taken, from_zero=self.settings.warmup == "torch_ema"))
-        if len(set(weights)) == 1:
+            weights.append(self.settings.weight(region.taken, from_zero=self.settings.begins_as_param))
+        if len(set(weights)) == 1 and not self.settings.moves:
             average.regions = None
             self._note(average, value, weights[0], moves)
             return
@@ -355,7 +361,7 @@ class AveragedParams(dict[Any, Any]):
 
 def _buffer_name(path: str, buffer: str) -> str:
     """A name that no param can have."""
-    return f"buffer:{path}/{buffer}"
+    return f"{_BUFFER}{path}/{buffer}"
 
 
 def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, list[Region]], dict[str, int]]:

@@ -258,7 +258,10 @@ class BuiltAlgorithm:
         """
         optimizer = self.optimizer
         assert optimizer is not None
-        rides_along = grad_factor != 1.0 and all(group.fuses(params) for group, params in chosen)
+        # The kernels take a factor in float32, which is too short for wider params.
+        rides_along = grad_factor != 1.0 and all(
+            group.fuses(params) and all(param.dtype is not torch.float64 for param in params) for group, params in chosen
+        )
         if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
             optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]

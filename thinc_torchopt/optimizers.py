@@ -199,7 +199,8 @@ class TorchOptimizer(Optimizer):
         self._on_outside_write = on_outside_write
         self._schedule_steps = 0
         self._joint = False
-        self._average_settings = chosen_averages(use_averages, averages)
+        chosen = chosen_averages(use_averages, averages)
+        self._average_settings = None if chosen is None else chosen.tracked(self._schedules)
         self._meet_no_params()
 
     def _meet_no_params(self) -> None:
