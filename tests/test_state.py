@@ -253,3 +253,28 @@ def test_state_of_params_that_thawed_into_the_group_of_others():
                 param[...] = value if isinstance(param, torch.Tensor) else value.numpy()
     steps(second, models, 3, start=5)
     assert all(same(params_of(model), params) for model, params in zip(models, expected))
+
+
+def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
+    """One of two params had its first gradient before the state was saved, the other has it after: torch's fused SGD wants to know."""
+
+    def build():
+        nlp, models = pipeline()
+        optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, grad_clip=0.0)
+        optimizer.initialize(nlp)
+        return nlp, models, optimizer
+
+    def update(models, optimizer, names):
+        for name in names:
+            models[1].set_grad(name, numpy.ones_like(models[1].get_param(name)))
+        models[1].finish_update(optimizer)
+
+    nlp, models, optimizer = build()
+    update(models, optimizer, ["W"])
+    optimizer.to_disk(tmp_path / "state")
+    other_nlp, other_models, other = build()
+    copy_params(models, other_models)
+    other.from_disk(tmp_path / "state")
+    for of_run, of_optimizer in ((models, optimizer), (other_models, other)):
+        update(of_run, of_optimizer, ["W", "b"])
+    assert same(params_of(models[1]), params_of(other_models[1])) and nlp is not other_nlp

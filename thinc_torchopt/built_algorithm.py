@@ -317,11 +317,12 @@ class BuiltAlgorithm:
     def _parts_of_kernel(self, group: TorchGroup, tensors: list[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
         """Those among the tensors of a group that torch's kernel can take together."""
         assert self.optimizer is not None
-        fresh: list[torch.Tensor] = []
+        fresh, seen = [], tensors
         if isinstance(self.optimizer, torch.optim.SGD) and group.entry["fused"]:
             # torch's fused SGD can't take params with and without momentum together.
-            fresh = [tensor for tensor in tensors if tensor not in self.optimizer.state]
-        seen = [tensor for tensor in tensors if tensor in self.optimizer.state] if fresh else tensors
+            state = self.optimizer.state
+            fresh = [tensor for tensor in tensors if not state.get(tensor)]
+            seen = [tensor for tensor in tensors if state.get(tensor)] if fresh else tensors
         yield from (part for part in (fresh, seen) if part)
 
     def _note_kernel(self, group: TorchGroup, param: Param, tensor: torch.Tensor) -> None:
