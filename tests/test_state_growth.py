@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.state_fit import fit_param_state, fit_state
 from thinc_torchopt.state_growth import StateMapping, preserve_optimizer_state
@@ -313,6 +314,33 @@ def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_
     state, cls = {"momentum_buffer": torch.tensor([1.0, 3.0])}, type(optimizer)
     assert fit_param_state(cls, state, (2,), torch.zeros(3))["momentum_buffer"].tolist() == pytest.approx([1, 3, 0.2 if is_sum else 2])
     assert fit_param_state(cls, state, (2,), torch.zeros(3), on_growth="zero")["momentum_buffer"].tolist() == [1.0, 3.0, 0.0]
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_fit_param_state_takes_new_cells_of_copies_from_the_param():
+    """What is as the param was before a step that moves it hardly at all is a copy of it."""
+    import pytorch_optimizer as library
+
+    found = set()
+    for name in library.get_supported_optimizers():
+        cls, param, options = library.load_optimizer(name), nn.Parameter(torch.randn(4, 3) + 2), {"lr": 1e-9}
+        options |= {"num_iterations": 20} if name == "ranger21" else {"use_shadow": True} if name.startswith("emo") else {}
+        before = param.detach().clone()
+        try:
+            optimizer = cls([param], **options)
+            param.grad = torch.full((4, 3), 1e-3)
+            optimizer.step()
+        except Exception:  # it needs a closure, or more
+            continue
+        state, new = dict(optimizer.state[param]), nn.Parameter(torch.cat([before, torch.randn(2, 3)]))
+        copies = [key for key, value in tensors(state).items() if value.shape == (4, 3) and torch.allclose(value.float(), before, atol=0.1)]
+        if not copies:
+            continue
+        found.add(cls.__name__)
+        state = {key: value for key, value in state.items() if key in copies}
+        for key, value in fit_param_state(cls, state, (4, 3), new).items():
+            assert torch.equal(value[:4], state[key]) and torch.equal(value[4:], new[4:]), (name, key)
+    assert len(found) > 12 and {"MADGRAD", "Prodigy", "ScheduleFreeAdamW"} <= found
 
 
 # ---------------------------------------------------------------------- a whole optimizer

@@ -52,6 +52,25 @@ _SUMS = {
     "TAM": ("momentum_buffer",),
 }
 _SUM_SCALE = 0.1
+# Whose state has values of the param itself, and what they are called: there, new cells are those of the param. pytorch-optimizer's.
+_COPIES = {
+    "A2Grad": ("x_k",),
+    "AccSGD": ("momentum_buffer",),
+    "AdaSmooth": ("prev_param",),
+    "DAdaptAdaGrad": ("x0",),
+    "DAdaptSGD": ("x0", "z"),
+    "EmoFact": ("shadow",),
+    "EmoLynx": ("shadow",),
+    "EmoNavi": ("shadow",),
+    "MADGRAD": ("x0",),
+    "Prodigy": ("p0",),
+    "Ranger": ("slow_buffer",),
+    "Ranger21": ("lookahead_params",),
+    "ScheduleFreeAdamW": ("z",),
+    "ScheduleFreeRAdam": ("z",),
+    "ScheduleFreeSGD": ("z",),
+    "SRMM": ("mov_avg_param",),
+}
 
 
 def fit_param_state(
@@ -88,7 +107,7 @@ def fit_param_state(
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state goes as its param does: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
-    sums = {key for cls in optimizer_class.__mro__ for key in _SUMS.get(cls.__name__, ())}
+    sums, copies = ({key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES))
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
     fitted: dict[str, Any] = {}
     for key, value in state.items():
@@ -104,6 +123,9 @@ def fit_param_state(
                 value = value.to(new_param.device, dtype)
             scale = _SUM_SCALE if key in sums else 1.0
             fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
+            if key in copies and old != new and not is_reshape:
+                kept = _leading(fitted[key], old).clone()
+                _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
     if math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys():  # or else there are no new cells
         _keep_variance(fitted["square_avg"], fitted["grad_avg"], None if is_reshape else state["square_avg"])
     return fitted
