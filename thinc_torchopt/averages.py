@@ -37,6 +37,15 @@ class Averages:
         self._of: dict[Key, Average] = {}
         self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
 
+    @classmethod
+    def holding(cls, values: Iterable[tuple[Param, torch.Tensor]]) -> Averages:
+        """Averages that somebody else computed: params with their values."""
+        made = cls()
+        for param, value in values:
+            average = made._of[param.key] = Average(param, value)
+            average.taken = 1
+        return made
+
     @torch.no_grad()
     def before_update(self, params: Iterable[Param]) -> None:
         """Take note of params as they are before their first update, where averages begin like that.

@@ -18,6 +18,7 @@ from .algorithm import Algorithm
 from .cascade import ParamSettings
 from .clipping import scale_grads
 from .learn_rate import LearnRateController, Live
+from .library_state import collect_beside, library_of, map_tensors, to_tree
 from .names import unique
 from .option_ranges import OptionRanges
 from .params import Param
@@ -25,7 +26,11 @@ from .scheduled_values import current, is_moving
 from .state_fit import fit_param_state
 
 # Keys of a torch param group that hold no state.
-_NO_STATE = ("params", "param_names", "lr", "initial_lr", "step")
+_NO_STATE = ("params", "param_names", "lr", "step")
+# Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what an algorithm makes of
+# the rate that it is given, as a factor; and the first rate of the group, which some keep in a list.
+_OWN_RATE = "own_rate"
+_FIRST_RATE = "first_rate"
 
 
 @dataclass
@@ -54,6 +59,11 @@ class TorchGroup:
     def labels(self) -> set[str]:
         """What the config calls it; several names if blocks say the same."""
         return {label for _, label in self.params.values()}
+
+    @property
+    def own_rate(self) -> float:
+        """What the algorithm makes of the rate that it is given, as a factor."""
+        return self.entry.get(_OWN_RATE, 1.0)
 
     @property
     def updates(self) -> int:
@@ -89,7 +99,7 @@ class BuiltAlgorithm:
         self.groups: dict[tuple[Any, ...], TorchGroup] = {}
         self._ranges = OptionRanges(algorithm)
         self._adopted: dict[tuple[Any, ...], tuple[float, float | None]] = {}
-        self._moving = moving
+        self._moving = {*moving, *algorithm.trial.moves}
         self._names: dict[torch.Tensor, str] = {}
         self._controller = controller
         self._default_rate = default_rate
@@ -118,7 +128,7 @@ class BuiltAlgorithm:
                 keep_groups=True,
             )
         else:
-            self.optimizer.state.update(built.state)
+            self.optimizer.state.update((tensor, state) for tensor, state in built.state.items() if isinstance(tensor, torch.Tensor))
         self._put_in(params, settings, entry)
 
     def drop(self, param: Param) -> None:
@@ -153,7 +163,14 @@ class BuiltAlgorithm:
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._wants_kernel(tensors, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        return self.algorithm.build(tensors, lr=settings.rate(self._default_rate(), 0) or 0.001, **options)
+        first_rate = settings.rate(self._default_rate(), 0)
+        rate = first_rate or 0.001
+        built = self.algorithm.build(tensors, lr=rate, **options)
+        if self.algorithm.trial.writes_rate:
+            built.param_groups[0][_OWN_RATE] = built.param_groups[0]["lr"] / rate
+        if hasattr(built, "base_lrs"):
+            built.param_groups[0][_FIRST_RATE] = first_rate
+        return built
 
     def _put_in(self, params: list[Param], settings: list[ParamSettings], entry: dict[str, Any]) -> None:
         """Put params into the group of their settings; if there is none, `entry`, which holds them, becomes it."""
@@ -174,7 +191,7 @@ class BuiltAlgorithm:
         assert self.optimizer is not None
         self.optimizer.param_groups.append(entry)
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
-        policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates))
+        policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates) * group.own_rate)
         # Params that joined at different times have one label, and groups of their own.
         id, adopted = unique(settings.label, set(self._controller.rates)), self._adopted.pop(settings.key, (1.0, None))
         group.id = self._controller.add_group(self.name, entry, policy, id=id, adopted=adopted)
@@ -207,16 +224,35 @@ class BuiltAlgorithm:
         """
         assert self.optimizer is not None
         fitted = self._fit(param, state, param.tensor, dtype)
-        self.optimizer.state[param.tensor] = {name: _copied(value) for name, value in fitted.items()}
+        self.optimizer.state[param.tensor] = map_tensors(torch.Tensor.clone, fitted)
+        for name, cache in vars(self.optimizer).items():
+            if name.startswith("_") and isinstance(cache, dict):
+                cache.pop(param.tensor, None)  # computed from the state that it had
 
     def _fit(self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None) -> dict[str, Any]:
         """State of a param for a tensor of the same shape: on its device, and in its memory order, where fused kernels look for it."""
         cls, entry = type(self.optimizer), param.group.entry
-        return fit_param_state(cls, state, param.shape, tensor, name=param.name, old_dtype=dtype, options=entry)  # type: ignore[arg-type]
+        fitted = fit_param_state(cls, state, param.shape, tensor, name=param.name, old_dtype=dtype, options=entry)  # type: ignore[arg-type]
+        nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
+        return fitted | map_tensors(lambda value: value.to(tensor.device), nested)
 
     def group_state(self, group: TorchGroup) -> dict[str, Any]:
         """What the algorithm itself keeps in a param group, beside options: the step size that Prodigy found, for example."""
-        return {name: value for name, value in group.entry.items() if name not in _NO_STATE and name not in group.settings.options}
+        settings = group.settings.options.keys() - self.algorithm.trial.moves
+        return {name: value for name, value in group.entry.items() if name not in _NO_STATE and name not in settings}
+
+    def tree_of(self, param: Param) -> dict[str, Any]:
+        """The state of a param as a tree for files. Tensors are shared.
+
+        RAISES (StateError): It can't be saved.
+        """
+        assert self.optimizer is not None
+        tree: dict[str, Any] = to_tree(self.state_of(param), library_of(self.optimizer), f"the state of param '{param.name}'")
+        return tree
+
+    def state_beside(self) -> dict[str, Any]:
+        """What the algorithm keeps beside params and groups: see library_state.py."""
+        return {} if self.optimizer is None else collect_beside(self.optimizer, self.algorithm.options)
 
     def state_names(self, group: TorchGroup, n_dimensions: int) -> set[str]:
         """What torch keeps of a param of so many dimensions from its first update on. Empty: that can't be found out on a small one."""
@@ -230,6 +266,33 @@ class BuiltAlgorithm:
         except Exception:
             return set()
         return set(optimizer.state[param])
+
+    # ------------------------------------------------------------------ evaluation
+
+    @torch.no_grad()
+    def in_eval_form(self) -> list[tuple[Param, torch.Tensor]]:
+        """Params with copies of the values that are to be used, if those are others than the ones that are trained. Changes nothing."""
+        optimizer, found = self.optimizer, []
+        if optimizer is None or not self.algorithm.trial.has_eval_form:
+            return []
+        all_groups = optimizer.param_groups
+        for group in self.groups.values():
+            by_tensor = {param.tensor: param for param, _ in group.params.values() if param.steps}
+            before, tensors = dict(group.entry), group.entry["params"]
+            optimizer.param_groups = [group.entry]
+            try:
+                for part in self._parts(group, list(by_tensor.values())):
+                    group.entry["params"] = part
+                    trained = [tensor.detach().clone() for tensor in part]
+                    optimizer.eval()  # type: ignore[attr-defined]
+                    found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in part]
+                    optimizer.train()  # type: ignore[attr-defined]
+                    # It computes them back, which is not to the last bit.
+                    torch._foreach_copy_([tensor.detach() for tensor in part], trained)
+            finally:
+                optimizer.param_groups = all_groups
+                group.entry.update({**before, "params": tensors})
+        return found
 
     # ------------------------------------------------------------------ one step
 
@@ -279,7 +342,7 @@ class BuiltAlgorithm:
                 optimizer.param_groups = [entry for (entry, *_), part in zip(all_params, parts) if part]
                 for (entry, *_), part in zip(all_params, parts):
                     entry["params"] = part
-                optimizer.step()
+                self._step_once(optimizer)
         finally:
             if last_word is not None:
                 last_word.remove()
@@ -290,6 +353,20 @@ class BuiltAlgorithm:
                     entry["fused"] = fused
             if rides_along:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
+        if self.algorithm.trial.writes_rate:
+            factors = self._controller.put_back(self.name)
+            for group, _ in chosen:
+                group.entry[_OWN_RATE] *= factors[group.id]
+
+    def _step_once(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are there."""
+        groups = optimizer.param_groups
+        if hasattr(optimizer, "base_lrs"):
+            optimizer.base_lrs = [entry[_FIRST_RATE] for entry in groups]
+        optimizer.step()
+        if hasattr(optimizer, "base_lrs"):
+            for entry, rate in zip(groups, optimizer.base_lrs):
+                entry[_FIRST_RATE] = rate
 
     def _parts(self, group: TorchGroup, params: Sequence[Param]) -> Iterator[Sequence[torch.Tensor]]:
         """The tensors of a group in as few calls of torch's step as can be: one, but for three exceptions."""
@@ -341,7 +418,3 @@ class BuiltAlgorithm:
     def _wants_kernel(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> bool:
         """Whether there is a fused kernel for all of these devices, and the config does not ask for another one."""
         return not options.get("foreach") and all(tensor.device.type in self.algorithm.kernel.devices for tensor in tensors)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

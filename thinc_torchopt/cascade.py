@@ -211,7 +211,8 @@ class Cascade:
         if not accepted:
             raise ConfigError(
                 f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of shape "
-                f"{tuple(param.shape)}. Name an algorithm for such params in [training.optimizer.algorithm.fallback]."
+                f"{tuple(param.shape)} and strides {param.tensor.stride()}. Name an algorithm for such params in "
+                "[training.optimizer.algorithm.fallback], or choose another one for all."
             )
         return 0
 

@@ -201,6 +201,8 @@ class TorchOptimizer(Optimizer):
         self._joint = False
         chosen = chosen_averages(use_averages, averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._schedules)
+        for algorithm in self._cascade.algorithms:
+            algorithm.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)
         self._meet_no_params()
 
     def _meet_no_params(self) -> None:
@@ -511,7 +513,7 @@ class TorchOptimizer(Optimizer):
         nlp, exclude = self._trained.table.bound_to()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
-        check_parts("the optimizer", saved, self.state_dict())
+        check_parts("the optimizer", saved, self.state_dict().keys() - {"algorithms"}, optional=("algorithms",))
         if saved["version"] != state.VERSION:
             raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
         step = check_count("step", saved["step"])

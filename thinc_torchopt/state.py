@@ -13,6 +13,7 @@ from thinc.api import PyTorchShim, Shim
 
 from .checks import check_count, check_parts
 from .errors import StateError
+from .library_state import BESIDE, from_tree, library_of, restore_beside
 from .param_groups import ParamGroups
 from .params import Param
 from .state_fit import fit_param_state
@@ -28,7 +29,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "dtype": str(param.dtype),
             "updates": param.steps,
             "joined_at": param.joined_at,
-            "state": {} if param.group is None else param.group.owner.state_of(param),
+            "state": {} if param.group is None else param.group.owner.tree_of(param),
         }
         for param in params
     }
@@ -43,13 +44,13 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
         found = saved[param.name]
         param.steps = found["updates"]
         if param.group is not None:
-            fitted = found["state"]
+            owner, options = param.group.owner, param.group.entry
+            fitted = from_tree(found["state"], library_of(owner.optimizer))
             if has_grown(param, found):
-                owner, options = param.group.owner, param.group.entry
                 fitted = fit_param_state(
                     type(owner.optimizer), fitted, found["shape"], param.tensor, on_growth=on_growth, name=param.name, options=options
                 )
-            param.group.owner.set_state(param, fitted, _saved_dtype(found))
+            owner.set_state(param, fitted, _saved_dtype(found))
 
 
 def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
@@ -83,6 +84,24 @@ def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) 
     for group in groups.groups:
         for name, value in saved[group.id]["state"].items() if group.id in saved else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def collect_algorithms(groups: ParamGroups) -> dict[str, dict[str, Any]]:
+    """What algorithms keep beside params and groups, by their config path."""
+    found = {algorithm.name: algorithm.state_beside() for algorithm in groups.algorithms}
+    return {name: part for name, part in found.items() if part}
+
+
+def restore_algorithms(groups: ParamGroups, saved: Any) -> None:
+    """Give algorithms what they kept beside params and groups.
+
+    RAISES (StateError): It is of others, or damaged.
+    """
+    check_parts("the algorithms", saved)
+    for algorithm in groups.algorithms:
+        if algorithm.name in saved and algorithm.optimizer is not None:
+            check_parts(f"the algorithm '{algorithm.name}'", saved[algorithm.name], (), optional=BESIDE)
+            restore_beside(algorithm.optimizer, saved[algorithm.name])
 
 
 def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:

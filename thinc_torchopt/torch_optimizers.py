@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hi
 import torch
 
 from . import kernels
-from .algorithm import IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
+from .algorithm import IN_ALGORITHM, Algorithm, accepts_all, as_torch_takes_it, takes_any_strides, try_out
 from .compat import import_pytorch_optimizer
 from .errors import ConfigError
 from .kernels import FusedKernel
@@ -54,8 +54,7 @@ def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, r
         if unknown:
             raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
         options = {p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
-        try_out(cls, label, options)
-        return Algorithm(label, cls, options, kernel=kernel)
+        return Algorithm(label, cls, options, kernel=kernel, trial=try_out(cls, label, options))
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
@@ -132,6 +131,7 @@ def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [
         accepts=_is_matrix,
         fallback=AdamW() if fallback is None else fallback,
         fallback_params=tuple(fallback_params),
+        trial=muon.trial,
     )
 
 
@@ -153,7 +153,8 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     Its Muons and others that are for matrices alone leave the rest to torch.AdamW.v1.
 
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
-    options (dict[str, Any]): Its keyword arguments, without `lr`. Numbers may be schedules.
+    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups: `cautious`, or GaLore's
+        `rank`. Numbers may be schedules.
     RAISES (ConfigError): There is none of that name, it refuses an option, or it can't be driven by gradients alone.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
@@ -164,24 +165,40 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
         raise ConfigError(
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Near names: {near or 'none'}."
         )
+    if name.lower() in _NOT_FOR_PIPELINES:
+        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another.")
     cls = library.load_optimizer(name)
     known = {key: p for key, p in inspect.signature(cls.__init__).parameters.items() if key not in {"self", "params", "lr", "kwargs"}}
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(sorted(known))}.")
     defaults = {key: p.default for key, p in known.items() if p.default is not inspect.Parameter.empty}
     options = defaults | {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     matrices_only = name.lower() in _MATRICES_ONLY
-    build = partial(_build_for_matrices, cls) if matrices_only else cls
-    try_out(build, label, options)
-    if matrices_only:
-        return Algorithm(label, build, options, accepts=_is_matrix, fallback=AdamW(), counts_for_group=True)
-    return Algorithm(label, build, options, counts_for_group=True)
+    build = partial(_build, cls, frozenset(known), {"use_muon": True} if matrices_only else {})
+    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
+    trial = try_out(build, label, options)
+    unknown = sorted(set(options) - set(known) - trial.read)
+    if unknown:
+        offered = ", ".join(sorted(set(known) | trial.looked_for))
+        raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {offered}.")
+    accepts: Callable[[str, torch.Tensor], bool] = _is_matrix if matrices_only else accepts_all
+    if not takes_any_strides(build, options, [(3, 2)] if matrices_only else [(3, 2), (2, 3, 4)]):
+        accepts = partial(_is_contiguous, accepts)
+    fallback = AdamW() if matrices_only else None
+    return Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True, trial=trial)
 
 
+def _is_contiguous(accepts: Callable[[str, torch.Tensor], bool], name: str, param: torch.Tensor) -> bool:
+    return param.is_contiguous() and accepts(name, param)
+
+
+# What trying out does not show.
+_NOT_FOR_PIPELINES = {"lorarite": "expected one for params of any shape, found one for pairs of low-rank matrices."}
 # pytorch-optimizer's optimizers for matrices. Most want to be told so by a flag in the param group.
 _MATRICES_ONLY = {"adago", "adamuon", "muon", "muonclip", "normuon", "spectralsphere"}
 
 
-def _build_for_matrices(cls: Callable[..., torch.optim.Optimizer], params: Any, **options: Any) -> torch.optim.Optimizer:
-    return cls([{"params": params, "use_muon": True}], **options)
+def _build(
+    cls: Callable[..., torch.optim.Optimizer], known: frozenset[str], flags: Dict[str, Any], params: Any, **options: Any
+) -> torch.optim.Optimizer:
+    """Build one of them. What its constructor does not name, such as GaLore's `rank`, its steps read from the param group."""
+    in_group = flags | {name: options.pop(name) for name in list(options) if name not in known and name != "lr"}
+    return cls([{"params": params, **in_group}], **options)

@@ -56,8 +56,11 @@ class TrainedParams:
         return list(self.table.by_key.values())
 
     def averages_for_thinc(self) -> AveragedParams:
-        """See `Averages.as_thinc`."""
-        return AveragedParams() if self.averages is None else self.averages.as_thinc(self.table.shims.values())
+        """See `Averages.as_thinc`. If the algorithm has values of its own that are to be used instead of those that it trains, these."""
+        averages = self.averages
+        if averages is None:
+            averages = Averages.holding(found for algorithm in self.groups.algorithms for found in algorithm.in_eval_form())
+        return averages.as_thinc(self.table.shims.values())
 
     def drop_averages(self) -> None:
         """Forget the averages, and keep none from now on."""
@@ -71,6 +74,7 @@ class TrainedParams:
             "learn_rates": self.controller.state_dict(),
             "params": state.collect_params(self.params),
             "groups": state.collect_groups(self.groups),
+            "algorithms": state.collect_algorithms(self.groups),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.shim_paths()),
             "grad_scalers": state.collect_scalers(self.table.shim_paths()),
         }
@@ -94,6 +98,7 @@ class TrainedParams:
         state.check_state_names(self.params, saved["params"])
         state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
+        state.restore_algorithms(self.groups, saved.get("algorithms", {}))
         self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow)
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
@@ -117,4 +122,5 @@ class TrainedParams:
         self.groups.add(thawed_since, names_are_lasting=True)
         state.restore_params([param for param in self.params if param not in thawed_since], saved["params"])
         state.restore_groups(self.groups, saved["groups"])
+        state.restore_algorithms(self.groups, saved.get("algorithms", {}))
         state.restore_scalers(self.table.shim_paths(), saved["grad_scalers"])

@@ -1,0 +1,197 @@
+"""Every optimizer there is: ten steps are the same, to the last bit, as five, a save, a load in another process, and five more."""
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import spacy
+import torch
+from thinc.api import PyTorchWrapper
+
+from thinc_torchopt import TorchOptimizer, drop_ins
+from thinc_torchopt.compat import has_pytorch_optimizer
+from thinc_torchopt.errors import ConfigError, GrowthWarning
+from thinc_torchopt.files import read_folder, write_folder
+from thinc_torchopt.torch_optimizers import create
+from thinc_torchopt.training_state import collect_random, restore_random
+
+from .conftest import CONFIGS
+from .models import same, toy_pipeline
+
+LAYOUTS = ["float32", "bfloat16", "transposed", "grown"]
+LOW_RANK = {"rank": 2, "update_proj_gap": 3, "scale": 1.0, "projection_type": "std"}
+# What can't do without, and variants that keep more than the plain ones.
+OPTIONS = {
+    "torch.Adagrad.v1": [{"lr_decay": 0.1}],
+    "torch.Adam.v1": [{"amsgrad": True}, {"foreach": True}],
+    "torch.RMSprop.v1": [{"momentum": 0.9, "centered": True}],
+    "torch.SGD.v1": [{"momentum": 0.9}],
+    "adashift": [{"keep_num": 3}],
+    "apollo": [LOW_RANK, {**LOW_RANK, "projection_type": "random"}],
+    "dadaptsgd": [{"d0": 0.01}],
+    "fira": [LOW_RANK],
+    "flashadamw": [{"check_numerics": True}],
+    "galore": [LOW_RANK],
+    "lion": [{"cautious": True, "use_gc": True}],
+    "ranger21": [{"num_iterations": 20}],
+    "sara": [{"threshold": 1.0, "progressive_iter": 3}],
+    "scalableshampoo": [{"start_preconditioning_step": 2, "preconditioning_compute_steps": 3}],
+    "sgdw": [{"momentum": 0.9}],
+    "pid": [{"momentum": 0.9}],
+    "spam": [{"density": 0.5, "update_proj_gap": 4, "warmup_epoch": 3, "grad_accu_steps": 2}],
+    "stablespam": [{"t_max": 8, "update_proj_gap": 3}],
+}
+THINCS = {"Adam": {"L2": 0.1}, "RAdam": {}, "SGD": {"L2": 0.1}}
+
+
+def library_names():
+    if not has_pytorch_optimizer:
+        return []
+    import pytorch_optimizer
+
+    return sorted(pytorch_optimizer.get_supported_optimizers())
+
+
+def refused(*, when_not_contiguous=False):
+    """Names in the table of docs/optimizers.md that says what can't be used: at all, or with some params."""
+    text = (CONFIGS.parent / "docs" / "optimizers.md").read_text(encoding="utf8")
+    rows = text.partition("What can't be used, and says so")[2].partition("| --- | --- |\n")[2].partition("\n\n")[0]
+    return {
+        name
+        for row in rows.splitlines()
+        if ("not contiguous" in row) == when_not_contiguous
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+
+
+def cases(layout):
+    """By a name: what makes the optimizer."""
+    left_out = refused() | (refused(when_not_contiguous=True) if layout == "transposed" else set())
+    registered = spacy.registry.torch_optimizers.get_all()
+    for name, factory in registered.items():
+        if name.startswith("torch.") and name not in ("torch.LBFGS.v1", "torch.SparseAdam.v1"):
+            for options in [{}, *OPTIONS.get(name, [])]:
+                yield f"{name} {options}", lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01)
+    for name, options in THINCS.items():
+        yield f"thinc-torchopt.{name}.v1", lambda name=name, options=options: getattr(drop_ins, name)(0.01, **options)
+    for name in library_names():
+        if name not in left_out:
+            for options in [*([{}] if name != "ranger21" else []), *OPTIONS.get(name, [])]:
+                yield f"{name} {options}", lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01)
+
+
+class Weights(torch.nn.Module):
+    """A matrix, a square one, a vector and a cube."""
+
+    def __init__(self, layout, rows=6):
+        super().__init__()
+        generator = torch.Generator().manual_seed(rows)
+        dtype = torch.bfloat16 if layout == "bfloat16" else torch.float32
+        for name, shape in {"matrix": (rows, 4), "square": (4, 4), "vector": (rows,), "cube": (3, 2, 4)}.items():
+            value = torch.randn(shape, generator=generator).to(dtype)
+            if layout == "transposed":
+                value = value.permute(*reversed(range(value.ndim))).contiguous().permute(*reversed(range(value.ndim)))
+            self.register_parameter(name, torch.nn.Parameter(value))
+
+
+class Run:
+    """One optimizer, and the params that it trains by random gradients."""
+
+    def __init__(self, nlp, build, layout, *, rows=6):
+        spacy.util.fix_random_seed(0)
+        self.nlp, self.layout, self.optimizer = nlp, layout, build()
+        self.model = nlp.get_pipe("tagger").model = PyTorchWrapper(Weights(layout, rows)).initialize()
+        self.optimizer.initialize(nlp)
+
+    @property
+    def weights(self):
+        return list(self.model.shims[0]._model.parameters())
+
+    def steps(self, first, n):
+        for step in range(first, first + n):
+            generator = torch.Generator().manual_seed(step)
+            for param in self.weights:
+                param.grad = torch.empty_like(param).normal_(generator=generator)
+            self.model.finish_update(self.optimizer)
+            self.optimizer.step_schedules()
+            if self.layout == "grown" and step == 2:
+                self.grow()
+
+    def grow(self):
+        old, new = self.model.shims[0]._model, Weights("float32", 8)
+        with torch.no_grad():
+            for name, param in old.named_parameters():
+                new.get_parameter(name)[: len(param)] = param
+        for name in ("matrix", "vector"):
+            setattr(old, name, new.get_parameter(name))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GrowthWarning)  # where state can't grow, its param starts anew
+            self.optimizer.initialize(self.nlp)
+
+
+def tagger():
+    return toy_pipeline(["tagger"], shared=False)
+
+
+def bits(params):
+    """Copies by which two NaNs are equal."""
+    return [param.detach().clone().view(torch.int16 if param.dtype is torch.bfloat16 else torch.int32) for param in params]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
+    nlp, expected = tagger(), {}
+    for i, (name, build) in enumerate(cases(layout)):
+        run = Run(nlp, build, layout)
+        run.steps(0, 5)
+        run.optimizer.to_disk(tmp_path / f"{i}-optimizer")
+        write_folder(tmp_path / f"{i}-model", {"weights": [param.detach() for param in run.weights], "random": collect_random()})
+        before = bits(run.weights)
+        run.steps(5, 5)
+        expected[name] = bits(run.weights)
+        # In float32, because some steps are too small for less.
+        assert layout != "float32" or not same(expected[name], before) or name in ("adashift {}", "dadaptsgd {}", "sara {}"), name
+    code = f"from tests.test_every_optimizer import go_on; go_on({layout!r}, {str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=CONFIGS.parent)
+    found = torch.load(tmp_path / "found.pt")
+    assert found.keys() == expected.keys() and len(expected) > (100 if has_pytorch_optimizer else 15)
+    assert [name for name in expected if not same(found[name], expected[name])] == []
+
+
+def go_on(layout, folder):
+    """The other process."""
+    nlp, found, folder = tagger(), {}, Path(folder)
+    for i, (name, build) in enumerate(cases(layout)):
+        run, model = Run(nlp, build, layout, rows=8 if layout == "grown" else 6), read_folder(folder / f"{i}-model")
+        with torch.no_grad():
+            for param, value in zip(run.weights, model["weights"]):
+                param.copy_(value)
+        run.optimizer.from_disk(folder / f"{i}-optimizer")
+        restore_random(model["random"])
+        run.steps(5, 5)
+        found[name] = bits(run.weights)
+    torch.save(found, folder / "found.pt")
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_every_optimizer_that_cannot_be_used_is_in_the_docs():
+    cannot, not_strided = set(), set()
+    for name in library_names():
+        try:
+            algorithm = create(name, {"num_iterations": 20} if name == "ranger21" else {"num_data": 100} if name == "bsam" else {})
+        except ConfigError:
+            cannot.add(name)
+        else:
+            if algorithm.accepts("W", torch.ones(2, 3)) and not algorithm.accepts("W", torch.ones(2, 3).t()):
+                not_strided.add(name)
+    assert cannot | {"demo"} == refused()  # that one says so only if another library is missing
+    assert not_strided == refused(when_not_contiguous=True)
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_every_optimizer_that_takes_no_strides_says_so_when_training_begins():
+    with pytest.raises(ConfigError, match=r"'tagger/matrix' .*sgdp.* shape \(6, 4\) and strides \(1, 6\)"):
+        Run(tagger(), lambda: TorchOptimizer(create("sgdp"), 0.01), "transposed")
