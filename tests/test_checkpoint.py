@@ -130,7 +130,7 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     with pytest.warns(CheckpointWarning, match="Going on although the config has changed"), pytest.warns(LearnRateWarning):
         assert min(run(changed, tmp_path / "out")) == 11
-    changed["training"] |= {"max_steps": 22, "eval_frequency": 2}
+    changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
     assert sorted(run(changed, tmp_path / "out2")) == [21, 22]
 

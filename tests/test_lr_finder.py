@@ -225,6 +225,35 @@ def test_lr_finder_finds_the_steepest_place_of_a_curve():
     assert found.suggestions["lowest/10"] == ramp[found.lowest] / 10
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9])
+def test_lr_finder_suggests_nothing_from_noise(smoothing):
+    ramp, suggested = make_ramp(1e-7, 10.0, 100), 0
+    for seed in range(200):
+        losses = (5.0 + numpy.random.default_rng(seed).normal(size=100)).tolist()
+        found = RangeTest(ramp, losses, [{"default": rate} for rate in ramp])
+        _analyse(found, math.inf, smoothing)
+        suggested += found.problem is None
+    assert suggested <= 2  # chance
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9])
+def test_lr_finder_finds_a_fall_at_any_smoothing(smoothing):
+    ramp = make_ramp(1e-7, 10.0, 100)
+    rng = numpy.random.default_rng(0)
+    losses = [10 / (1 + math.exp(3 * (math.log10(rate) + 3))) + 0.2 * rng.normal() for rate in ramp]
+    found = RangeTest(ramp, losses, [{"default": rate} for rate in ramp])
+    _analyse(found, math.inf, smoothing)
+    assert found.problem is None and 1e-4 < found.suggestions["steepest"] < 1e-2
+
+
+def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):
+    corpus = toy_corpus(tmp_path)
+    overrides = {"paths.train": str(corpus["train"]), "paths.dev": str(corpus["dev"]), "paths.state": str(tmp_path / "state")}
+    nlp = init_nlp(spacy.util.load_config(CONFIGS / "guards.cfg", overrides=overrides, interpolate=False))
+    found = run_range_test(nlp, nlp.config.interpolate(), steps=10)
+    assert len(found.rates) <= 10 and not (tmp_path / "state").exists()
+
+
 @pytest.mark.parametrize("arguments", [(0.0, 1.0, 100), (1.0, 1.0, 100), (1e-7, math.inf, 100), (1e-7, 10.0, 9), (math.nan, 1.0, 100)])
 def test_lr_finder_refuses_a_ramp_that_does_not_rise(arguments):
     with pytest.raises(ConfigError, match="Can't raise the learning rate: expected"):

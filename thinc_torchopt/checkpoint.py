@@ -61,8 +61,8 @@ def Checkpoint(
     every (int): Save after every so many steps; always after an evaluation. 0: only then.
     keep (int): How many checkpoints to keep, the newest.
     resume ("auto" | "must" | "never"): Go on from the newest whole checkpoint if there is one; stop if there is none; or start anew.
-    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`, `eval_frequency`, the
-        logger and this block may change.
+    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`, `patience`,
+        `eval_frequency`, the logger and this block may change.
     RAISES (ConfigError): An argument is out of its range.
     """
     for name, value, least in (("every", every, 0), ("keep", keep, 1)):

@@ -43,6 +43,10 @@ _MIN_STEPS = 10
 _DIVERGED = 3.0
 # A loss that falls by less than this part of it has not fallen.
 _MIN_FALL = 0.02
+# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones.
+_CHANCE = 6.0
+# Checkpoints are left out, as loggers are: they may write. Spikes must not be skipped, nor be gone back from: they are what is looked for.
+_LEFT_OUT = ("checkpoint", "spike_factor", "on_spike", "rollback_after", "rollback_factor", "max_rollbacks")
 
 
 @dataclass
@@ -204,8 +208,7 @@ def _train(nlp: Language, config: Config, ramp: Sequence[float]) -> Generator[tu
         fix_random_seed(training["seed"])
     # Schedules move on once more after the last step.
     optimizer = with_ramp(training["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
-    # Loggers, checkpoints and the like are left out: they may write. Spikes must not be skipped: they are what is looked for.
-    optimizer = {name: value for name, value in optimizer.items() if name not in ("checkpoint", "spike_factor", "on_spike")}
+    optimizer = {name: value for name, value in optimizer.items() if name not in _LEFT_OUT}
     wanted = ("train_corpus", "batcher", "dropout", "accumulate_gradient", "frozen_components", "annotating_components", "before_update")
     T = registry.resolve({"training": {name: training[name] for name in wanted} | {"optimizer": optimizer}})["training"]
     [corpus] = resolve_dot_names(config, [T["train_corpus"]])
@@ -285,7 +288,7 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     start = float(curve[: max(1, n // 10)].mean())
     noise = float(numpy.std(numpy.asarray(losses[: lowest + 1]) - curve[: lowest + 1]))
     fall = start - float(curve[lowest])
-    if not fall > max(_MIN_FALL * abs(start), noise):
+    if not fall > max(_MIN_FALL * abs(start), noise, _CHANCE * _noise_of_curve(losses, smoothing)):
         found.problem = (
             f"Can't suggest a learning rate: expected a loss that falls, found one of {start:.4g} per word at first, and at the lowest "
             f"{curve[lowest]:.4g}, which is no more than chance. Raise --max-lr, or lower --min-lr if it broke away at once; give it more "
@@ -295,3 +298,11 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     slopes = numpy.gradient(curve, numpy.log(found.rates[:n]))
     found.steepest = int(slopes[: lowest + 1].argmin())
     found.lowest = lowest
+
+
+def _noise_of_curve(losses: Sequence[float], smoothing: float) -> float:
+    """The standard deviation of a smoothed curve, as far as it is noise: from the differences of neighbours, most of which are no fall."""
+    # Of weights that fall by `smoothing` each step: the root of the sum of their squares, as a part of their sum.
+    kept = math.sqrt((1.0 + smoothing**2) / (1.0 - smoothing**2)) * (1.0 - smoothing) / (1.0 + smoothing)
+    # The median of what is normally distributed is 0.6745 standard deviations from the mean; a difference has those of two losses.
+    return kept * float(numpy.median(numpy.abs(numpy.diff(losses)))) / (0.6745 * math.sqrt(2.0))

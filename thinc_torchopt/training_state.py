@@ -282,7 +282,14 @@ def _shapes(values: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- the config
 
 # What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
-_MAY_CHANGE = ("paths.", "training.logger", "training.max_steps", "training.eval_frequency", "training.optimizer.checkpoint")
+_MAY_CHANGE = (
+    "paths.",
+    "training.logger",
+    "training.max_steps",
+    "training.patience",
+    "training.eval_frequency",
+    "training.optimizer.checkpoint",
+)
 
 
 def collect_config(nlp: Language) -> dict[str, str]:
@@ -303,5 +310,7 @@ def collect_config(nlp: Language) -> dict[str, str]:
 
 def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What is different, a line each."""
-    changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    # Checkpoints of before may hold what may change by now.
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
+    changed = sorted(path for path in paths if before.get(path) != now.get(path))
     return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
