@@ -16,7 +16,7 @@ from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.cascade import Cascade
-from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from thinc_torchopt.errors import ConfigError, ConfigWarning, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.params import Param
 from thinc_torchopt.scheduled_values import Schedules
@@ -584,3 +584,40 @@ def test_param_groups_wrong_patterns_stop_spacy_train_at_once(tmp_path):
     corpus = toy_corpus(tmp_path)
     run = train("param_groups.cfg", tmp_path / "out", corpus, check=False, **{"training__optimizer__per_param_lr__tager/*": 0.1})
     assert run.returncode != 0 and "Can't use pattern 'tager/*' in [training.optimizer.per_param_lr]" in run.stdout + run.stderr
+
+
+def per_param_lr_of(text):
+    config = Config().from_str(
+        '[training]\n[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n[training.optimizer.algorithm]\n'
+        f'@torch_optimizers = "torch.AdamW.v1"\n{text}'
+    )
+    return spacy.registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
+
+
+def test_param_groups_warn_of_a_rate_that_a_number_beats():
+    schedule = '@schedules = "constant.v1"\nrate = 0.1\n'
+    text = f"[training.optimizer.per_param_lr]\n{{}} = 0.002\n[training.optimizer.per_param_lr.tok2vec/*/E]\n{schedule}"
+    nlp = toy_pipeline(["tagger"])
+    nlp.initialize(lambda: toy_examples(nlp))
+    with pytest.warns(ConfigWarning, match=r"'tok2vec/\*/E' in \[training\.optimizer\.per_param_lr\] has no effect: .*'tok2vec/\*' holds"):
+        per_param_lr_of(text.format("tok2vec/*")).initialize(nlp)
+    per_param_lr_of(text.format("tagger/*")).initialize(nlp)  # without a warning
+    # What the warning says to write.
+    groups = "training.optimizer.param_groups"
+    first = f'[{groups}]\n[{groups}.all]\nparams = ["tok2vec/*"]\nlearn_rate = 0.002\n'
+    second = f'[{groups}.embeddings]\nparams = ["tok2vec/*/E"]\n[{groups}.embeddings.learn_rate]\n'
+    optimizer = per_param_lr_of(first + second + schedule)
+    optimizer.initialize(nlp)
+    assert {info.learn_rate for info in optimizer.describe() if info.name.endswith("/E")} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [("per_param_lr", "re:tok2vec/.*"), *((setting, key) for setting in ("per_param_lr", "layer_decay") for key in ("[tn]*/W", "#*"))],
+)
+def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
+    with pytest.raises(ConfigError, match=rf"Can't use a pattern as a key in \[training\.optimizer\.{setting}\].*param_groups"):
+        if key.startswith("re:"):
+            per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
+        else:
+            TorchOptimizer(AdamW(), **{setting: {key: 0.1}})

@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .algorithm import IN_ALGORITHM, Algorithm
-from .errors import ConfigError
+from .errors import ConfigError, ConfigWarning
 from .learn_rate import NEW_PARAMS_FACTOR, Warmup
 from .names import Pattern, layers_of, matches_any
 from .params import Param
@@ -120,7 +121,8 @@ class Cascade:
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
         self._blocks = [self._read_block(name, block) for name, block in param_groups.items()]
-        self._blocks += [self._read_rate(pattern, rate) for pattern, rate in per_param_lr.items()]
+        self._rates = [self._read_rate(pattern, rate) for pattern, rate in per_param_lr.items()]
+        self._blocks += self._rates
         self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in layer_decay.items()]
         self._layers: dict[str, tuple[int, int]] = {}
         self._decays = [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
@@ -158,6 +160,7 @@ class Cascade:
         """
         for pattern in self.patterns:
             pattern.check(names)
+        self._warn_of_beaten(names)
         layers = layers_of(names)
         for pattern, _ in self._layer_decay:
             found = [name for name in names if pattern(name)]
@@ -166,6 +169,23 @@ class Cascade:
                     f"Can't use pattern '{pattern.text}' in {_LAYER_DECAY}: expected params with the number of their layer in the name, as "
                     f"in transformer/encoder/layer/3/output/dense/weight, found {', '.join(found[:3])}. Use lr_scale in a param group."
                 )
+
+    def _warn_of_beaten(self, names: Sequence[str]) -> None:
+        """Warn of patterns of [per_param_lr] with a schedule that a number beats everywhere: the config system puts numbers last."""
+        for place, block in enumerate(self._rates):
+            (pattern,) = block.patterns
+            matched = [name for name in names if pattern(name)]
+            for later in self._rates[place + 1 :]:
+                if isinstance(block.learn_rate, Schedule) and isinstance(later.learn_rate, float) and all(map(later.patterns[0], matched)):
+                    warnings.warn(
+                        ConfigWarning(
+                            f"'{block.name}' in {_PER_PARAM_LR} has no effect: expected a rate that holds for some params, found that the "
+                            f"number of '{later.name}' holds for all of them. The later one wins, and in a config numbers come after "
+                            "sections, wherever they were written. Write both as blocks of [training.optimizer.param_groups], which keep "
+                            f'their order: first params = ["{later.name}"], then params = ["{block.name}"].'
+                        ),
+                        stacklevel=2,
+                    )
 
     def see_names(self, names: Sequence[str]) -> None:
         """Learn all names of the pipeline, from which follows how many layers each component has."""
@@ -246,10 +266,12 @@ class Cascade:
         )
 
     def _read_rate(self, text: str, rate: FloatOrSchedule) -> _Block:
+        _check_key(text, rate, _PER_PARAM_LR)
         learn_rate = self._number("per_param_lr", {text: rate}, text)
         return _Block(text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate, options=[{} for _ in self.algorithms])
 
     def _read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
+        _check_key(text, decay, _LAYER_DECAY)
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0.0 < decay <= 1.0:
             raise ConfigError(f"Can't set '{text}' in {_LAYER_DECAY}: expected a number above 0 and at most 1, found {decay!r}.")
         return Pattern(text, _LAYER_DECAY), float(decay)
@@ -260,6 +282,20 @@ class Cascade:
             return None
         value = self._schedules.track(f"{path}.{name}", given[name])
         return value if isinstance(value, Schedule) else check_number(f"{path}.{name}", value)
+
+
+def _check_key(text: str, value: Any, where: str) -> None:
+    """RAISES (ConfigError): A pattern that a config can't hold as a key."""
+    what = None
+    if text == "re" and isinstance(value, str):
+        what = f"a regular expression: the key ends at the colon, so it is 're' with the value {value!r}"
+    elif text.startswith(("[", "#", ";")):
+        what = f"{text!r}, which a config takes for a section or a comment"
+    if what is not None:
+        raise ConfigError(
+            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. Write it in a list: a block of "
+            "[training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
+        )
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:

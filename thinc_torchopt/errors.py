@@ -13,6 +13,7 @@ TorchOptError
 
 Warning
 └── TorchOptWarning (UserWarning)
+    ├── ConfigWarning              a setting that has no effect
     ├── CheckpointWarning          a checkpoint is damaged, of another config, or could not be written
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
     ├── GrowthWarning              a param grew, and its state could not
@@ -98,6 +99,10 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
 
 class TorchOptWarning(UserWarning):
     """Base of all warnings that the package gives."""
+
+
+class ConfigWarning(TorchOptWarning):
+    """A setting that has no effect, because another one beats it."""
 
 
 class CheckpointWarning(TorchOptWarning):
