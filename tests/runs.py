@@ -87,3 +87,8 @@ def digests(folder):
         }
     assert len(found) > 4
     return found
+
+
+def contents(folder):
+    """Every file below a folder, with its bytes and the time of its last change."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}

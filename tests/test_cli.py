@@ -22,6 +22,7 @@ from thinc_torchopt.schedules import warmup_cosine, warmup_linear
 
 from .conftest import CONFIGS
 from .models import slots
+from .runs import contents
 from .spacy_cli import spacy_cli, toy_corpus, train
 
 PARAM_GROUPS = CONFIGS / "param_groups.cfg"
@@ -55,11 +56,6 @@ def torchopt(folder, *args, check=True):
     """Run a command with the toy corpus in a folder."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
     return spacy_cli("torchopt", *args, *paths, check=check)
-
-
-def contents(folder):
-    """Every file below a folder, with its bytes and the time of its last change."""
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
 def initialized(folder, config=PARAM_GROUPS):

@@ -1,17 +1,21 @@
 """Oracle: spaCy's own loop around the same optimizer."""
 
+import io
+
 import numpy
 import pytest
 import spacy.training.loop
 from spacy.language import Language
+from spacy.training.initialize import init_nlp
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.errors import PipelineWarning
+from thinc_torchopt.errors import ConfigError, PipelineError, PipelineWarning
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.torch_optimizers import SGD, AdamW
 
 from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
+from .runs import config_for, contents
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
@@ -175,3 +179,40 @@ def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
         nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=before_update, **options
     )
     assert len(list(steps)) == 2 and set(optimizer.nr_update.values()) == {2}
+
+
+# ---------------------------------------------------------------------- what is refused loses nothing
+
+REFUSED = {
+    "a typo in a pattern": ({"param_groups": {"x": {"params": ["tagge/*"], "freeze": True}}}, ConfigError, "'tagge/\\*' .* matches none"),
+    "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
+    "a typo in the algorithm": (
+        {"algorithm": {"@torch_optimizers": "torch.Muon.v1", "fallback_params": ["tagger/x"]}},
+        ConfigError,
+        r"fallback_params: it matches none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["with checkpoint", "without"])
+def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint, corpus, tmp_path):
+    changes, error, message = REFUSED[case]
+    config = config_for(tmp_path, corpus, steps=3)
+    if not checkpoint:
+        del config["training"]["optimizer"]["checkpoint"]
+    for name in ("model-best", "model-last"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "meta.json").write_text(name)
+    before = contents(tmp_path / "out")
+    config["training"]["optimizer"] |= changes
+    with pytest.raises(error, match=message):
+        spacy.training.loop.train(init_nlp(config.interpolate()), tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO())
+    assert contents(tmp_path / "out") == before
+
+
+def test_loop_refuses_a_component_without_params_before_it_begins():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "before_update": None}
+    with pytest.raises(PipelineError, match="Can't train component 'tagger': expected an initialized model"):
+        train_while_improving(nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options)

@@ -20,7 +20,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from .checkpoint import Checkpoints
-from .errors import PipelineWarning
+from .errors import PipelineError, PipelineWarning
 from .names import clean
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
@@ -61,12 +61,16 @@ def train_while_improving(
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, rollback, progress, goes_on = None, None, Progress(), False
+    # Not in the generator: at this point spaCy has not yet removed the models of before. What can be refused is refused here.
+    try:
+        _introduce(optimizer, nlp, exclude)
+    except PipelineError:
+        if before_update is None:
+            raise  # or else the hook may be what puts the pipeline in order
     if optimizer.checkpoint is not None:
-        # Not in the generator: at this point spaCy has not yet removed the models of the run that is to go on.
         checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
         batches, saved = checkpoints.own_stream(batches), checkpoints.find()
         if saved is not None:
-            _introduce(optimizer, nlp, exclude)
             checkpoints.restore(saved, progress, dropouts)
         goes_on = saved is not None
         del saved  # it may be large
@@ -110,8 +114,9 @@ def train_while_improving(
                 if before_update is not None:
                     before_update(nlp, {"step": step, "epoch": epoch})
                 if not is_ready:
-                    # Not earlier: the hook may be what puts the pipeline in order.
-                    _introduce(optimizer, nlp, exclude)
+                    # Once more: the hook may have changed the pipeline.
+                    if not _introduce(optimizer, nlp, exclude):
+                        _warn_of_nothing_to_train(nlp, exclude)
                     until_the_end.enter_context(optimizer.training())
                     is_ready = True
                 update(batch, losses := progress.losses)
@@ -178,15 +183,21 @@ def is_trained(proc: Any) -> bool:
     return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
 
 
-def _introduce(optimizer: TorchOptimizer, nlp: Language, exclude: list[str]) -> None:
-    """Tell the optimizer its pipeline. One that has nothing to train is run all the same, as spaCy does."""
-    if trainable_components(nlp, exclude):
+def _introduce(optimizer: TorchOptimizer, nlp: Language, exclude: list[str]) -> bool:
+    """Tell the optimizer its pipeline, unless there is nothing to train. RETURNS (bool): Whether there is."""
+    is_something = bool(trainable_components(nlp, exclude))
+    if is_something:
         optimizer.initialize(nlp, exclude)
-    elif not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
+    return is_something
+
+
+def _warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
+    """Such a pipeline is run all the same, as spaCy does."""
+    if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
                 f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
                 f"excluded ({exclude}). If that is not meant, take one out of [training] frozen_components."
             ),
-            stacklevel=2,
+            stacklevel=3,
         )
