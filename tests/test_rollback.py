@@ -9,7 +9,7 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
-from thinc_torchopt.checkpoint import steps_of
+from thinc_torchopt.checkpoint_folder import steps_of
 from thinc_torchopt.errors import CheckpointWarning, NonFiniteGradWarning, RollbackError, RollbackWarning
 from thinc_torchopt.files import read_folder
 

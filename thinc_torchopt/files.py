@@ -50,14 +50,14 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
-        files = {name: {"bytes": (unfinished / name).stat().st_size, "crc32": _crc32(unfinished / name)} for name in (TENSORS, VALUES)}
+        files = {name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)} for name in (TENSORS, VALUES)}
         text = json.dumps(files, sort_keys=True)
         (unfinished / MANIFEST).write_text(json.dumps({"files": files, "crc32": zlib.crc32(text.encode("utf8"))}), encoding="utf8")
         for file in (*unfinished.iterdir(), unfinished):
-            _sync(file)
-        with _moved_away(path):
+            sync(file)
+        with moved_away(path):
             unfinished.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -81,8 +81,8 @@ def read_folder(path: Path) -> dict[str, Any]:
     return tree
 
 
-def check_folder(path: Path) -> None:
-    """Check that a folder is as it was written.
+def check_folder(path: Path, *, only_sizes: bool = False) -> None:
+    """Check that a folder is as it was written. only_sizes (bool): Don't read the files, which may take long.
 
     RAISES (StateError): It is not there, or damaged.
     """
@@ -99,7 +99,7 @@ def check_folder(path: Path) -> None:
             raise _damaged(path, f"{MANIFEST} to match its own checksum, found another")
         for name, expected in files.items():
             size = (path / name).stat().st_size
-            if size != expected["bytes"] or (crc32 := _crc32(path / name)) != expected["crc32"]:
+            if size != expected["bytes"] or (not only_sizes and (crc32 := crc32_of(path / name)) != expected["crc32"]):
                 found = f"{size} bytes" if size != expected["bytes"] else f"checksum {crc32}"
                 raise _damaged(path / name, f"{expected['bytes']} bytes with checksum {expected['crc32']}, found {found}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -122,7 +122,8 @@ def _damaged(path: Path, expected_and_found: str) -> StateError:
     return StateError(f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by something else.")
 
 
-def _crc32(path: Path) -> int:
+def crc32_of(path: Path) -> int:
+    """The checksum of a file."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return 0
@@ -130,7 +131,7 @@ def _crc32(path: Path) -> int:
             return zlib.crc32(content)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk. Windows can't open folders."""
     if path.is_dir() and os.name == "nt":
         return
@@ -142,7 +143,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _moved_away(path: Path) -> Iterator[None]:
+def moved_away(path: Path) -> Iterator[None]:
     """Inside, there is nothing at the path; afterwards, what was there is gone, or back if something failed."""
     old = path.parent / f"{UNFINISHED}old-{path.name}-{os.getpid()}"
     there = path.exists()

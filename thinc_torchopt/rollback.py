@@ -13,7 +13,7 @@ from typing import Any
 
 from spacy.language import Language
 
-from .checkpoint import name_of, remove, steps_of, whole_ones
+from .checkpoint_folder import name_of, remove, steps_of, whole_ones
 from .errors import RollbackError, RollbackWarning, StateError
 from .optimizers import TorchOptimizer
 from .training_state import Progress, check_model, is_finite, restore_model
@@ -64,7 +64,8 @@ class Rollback:
                 f"training data. ({error})"
             ) from error
         restore_model(self._nlp, saved["model"])
-        remove([path for path in steps_of(self._folder) if path.name > name_of(step)])
+        paths = steps_of(self._folder)
+        remove(paths[paths.index(self._folder / name_of(step)) + 1 :])
         progress.rollbacks.append((progress.step, step))
         warnings.warn(
             RollbackWarning(

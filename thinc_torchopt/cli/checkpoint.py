@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import steps_of
+from ..checkpoint_folder import steps_of
 from ..errors import StateError
 from ..files import read_folder
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
@@ -43,7 +43,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     size = f"{entry['bytes'] / 1e6:.1f}"
     if not entry["whole"]:
         return [entry["name"], "", "", "", "", "", size, "damaged"]
-    scores = [f"{100 * entry[key]:.2f}" for key in ("score", "best_score")]
+    scores = ["" if entry[key] is None else f"{100 * entry[key]:.2f}" for key in ("score", "best_score")]
     return [entry["name"], str(entry["step"]), str(entry["epoch"]), *scores, f"{entry['params']:,}", size, "whole"]
 
 
@@ -60,8 +60,8 @@ def _look_into(folder: Path) -> dict[str, Any]:
             "whole": True,
             "step": progress["step"],
             "epoch": progress["epoch"],
-            "score": results[-1][0],
-            "best_score": max(score for score, _ in results),
+            "score": results[-1][0] if results else None,
+            "best_score": max((score for score, _ in results), default=None),
             "params": sum(tensor.numel() for tensor in _tensors(saved["model"])),
             "groups": [
                 {"name": name, "params": len(group["params"]), "learn_rate": rates[name]["applied_rate"]}
