@@ -1,0 +1,101 @@
+"""Who has a folder of checkpoints: real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from thinc_torchopt.errors import ConfigError, StateError
+from thinc_torchopt.run_lock import RunLock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from thinc_torchopt.run_lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+lock.take()
+print("taken", flush=True)
+sys.stdin.readline()
+lock.release()
+"""
+
+
+def hold(folder):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "taken\n"
+    return process
+
+
+def test_run_lock_is_for_one_process(tmp_path):
+    lock = RunLock(tmp_path / "state")
+    with hold(tmp_path / "state") as process:
+        with pytest.raises(StateError, match=rf"found that of one that goes on: process {process.pid} on .*, since 20") as caught:
+            lock.take()
+        assert "'path' in [training.optimizer.checkpoint]" in str(caught.value)
+        process.communicate("\n")
+    lock.take()
+    lock.release()
+    assert os.listdir(tmp_path / "state") == []
+
+
+def test_run_lock_of_a_killed_process_does_not_block(tmp_path):
+    with hold(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (tmp_path / "lock.json").exists()
+        lock = RunLock(tmp_path)
+        lock.take()
+        assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
+        lock.check()
+        lock.release()
+
+
+def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
+    """As in a notebook, where the run before was given up. It must not write again, nor let go of what is another's."""
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    first.take()
+    first.check()
+    second.take()
+    with pytest.raises(StateError, match=r"Can't write a checkpoint to .* another has taken it since: process"):
+        first.check()
+    first.release()
+    del first
+    second.check()
+    code = "import sys; from pathlib import Path; from thinc_torchopt.run_lock import RunLock; RunLock(Path(sys.argv[1])).take()"
+    other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert other.returncode and "that goes on" in other.stderr
+    second.release()
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_run_lock_is_taken_again_if_the_folder_was_removed(tmp_path):
+    lock = RunLock(tmp_path / "state")
+    lock.take()
+    (tmp_path / "state" / "lock.json").unlink()
+    (tmp_path / "state").rmdir()
+    lock.check()
+    assert (tmp_path / "state" / "lock.json").exists()
+    lock.release()
+
+
+@pytest.mark.parametrize("path", ["file/state", "/proc/state", "x" * 300])
+def test_run_lock_refuses_a_folder_that_can_not_be_written(path, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"Can't save checkpoints in .*: expected a folder that can be written to, found \w+Error"):
+        RunLock(tmp_path / path).take()
+
+
+def test_run_lock_lets_a_full_disk_pass(small_disk):
+    (small_disk / "full").write_bytes(b"")
+    with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"0" * 4096)
+    lock = RunLock(small_disk / "state")
+    lock.take()
+    (small_disk / "full").unlink()
+    lock.check()
+    assert json.loads((small_disk / "state" / "lock.json").read_text())["process"] == os.getpid()
+    lock.release()
