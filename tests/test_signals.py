@@ -1,0 +1,54 @@
+"""Signals are noted while a run works, and are as before at all other times."""
+
+import os
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from thinc_torchopt.signals import NUMBERS, Signals
+
+
+def handlers():
+    return [signal.getsignal(number) for number in NUMBERS]
+
+
+def test_signals_are_noted_inside():
+    before, signals = handlers(), Signals()
+    for _ in range(2):
+        with signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.noted == signal.SIGTERM and handlers() == before
+    with signals, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_signals_stay_until_the_end_that_is_told():
+    before, signals = handlers(), Signals()
+    with ExitStack() as end:
+        signals.stay_until(end)
+        for _ in range(2):
+            with signals:
+                pass
+            assert handlers() != before
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert handlers() == before and signals.noted == signal.SIGTERM
+
+
+def test_signals_leave_others_handlers_and_ignored_signals_alone():
+    def mine(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.noted is None
+            term = signal.signal(signal.SIGTERM, mine)
+        assert signal.getsignal(signal.SIGTERM) is mine and term == signals._note
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

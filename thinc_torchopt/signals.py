@@ -1,0 +1,59 @@
+"""SIGTERM and SIGINT during a run: they are noted, and the run stops when its step is finished and saved.
+
+Handlers are in place while our part of the loop works. While spaCy logs and saves they are only if `spacy.training.loop.train` will tell
+when it ends (see hooks.py): nobody else tells when a run is given up, and a handler that stays behind swallows signals that are not for it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Notes signals, inside of it. Only in the main thread; signals that are ignored stay so.
+
+    Public: `noted` (the number of the first that came, or None).
+    """
+
+    def __init__(self) -> None:
+        self.noted: int | None = None
+        self._before: dict[int, Any] = {}
+        self._stay = False
+
+    def __enter__(self) -> Signals:
+        if not self._before and threading.current_thread() is threading.main_thread():
+            for number in NUMBERS:
+                if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._stay:
+            self._restore()
+
+    def stay_until(self, end: ExitStack) -> None:
+        """Stay in place outside, too, until something else has ended."""
+        self._stay = True
+        end.callback(self._end)
+
+    def _end(self) -> None:
+        self._stay = False
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._note:  # or else somebody put another in its place
+                signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.noted is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the second time, at once
+        if self.noted is None:
+            self.noted = number
