@@ -1,5 +1,6 @@
 """Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
 
+import io
 import json
 import os
 import random
@@ -9,19 +10,30 @@ import signal
 import subprocess
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
 
+import numpy
 import pytest
 import spacy
+import spacy.training.loop
+import torch
 from confection import Config
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
 
-from thinc_torchopt.checkpoint import Checkpoint, newest_whole, steps_of
+from thinc_torchopt.checkpoint import Checkpoint
+from thinc_torchopt.checkpoint_folder import newest_whole, steps_of
+from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
-from thinc_torchopt.files import read_folder
+from thinc_torchopt.files import read_folder, write_folder
+from thinc_torchopt.training_state import DataStream, Progress
 
 from .conftest import CONFIGS, SHARED, needs_corpora, resize
-from .runs import config_for, digests, run
+from .runs import Crash, config_for, contents, digests, run
 from .test_files import damage
 
 VARIANTS = {
@@ -201,6 +213,253 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
     with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on; older checkpoints are as they were"):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state")["progress"]["step"] == before
+
+
+def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
+    """Nor are damaged checkpoints of before kept in the place of new ones."""
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__checkpoint__every=1)
+    run(config, tmp_path / "out")
+    for name, new in (("step-00000004", "step-00000025"), ("step-00000005", "step-00000027")):
+        (tmp_path / "state" / name).rename(tmp_path / "state" / new)
+        (tmp_path / "state" / new / "values.json").write_text("{}")
+    for name in ("step-backup", "step-notes"):
+        (tmp_path / "state" / name).mkdir()
+        (tmp_path / "state" / name / "notes.txt").write_text("mine")
+    with pytest.warns(CheckpointWarning):
+        assert min(run(config, tmp_path / "out")) == 0
+    left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["best", *left]
+    with pytest.warns(CheckpointWarning):
+        assert run(config, tmp_path / "out") == {}
+    (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
+    before = contents(tmp_path)
+    with pytest.warns(CheckpointWarning), pytest.raises(ConfigError, match="Can't keep the best model in"):
+        run(config, tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
+    """It is finished, as after max_steps: the last step is not made once more, and the best model is there."""
+    config = config_for(tmp_path, corpus, steps=0, training__max_epochs=1, training__optimizer__learn_rate=[0.01, 0.01, 1.0] + [3.0] * 30)
+    config["training"]["eval_frequency"] = 2
+    first = run(config, tmp_path / "out")
+    before, last = digests(tmp_path / "out"), max(first)
+    assert [path.name for path in steps_of(tmp_path / "state")][-1] == f"step-{last:08d}" and last % 3
+    assert (
+        run(config, tmp_path / "out") == {} and f"was finished, after step {last}. To train on, raise max_steps, max_epochs" in caplog.text
+    )
+    assert digests(tmp_path / "out") == before
+    config["training"]["max_epochs"] = 2
+    assert min(run(config, tmp_path / "out")) == last + 1
+
+
+def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
+    """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than the one before."""
+    monkeypatch.chdir(tmp_path)
+    config = config_for(tmp_path, corpus, steps=14, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
+    run(config, Path("out"), crash_at=12)
+    best = digests(tmp_path / "out")["model-best scores"]
+    run(config, Path("out"), crash_at=13)
+    assert digests(tmp_path / "out")["model-best scores"] == best
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(config, Path("out"))
+    assert digests(tmp_path / "elsewhere" / "out")["model-best scores"] == best
+    for output in (Path("out"), tmp_path / "out2"):
+        assert run(config, output) == {}
+        assert digests(output)["model-best scores"] == best
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["out"]
+
+
+def test_checkpoint_best_model_is_verified(corpus, tmp_path):
+    """And what can't be put back, or not now, does not end the training."""
+    config = config_for(tmp_path, corpus, steps=7)
+    run(config, tmp_path / "out")
+    (tmp_path / "out2").mkdir()
+    with (tmp_path / "state" / "best" / "meta.json").open("a") as file:
+        file.write(" ")
+    with pytest.warns(CheckpointWarning, match=r"Can't put the best model so far back to .*out2.*: Can't use the best model"):
+        assert run(config, tmp_path / "out2") == {}
+    assert sorted(os.listdir(tmp_path / "out2")) == ["model-last"]
+
+
+def train(config, output, function=spacy_train):
+    """`spacy train` in this process, with the logger of the config."""
+    function(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
+    config = config_for(tmp_path, corpus, steps=7)
+    (tmp_path / "out").mkdir()
+    train(config, tmp_path / "out")
+    config["training"]["max_steps"] = 8
+
+    @registry.loggers("test-checkpoint.MakeRoom.v1")
+    def make_room():
+        def setup(nlp, stdout, stderr):
+            (small_disk / "full").unlink()
+            resize(small_disk, 20_000_000)
+            return lambda info: None, lambda: None
+
+        return setup
+
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.MakeRoom.v1"}
+    with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"0" * 4096)
+    with pytest.warns(CheckpointWarning, match=r"Can't put the best model so far back to .*No space left.*Training goes on"):
+        train(config, small_disk)
+    assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
+
+
+def test_checkpoint_refuses_a_folder_that_spacy_removes(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    config["paths"]["state"] = str(tmp_path / "out" / "model-best" / "state")
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    (tmp_path / "out" / "model-best" / "meta.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"spaCy removes '.*model-best'"):
+        run(config, tmp_path / "out")
+    assert (tmp_path / "out" / "model-best" / "meta.json").exists()
+
+
+def test_checkpoint_checks_all_batches(corpus, tmp_path):
+    """The last one may be the same: here the first document is another. An older checkpoint knows the last one only."""
+    config = config_for(tmp_path, corpus, training__max_epochs=-1)
+    run(config, tmp_path / "out", crash_at=5)
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    words = [token.text for token in docs[0]]
+    other = Doc(docs[0].vocab, ["Other", *words[1:]], tags=[t.tag_ for t in docs[0]], heads=[0] * len(words), deps=["dep"] * len(words))
+    DocBin(docs=[other, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
+    changed = config.copy()
+    changed["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
+    with pytest.raises(StateError, match="Can't go on in the training data: expected 4 batches as those of the run"):
+        run(changed, tmp_path / "out")
+    [*_, newest] = steps_of(tmp_path / "state")
+    tree = read_folder(newest)
+    stream = DataStream(iter([(0, [Example(docs[3], docs[3])])] * 4))
+    list(stream)
+    del tree["data"]["all"]
+    tree["data"]["last"] = 1
+    write_folder(newest, tree)
+    with pytest.raises(StateError, match="Can't go on in the training data"):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=400)
+    with start(command(config, tmp_path, "first")) as process:
+        while not (tmp_path / "state" / "best").exists():
+            time.sleep(0.05)
+        config["training"]["seed"] = 1
+        before = contents(tmp_path / "first")
+        with pytest.raises(StateError, match=f"of one that goes on: process {process.pid}"):
+            run(config, tmp_path / "out")
+        process.kill()
+    assert (tmp_path / "state" / "lock.json").exists() and before.keys() == contents(tmp_path / "first").keys()
+    with pytest.raises(StateError, match=r"training\.seed: .* before, 1 now"):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_refuses_a_folder_that_can_not_be_written(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    (tmp_path / "file").write_text("")
+    config["paths"]["state"] = str(tmp_path / "file" / "state")
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="expected a folder that can be written to, found NotADirectoryError"):
+        run(config, tmp_path / "out")
+    assert (tmp_path / "out" / "model-best").exists()
+
+
+ODD_SCORES = {
+    "array": numpy.arange(3.0),
+    "numpy": numpy.float32(0.5),
+    "tensor": torch.tensor(0.5),
+    "nan": float("nan"),
+    "object": object(),
+    "nested": {"a": {1: numpy.float64(0.5)}, "b": (object(), numpy.arange(2))},
+}
+
+
+def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path, capsys):
+    @registry.scorers("test-checkpoint.Odd.v1")
+    def odd():
+        return lambda examples, **kwargs: {"tag_acc": 0.5, **ODD_SCORES}
+
+    config = config_for(tmp_path, corpus, steps=7)
+    config["components"]["tagger"]["scorer"] = {"@scorers": "test-checkpoint.Odd.v1"}
+    config["training"]["score_weights"] = {"tag_acc": 1.0, **dict.fromkeys(ODD_SCORES)}
+    for steps in (7, 8):
+        config["training"]["max_steps"] = steps
+        train(config, None)
+    saved = newest_whole(tmp_path / "state")
+    assert saved["progress"]["step"] == 8 and [step for _, step in saved["progress"]["results"]] == [0, 5]
+    found = {name: saved["performance"][name] for name in ODD_SCORES}
+    nested = {"a": {"1": 0.5}, "b": [None, [0, 1]]}
+    assert repr(found) == repr(
+        {"array": [0.0, 1.0, 2.0], "numpy": 0.5, "tensor": 0.5, "nan": float("nan"), "object": None, "nested": nested}
+    )
+    saved["progress"]["results"] = [(0.25, 0), (float("nan"), 5)]
+    write_folder(tmp_path / "odd" / "step-00000008", saved)
+    saved["progress"]["results"] = []
+    write_folder(tmp_path / "odd" / "step-00000009", saved)
+    capsys.readouterr()
+    show_checkpoint(tmp_path / "odd", as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert [(entry["score"], entry["best_score"]) for entry in shown] == [(None, 0.25), (None, None)]
+    show_checkpoint(tmp_path / "odd", as_json=False)
+    assert capsys.readouterr().out.count("whole") == 2
+
+
+class Score:
+    """Can be compared, which is all that spaCy's loop needs."""
+
+    def __lt__(self, other):
+        return False
+
+
+@pytest.mark.parametrize("score", [numpy.array(0.5), numpy.float32(0.5), torch.tensor(0.5), float("nan"), Fraction(1, 2), Score()])
+def test_progress_saves_whatever_losses_and_scores_there_are(score, tmp_path):
+    progress = Progress(step=5, results=[(score, 0), (score, 5)], losses={"a": score, "b": numpy.float32(0.1), "c": numpy.arange(3)})
+    write_folder(tmp_path / "state", progress.state_dict())
+    again = Progress()
+    again.load_state_dict(read_folder(tmp_path / "state"))
+    is_number = not isinstance(score, Score)
+    assert repr(again.results) == repr([(float(score), 0), (float(score), 5)] if is_number else [])
+    assert again.losses.keys() == ({"a", "b"} if is_number else {"b"}) and again.losses["b"].dtype == "float32"
+    assert again.is_over(5, 0) == is_number and again.is_over(0, 5)
+
+
+def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path):
+    """Though the exception is kept, as notebooks do, and with it all that the loop holds. Then the next training finds all in order."""
+
+    @registry.loggers("test-checkpoint.Raises.v1")
+    def raises():
+        def setup(nlp, stdout, stderr):
+            def log(info):
+                during.append([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)])
+                if len(during) > 3:
+                    raise Crash
+
+            return log, lambda: None
+
+        return setup
+
+    config = config_for(tmp_path, corpus)
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.Raises.v1"}
+    before, during, kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], [], []
+    (tmp_path / "out").mkdir()
+    for function in (spacy.training.loop.train, spacy.training.loop.train.__wrapped__):
+        during.clear()
+        with pytest.raises(Crash) as caught:
+            train(config, tmp_path / "out", function)
+        kept.append(caught)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        # While spaCy logs and saves they are only if it tells when it ends.
+        assert (during[0] == before) == (function is not spacy.training.loop.train)
+        assert os.path.exists(tmp_path / "state" / "lock.json") == (function is not spacy.training.loop.train)
+    del config["training"]["logger"]
+    train(config, tmp_path / "out")
+    assert newest_whole(tmp_path / "state")["progress"]["step"] == 20 and len(kept) == 2
 
 
 BAD = {

@@ -12,6 +12,7 @@ import pytest
 import spacy.about
 import spacy.language
 import spacy.training.loop
+import spacy.training.pretrain
 import thinc
 import thinc.model
 import torch
@@ -20,9 +21,10 @@ from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 from thinc_torchopt import TorchOptimizer, hooks
 from thinc_torchopt.average_settings import EMA
 from thinc_torchopt.averages import AveragedParams
-from thinc_torchopt.errors import HostWarning
+from thinc_torchopt.errors import ConfigError, HostWarning
 from thinc_torchopt.torch_optimizers import AdamW
 
+from .conftest import CONFIGS
 from .models import backprop, mixed_model, params_of, pipeline_params, same, snapshot, thinc_model, toy_examples, toy_pipeline
 
 TRAIN = """
@@ -62,6 +64,9 @@ def hooked():
         thinc.model.Model.finish_update,
         thinc.model.Model.use_params,
         spacy.training.loop.train_while_improving,
+        spacy.training.loop.train,
+        spacy.training.loop.clean_output_dir,
+        spacy.training.pretrain.create_pretraining_model,
         spacy.language.Language.initialize,
         spacy.language.Language.resume_training,
         spacy.language.Language.use_params,
@@ -122,6 +127,24 @@ def test_hooks_do_not_warn_on_the_hosts_that_we_test():
         warnings.simplefilter("error")
         hooks.install(TorchOptimizer)
     assert spacy.about.__version__.startswith("3.8.") and thinc.__version__.startswith("8.3.")
+
+
+def test_hooks_reach_the_command_line():
+    """It holds on to spaCy's function under a name of its own, and is loaded before us."""
+    code = "import sys, spacy.cli, thinc_torchopt.optimizers, spacy.training.loop as loop; "
+    code += f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{hooks._MARK}') or not hasattr(loop.train, '{hooks._MARK}'))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_hooks_refuse_a_checkpoint_of_a_pretraining(corpus, tmp_path):
+    """Before anything is trained: nobody would write it."""
+    config = spacy.util.load_config(
+        CONFIGS / "pretrain.cfg", {f"paths.{name}": str(path) for name, path in corpus.items()}, interpolate=True
+    )
+    config["pretraining"]["optimizer"]["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / "state")}
+    with pytest.raises(ConfigError, match=r"Can't use \[pretraining.optimizer.checkpoint\]: .* --resume-path"):
+        spacy.training.pretrain.pretrain(config, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- use_params

@@ -1,15 +1,18 @@
 """Oracle: spaCy's own loop around the same optimizer."""
 
 import io
+import signal
 
 import numpy
 import pytest
 import spacy.training.loop
+import torch
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
-from thinc.api import fix_random_seed
+from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.checkpoint import Checkpoint
 from thinc_torchopt.errors import ConfigError, PipelineError, PipelineWarning
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.torch_optimizers import SGD, AdamW
@@ -216,3 +219,38 @@ def test_loop_refuses_a_component_without_params_before_it_begins():
     options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "before_update": None}
     with pytest.raises(PipelineError, match="Can't train component 'tagger': expected an initialized model"):
         train_while_improving(nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+
+
+# ---------------------------------------------------------------------- nobody tells when a training is given up
+
+
+def steps_of_a_training(folder=None):
+    """A training that can be given up: its steps, and a torch param of which the optimizer knows that it is frozen."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    module = torch.nn.Linear(96, 96)
+    tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
+    nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
+    checkpoint = None if folder is None else Checkpoint(str(folder))
+    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"x": {"params": ["*/bias"], "freeze": True}}, checkpoint=checkpoint)
+    options = {"dropout": 0.0, "eval_frequency": 9, "accumulate_gradient": 1, "patience": 0, "max_steps": 3, "before_update": None}
+    data = ((0, examples) for _ in range(9))
+    steps = train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+    return steps, module
+
+
+def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
+    """Two of them, step by step in turn; and one goes on to its end, which the other must not notice."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    (first, one), (second, other) = steps_of_a_training(tmp_path / "a"), steps_of_a_training(tmp_path / "b")
+    start = one.bias.detach().clone()
+    for steps in (first, second, first, second):
+        next(steps)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        assert one.bias.requires_grad and other.bias.requires_grad and not one._forward_hooks
+        assert one.bias.grad is None and torch.equal(one.bias, start)
+    assert len(list(first)) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    next(second)
+    assert other.weight.requires_grad and other.bias.requires_grad

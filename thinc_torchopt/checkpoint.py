@@ -5,27 +5,30 @@
       step-00001500/
       best/                 the best model so far: spaCy removes its own when it is started again
 
+      lock.json             whose the folder is, while the training runs
+
 A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one counts.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import signal
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from spacy.language import Language
+from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
 
+from .best_model import BestModel
+from .checkpoint_folder import clear_leftovers, name_of, prune, remove, steps_of, whole_ones
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
-from .files import UNFINISHED, read_folder, write_folder
+from .files import write_folder
 from .optimizers import TorchOptimizer
+from .run_lock import RunLock
+from .signals import Signals
 from .training_state import (
     DataStream,
     Progress,
@@ -34,6 +37,7 @@ from .training_state import (
     collect_model,
     collect_random,
     compare_configs,
+    plain_scores,
     restore_model,
     restore_random,
 )
@@ -44,7 +48,6 @@ logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
 
 _BLOCK = "[training.optimizer.checkpoint]"
-_BEST = "best"
 
 
 def Checkpoint(
@@ -78,61 +81,70 @@ def Checkpoint(
 
 
 class Checkpoints:
-    """The checkpoints of a run. As a context manager: SIGTERM and SIGINT let the step be finished and saved.
+    """The checkpoints of a run.
 
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
+    batches (Iterator): The batches of the run.
+
+    Public: `stream` (the batches, which a run that goes on can draw again) and `signals` (which stop the run after its step).
     """
 
-    def __init__(self, settings: CheckpointSettings, nlp: Language, optimizer: TorchOptimizer):
+    def __init__(self, settings: CheckpointSettings, nlp: Language, optimizer: TorchOptimizer, batches: Iterator[Any]):
         self.settings = settings
-        self.folder = Path(settings.path)
+        self.folder = Path(settings.path).absolute()
+        self.stream = DataStream(batches)
+        self.signals = Signals()
         self._nlp = nlp
         self._optimizer = optimizer
-        self._stream: DataStream | None = None
-        self._output: str | None = None
+        self._lock = RunLock(self.folder)
+        self._best = BestModel(self.folder)
+        self._best_step: int | None = None
+        self._damaged: set[Path] = set()
+        self._goes_on = False
+        self._written: int | None = None
+        self._output: Path | None = None
         self._random: Mapping[str, Any] = {}
-        self._signal: int | None = None
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> Checkpoints:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._note_signal)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def own_stream(self, batches: Iterator[Any]) -> DataStream:
-        """The batches of the run, which a run that goes on can draw again."""
-        self._stream = DataStream(batches)
-        return self._stream
 
     # ------------------------------------------------------------------ going on
 
-    def find(self) -> dict[str, Any] | None:
-        """The newest whole checkpoint, if the run is to go on from one.
+    def open(self, progress: Progress, dropouts: Iterator[float]) -> bool:
+        """Claim the folder; and go on from the newest whole checkpoint, if the run is to: bring all to where it was.
 
-        RAISES (StateError): There must be one and is none; or it is of another config.
+        The optimizer knows its pipeline. `restore_random` comes when all begins. Nothing on the disk is changed yet.
+        RETURNS (bool): Whether the run goes on.
+        RAISES (ConfigError): The folder can't be used. (StateError): It is another run's; there must be a checkpoint and is none; it is of
+            another config, pipeline or data.
         """
-        for leftover in self.folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._lock.take()
+        try:
+            clear_leftovers(self.folder)
+            saved = self._find()
+            if saved is not None and "output" in saved:
+                self._best.accept_old()
+            self._best.check_place()
+            if saved is not None:
+                self._restore(saved, progress, dropouts)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._goes_on = saved is not None
+        return self._goes_on
+
+    def _find(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint, if the run is to go on from one."""
         if self.settings.resume == "never":
-            remove(steps_of(self.folder))
-            shutil.rmtree(self.folder / _BEST, ignore_errors=True)
             return None
-        saved = newest_whole(self.folder)
+        saved = next(whole_ones(self.folder, self._damaged), None)
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(
                     f"Can't go on from '{self.folder}': expected a checkpoint, found none that is whole. Check 'path' in {_BLOCK}, or set "
                     'resume = "auto".'
                 )
-            if steps_of(self.folder):
+            if self._damaged:
                 warnings.warn(
-                    CheckpointWarning(f"None of the checkpoints in '{self.folder}' is whole: the training starts anew."), stacklevel=2
+                    CheckpointWarning(f"None of the checkpoints in '{self.folder}' is whole: the training starts anew."), stacklevel=4
                 )
             return None
         changes = compare_configs(saved["config"], collect_config(self._nlp))
@@ -143,28 +155,34 @@ class Checkpoints:
                     f"Can't go on: {text}\nTo go on all the same: --training.optimizer.checkpoint.on_config_change warn. To start anew: "
                     "--training.optimizer.checkpoint.resume never, or another path."
                 )
-            warnings.warn(CheckpointWarning(f"Going on although {text}"), stacklevel=2)
+            warnings.warn(CheckpointWarning(f"Going on although {text}"), stacklevel=4)
         check_model(self._nlp, saved["model"])
         return saved
 
-    def restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
-        """Bring model, optimizer and data to where they were. The optimizer knows its pipeline. `restore_random` comes when all begins.
-
-        RAISES (StateError): The pipeline or the data is another.
-        """
-        assert self._stream is not None
+    def _restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
         try:
             self._optimizer.load_state_dict(saved["optimizer"])
         except (ConfigError, ScheduleError) as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
-        self._stream.load_state_dict(saved["data"])
+        self.stream.load_state_dict(saved["data"])
         restore_model(self._nlp, saved["model"])
         progress.load_state_dict(saved["progress"])
-        for _ in range(self._stream.position):
+        for _ in range(self.stream.position):
             next(dropouts)
-        self._output = saved["output"]
+        self._written, self._best_step = progress.step, progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
+
+    def begin(self) -> None:
+        """The training begins. One that starts anew removes what an earlier one left."""
+        if self.settings.resume == "never":
+            remove(steps_of(self.folder))
+        if not self._goes_on:
+            self._best.remove()
+
+    def close(self) -> None:
+        """The training has ended: let the folder go."""
+        self._lock.release()
 
     def restore_random(self) -> None:
         """Set the random generators to where they were."""
@@ -174,13 +192,56 @@ class Checkpoints:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
         if is_over:
             logger.info(
-                "Nothing to do: the training in %s was finished, after step %d. To train on, raise max_steps or patience in [training]; to "
-                "start anew, --training.optimizer.checkpoint.resume never, or another path.",
+                "Nothing to do: the training in %s was finished, after step %d. To train on, raise max_steps, max_epochs or "
+                "patience in [training]; to start anew, --training.optimizer.checkpoint.resume never, or another path.",
                 self.folder,
                 progress.step,
             )
         else:
             logger.info("Going on after step %d, from the checkpoint in %s.", progress.step, self.folder)
+
+    # ------------------------------------------------------------------ the folder to which spaCy saves
+
+    def before_cleaning(self, output: Path | None) -> None:
+        """spaCy is about to remove the models of before from a folder.
+
+        RAISES (ConfigError): The checkpoints would go with them.
+        """
+        for model in _models_in(output):
+            if self.folder.resolve().is_relative_to(model.resolve()):
+                raise ConfigError(f"Can't set 'path' in {_BLOCK} to '{self.folder}': spaCy removes '{model}', and what is inside, first.")
+
+    def after_cleaning(self, output: Path | None) -> None:
+        """spaCy has removed them: the best model of a run that goes on comes back."""
+        self._output = None if output is None else output.absolute()
+        if self._goes_on:
+            self._put_best_back()
+
+    def _put_best_back(self) -> None:
+        if self._output is None or not self._best.is_there or not self._output.is_dir():
+            return
+        model_best, _ = _models_in(self._output)
+        if model_best.exists():
+            return
+        try:
+            step = self._best.put_back(model_best)
+        except (OSError, StateError) as error:
+            warnings.warn(
+                CheckpointWarning(
+                    f"Can't put the best model so far back to '{model_best}': {error} Training goes on; the next model that is better will "
+                    "be there."
+                ),
+                stacklevel=4,
+            )
+        else:
+            if step is not None and self._best_step is not None and step < self._best_step:
+                warnings.warn(
+                    CheckpointWarning(
+                        f"The model in '{model_best}' is that of step {step}. That of step {self._best_step} was better, but could not be "
+                        "kept."
+                    ),
+                    stacklevel=4,
+                )
 
     # ------------------------------------------------------------------ saving
 
@@ -189,41 +250,46 @@ class Checkpoints:
 
         info (Mapping): What spaCy was given, and added to. is_best (bool | None): None: the step was not evaluated.
         """
-        self._output = info.get("output_path", self._output)
+        if self._output is None and "output_path" in info:
+            self._output = Path(info["output_path"]).absolute().parent
         if is_best:
-            self._keep_best()
-        elif is_best is not None or is_over:
-            self.put_best_back()
-        every = self.settings.every
-        is_last = is_over or self._signal is not None
-        if self._goes_wrong(progress):
-            # That is no point to go back to, and must not push one out. A run that goes on from before comes here again.
-            if is_last:
-                self._write(progress, keep=None)
-        elif is_last or is_best is not None or (every and progress.step % every == 0):
-            self._write(progress, keep=self.settings.keep)
-        if self._signal is not None and not is_over:
+            self._keep_best(progress.step)
+        every, stopped_by = self.settings.every, self.signals.noted
+        if is_over:
+            self.end(progress)
+        elif stopped_by is not None:
+            self._save(progress, is_last=True)
             logger.warning(
                 "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
-                signal.Signals(self._signal).name,
+                signal.Signals(stopped_by).name,
                 progress.step,
                 self.folder,
             )
-            raise SystemExit(128 + self._signal)
+            raise SystemExit(128 + stopped_by)
+        elif is_best is not None or (every and progress.step % every == 0):
+            self._save(progress)
 
-    def put_best_back(self) -> None:
-        """Give spaCy's output folder the best model, if it is not there: spaCy removes it when it is started again."""
-        if self._output is not None and (self.folder / _BEST).is_dir():
-            model_best = Path(self._output).parent / "model-best"
-            if not model_best.exists() and model_best.parent.is_dir():
-                _link_folder(self.folder / _BEST, model_best)
+    def end(self, progress: Progress) -> None:
+        """Save what is due at the end: after the last step, or when there is no more data."""
+        if self._goes_on:
+            self._put_best_back()
+        if self._written != progress.step:
+            self._save(progress, is_last=True)
 
-    def _keep_best(self) -> None:
-        if self._output is not None and (model_best := Path(self._output).parent / "model-best").is_dir():
+    def _keep_best(self, step: int) -> None:
+        model_best = _models_in(self._output)[0] if self._output is not None else None
+        if model_best is not None and model_best.is_dir():
             try:
-                _link_folder(model_best, self.folder / _BEST)
+                self._best.keep(model_best, step)
             except OSError as error:
                 self._warn(error)
+
+    def _save(self, progress: Progress, *, is_last: bool = False) -> None:
+        if not self._goes_wrong(progress):
+            self._write(progress, keep=self.settings.keep)
+        elif is_last:
+            # That is no point to go back to, and must not push one out. A run that goes on from before comes here again.
+            self._write(progress, keep=None)
 
     def _goes_wrong(self, progress: Progress) -> bool:
         """Whether the training may go back soon, or just did."""
@@ -231,21 +297,23 @@ class Checkpoints:
         return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
 
     def _write(self, progress: Progress, *, keep: int | None) -> None:
-        assert self._stream is not None
+        path = self.folder / name_of(progress.step)
         tree = {
             "config": collect_config(self._nlp),
             "progress": progress.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "model": collect_model(self._nlp),
-            "data": self._stream.state_dict(),
+            "data": self.stream.state_dict(),
             "random": collect_random(),
-            "output": self._output,
-            "performance": dict(self._nlp.meta.get("performance", {})),
+            "performance": plain_scores(self._nlp.meta.get("performance", {})),
         }
         try:
-            write_folder(self.folder / name_of(progress.step), tree)
+            self._lock.check()
+            write_folder(path, tree)
+            self._written = progress.step
+            self._damaged.discard(path)
             if keep is not None:
-                remove(steps_of(self.folder)[:-keep])
+                prune(self.folder, keep, self._damaged)
         except OSError as error:
             self._warn(error)
 
@@ -255,67 +323,10 @@ class Checkpoints:
                 f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on; older checkpoints are as they were. Make room on "
                 "the disk, or lower 'keep'."
             ),
-            stacklevel=4,
+            stacklevel=5,
         )
 
-    def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second time, at once
-        self._signal = number
 
-
-def name_of(step: int) -> str:
-    """The name of a checkpoint's folder."""
-    return f"step-{step:08d}"
-
-
-def remove(folders: list[Path]) -> None:
-    """Remove checkpoints."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def steps_of(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
-
-
-def newest_whole(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is not damaged. Warns of those that are."""
-    return next(whole_ones(folder), None)
-
-
-def whole_ones(folder: Path) -> Iterator[dict[str, Any]]:
-    """The checkpoints that are not damaged, newest first. Warns of those that are."""
-    for path in reversed(steps_of(folder)):
-        try:
-            saved = read_folder(path)
-            missing = {"config", "progress", "optimizer", "model", "data", "random", "output", "performance"} - saved.keys()
-            if missing:
-                raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
-        except StateError as error:
-            warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=4)
-        else:
-            yield saved
-
-
-def _link_folder(source: Path, target: Path) -> None:
-    """Copy a folder, by links to its files where the disk can do that. Nobody changes them in place: spaCy writes model-best anew."""
-
-    def link(old: str, new: str) -> str:
-        try:
-            os.link(old, new)
-        except OSError:
-            shutil.copy2(old, new)
-        return new
-
-    unfinished = target.parent / f"{UNFINISHED}{target.name}-{os.getpid()}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, unfinished, copy_function=link)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+def _models_in(output: Path | None) -> list[Path]:
+    """Where spaCy saves the best model and the last one."""
+    return [] if output is None else [output / DIR_MODEL_BEST, output / DIR_MODEL_LAST]

@@ -1,10 +1,12 @@
 """The few places where thinc and spaCy hand over to us. No other file touches a class of theirs.
 
-Six functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
+Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
 original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
 - `spacy.training.loop.train_while_improving`: runs our loop.
+- `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over.
+- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
@@ -16,21 +18,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
 
 import spacy.about
 import spacy.language
 import spacy.training.loop
+import spacy.training.pretrain
 import thinc
 import thinc.model
 import torch
 from thinc.api import Optimizer, PyTorchShim
 
 from .averages import AveragedParams
-from .errors import HostWarning
+from .errors import ConfigError, HostWarning
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -54,6 +61,9 @@ _SPACY = (
             "nlp optimizer train_data evaluate dropout eval_frequency accumulate_gradient patience max_steps exclude "
             "annotating_components before_update",
         ),
+        (spacy.training.loop, "train", "nlp output_path use_gpu stdout stderr"),
+        (spacy.training.loop, "clean_output_dir", "path"),
+        (spacy.training.pretrain, "create_pretraining_model", "nlp pretrain_config"),
         (spacy.language.Language, "initialize", "self get_examples sgd"),
         (spacy.language.Language, "resume_training", "self sgd"),
         (spacy.language.Language, "use_params", "self params"),
@@ -82,6 +92,10 @@ def install(optimizer_class: type[Optimizer]) -> None:
                 hook = functools.wraps(original)(_HOOKS[owner, name](original))
                 setattr(hook, _MARK, True)
                 setattr(owner, name, hook)
+                # `spacy train` holds on to the original under a name of its own.
+                command = sys.modules.get("spacy.cli.train")
+                if getattr(command, "train_nlp", None) is original:
+                    command.train_nlp = hook  # type: ignore[union-attr]
 
 
 def _leave_alone(host: str, expected: str, found: str) -> None:
@@ -111,6 +125,7 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
 
 def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        _begun.set(lambda: None)
         if isinstance(optimizer, _ours):
             from .loop import train_while_improving as ours
 
@@ -118,6 +133,67 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(nlp, optimizer, *args, **kwargs)
 
     return train_while_improving
+
+
+class TakesOutput(Protocol):
+    """Who wants to know where spaCy saves models."""
+
+    def before_cleaning(self, output: Path | None) -> None: ...
+
+    def after_cleaning(self, output: Path | None) -> None: ...
+
+
+# The training that was asked for and has not begun, and the end of the one that goes on.
+_begun: ContextVar[Callable[[], TakesOutput | None]] = ContextVar("_begun", default=lambda: None)
+_end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
+
+
+def tell_output_to(run: TakesOutput) -> None:
+    """Let a run know what folder spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
+    _begun.set(weakref.ref(run))
+
+
+def end_of_training() -> ExitStack | None:
+    """What is called back when `spacy.training.loop.train` ends, which is running; also if by an exception."""
+    return _end.get()
+
+
+def _train(original: Callable[..., Any]) -> Callable[..., Any]:
+    def train(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as end:
+            token = _end.set(end)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                _end.reset(token)
+
+    return train
+
+
+def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
+    def clean_output_dir(path: Path | None) -> None:
+        run = _begun.get()()
+        _begun.set(lambda: None)
+        if run is not None:
+            run.before_cleaning(path)
+        original(path)
+        if run is not None:
+            run.after_cleaning(path)
+
+    return clean_output_dir
+
+
+def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_pretraining_model(nlp: Any, pretrain_config: Any) -> Any:
+        optimizer = pretrain_config["optimizer"]
+        if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
+            raise ConfigError(
+                "Can't use [pretraining.optimizer.checkpoint]: expected none, found one. Only spacy train saves and resumes the state of a "
+                "training. Remove the block; to go on with a pretraining, spacy pretrain has --resume-path."
+            )
+        return original(nlp, pretrain_config)
+
+    return create_pretraining_model
 
 
 def _introduce(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
@@ -204,6 +280,9 @@ _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (thinc.model.Model, "finish_update"): _finish_update,
     (thinc.model.Model, "use_params"): _use_params(_use_in_model),
     (spacy.training.loop, "train_while_improving"): _train_while_improving,
+    (spacy.training.loop, "train"): _train,
+    (spacy.training.loop, "clean_output_dir"): _clean_output_dir,
+    (spacy.training.pretrain, "create_pretraining_model"): _create_pretraining_model,
     (spacy.language.Language, "initialize"): _introduce,
     (spacy.language.Language, "resume_training"): _introduce,
     (spacy.language.Language, "use_params"): _use_params(_use_in_pipeline),

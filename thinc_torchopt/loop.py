@@ -12,22 +12,25 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from timeit import default_timer
-from typing import Any
+from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
 from spacy.language import Language
 from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
+from . import hooks
 from .checkpoint import Checkpoints
 from .errors import PipelineError, PipelineWarning
 from .names import clean
 from .optimizers import TorchOptimizer
 from .param_table import trainable_components
 from .rollback import Rollback
+from .signals import Signals
 from .training_state import Progress
 
 Scores = tuple[float, dict[str, Any]]
+_Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -49,7 +52,7 @@ def train_while_improving(
     exclude: list[str],
     annotating_components: list[str],
     before_update: Callable[[Language, dict[str, Any]], None] | None,
-) -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
+) -> Iterator[_Step]:
     """Train until the score stops improving.
 
     train_data (Iterable): Epoch and batch of each step.
@@ -68,46 +71,46 @@ def train_while_improving(
         if before_update is None:
             raise  # or else the hook may be what puts the pipeline in order
     if optimizer.checkpoint is not None:
-        checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer)
-        batches, saved = checkpoints.own_stream(batches), checkpoints.find()
-        if saved is not None:
-            checkpoints.restore(saved, progress, dropouts)
-        goes_on = saved is not None
-        del saved  # it may be large
+        checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer, batches)
+        batches, goes_on = checkpoints.stream, checkpoints.open(progress, dropouts)
         rollback = None if optimizer.rollback is None else Rollback(nlp, optimizer)
+        hooks.tell_output_to(checkpoints)  # spaCy cleans its folder next
+        if (end := hooks.end_of_training()) is not None:
+            end.callback(checkpoints.close)
 
     def update(batch: list[Example], losses: dict[str, float]) -> None:
         drop, spoiled_by = next(dropouts), None
         optimizer.keep_buffers()  # also after the training went on, or back
-        try:
-            for subbatch in subdivide_batch(batch, accumulate_gradient):
-                nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
-        except ValueError as error:
-            if not str(error).startswith(_NOT_FINITE):
-                raise
-            spoiled_by = error
-        with optimizer.joint_step(spoiled_by):
-            for name, proc in nlp.pipeline:
-                if name not in exclude and is_trained(proc):
-                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
-                    if spoiled_by is not None:
-                        losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
+        # For a step, and not for as long as the training lasts: nobody tells when a training is given up.
+        with optimizer.training():
+            try:
+                for subbatch in subdivide_batch(batch, accumulate_gradient):
+                    nlp.update(subbatch, drop=drop, losses=losses, sgd=False, exclude=exclude, annotates=annotating_components)  # type: ignore[arg-type]
+            except ValueError as error:
+                if not str(error).startswith(_NOT_FINITE):
+                    raise
+                spoiled_by = error
+            with optimizer.joint_step(spoiled_by):
+                for name, proc in nlp.pipeline:
+                    if name not in exclude and is_trained(proc):
+                        proc.finish_update(optimizer)  # type: ignore[attr-defined]
+                        if spoiled_by is not None:
+                            losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
 
-    def train() -> Iterator[tuple[list[Example], dict[str, Any], bool | None]]:
-        is_ready = False
+    def train() -> Iterator[_Step]:
+        is_ready = goes_on
         with ExitStack() as until_the_end:
             until_the_end.callback(_latest.pop, nlp, None)
             if checkpoints is not None:
-                until_the_end.enter_context(checkpoints)
+                until_the_end.callback(checkpoints.close)
+                checkpoints.begin()
                 if goes_on:
-                    is_over = progress.is_over(patience, max_steps)
+                    is_over = progress.is_over(patience, max_steps) or checkpoints.stream.is_exhausted
                     checkpoints.report(progress, is_over)
                     if is_over:
-                        checkpoints.put_best_back()
+                        checkpoints.end(progress)
                         return
                     checkpoints.restore_random()
-                    until_the_end.enter_context(optimizer.training())
-                    is_ready = True
             started = default_timer() - progress.seconds
             for epoch, batch in batches:
                 step = progress.step + 1
@@ -117,7 +120,6 @@ def train_while_improving(
                     # Once more: the hook may have changed the pipeline.
                     if not _introduce(optimizer, nlp, exclude):
                         _warn_of_nothing_to_train(nlp, exclude)
-                    until_the_end.enter_context(optimizer.training())
                     is_ready = True
                 update(batch, losses := progress.losses)
                 learn_rates = optimizer.learn_rates
@@ -164,8 +166,23 @@ def train_while_improving(
                     checkpoints.after_step(progress, info, is_best, is_over)
                 if is_over:
                     break
+            else:
+                if checkpoints is not None:
+                    checkpoints.end(progress)
 
-    return train()
+    return train() if checkpoints is None else _each_within(checkpoints.signals, train())
+
+
+def _each_within(context: Signals, steps: Iterator[_Step]) -> Iterator[_Step]:
+    """The same steps, each of them made inside a context, which is left while the step is logged and saved."""
+    if (end := hooks.end_of_training()) is not None:
+        context.stay_until(end)
+    while True:
+        with context:
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
 
 
 def latest_info(nlp: Language) -> dict[str, Any] | None:

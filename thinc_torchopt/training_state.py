@@ -49,17 +49,54 @@ class Progress:
 
     def is_over(self, patience: int, max_steps: int) -> bool:
         """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0: no such limit."""
-        _, best_step = max(self.results, key=lambda result: (result[0], -result[1]))
-        return bool((patience and self.step - best_step >= patience) or (max_steps and self.step >= max_steps))
+        best_step = self.best_step
+        return bool((patience and best_step is not None and self.step - best_step >= patience) or (max_steps and self.step >= max_steps))
+
+    @property
+    def best_step(self) -> int | None:
+        """The first step with the best score."""
+        return max(self.results, key=lambda result: (result[0], -result[1]))[1] if self.results else None
 
     def state_dict(self) -> dict[str, Any]:
-        # Sums of float32 are other sums than those of float64.
-        losses = {name: [float(loss), loss.dtype.name if isinstance(loss, numpy.generic) else None] for name, loss in self.losses.items()}
-        return {**vars(self), "losses": losses, "results": [(float(score), step) for score, step in self.results]}
+        losses = {name: _save_loss(loss) for name, loss in self.losses.items()}
+        results = [(number, step) for score, step in self.results if (number := _as_float(score)) is not None]
+        return {
+            **vars(self),
+            "losses": {name: saved for name, saved in losses.items() if saved is not None},
+            "results": results,
+            "rollbacks": list(self.rollbacks),
+            "counts": dict(self.counts),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self.losses = {name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state["losses"].items()}
+
+
+def _as_float(value: Any) -> float | None:
+    """A score or loss as a number, be it an array or tensor of one; None if it is no number."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _save_loss(loss: Any) -> list[Any] | None:
+    # Sums of float32 are other sums than those of float64.
+    number = _as_float(loss)
+    return None if number is None else [number, loss.dtype.name if isinstance(loss, numpy.generic) else None]
+
+
+def plain_scores(value: Any) -> Any:
+    """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list or dict."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_scores(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_scores(item) for item in value]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+        return plain_scores(value) if isinstance(value, list) else value
+    return value if value is None or isinstance(value, (bool, int, float, str)) else None
 
 
 class DataStream:
@@ -73,27 +110,43 @@ class DataStream:
     def __init__(self, batches: Iterator[Batch]):
         self._batches = batches
         self._start = self._generators = read_generators()
+        self._ahead: Batch | None = None
         self.position = 0
-        self._last = 0
+        # Checksums of the last batch, and of all.
+        self._last = self._all = 0
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
+        (epoch, batch), self._ahead = self._ahead or self._draw(), None
+        self.position += 1
+        texts = "\n".join(example.reference.text for example in batch).encode("utf8")
+        self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
+        return epoch, batch
+
+    def _draw(self) -> Batch:
         others = read_generators()
         set_generators(self._generators)
         try:
-            epoch, batch = next(self._batches)
+            drawn = next(self._batches)
             self._generators = read_generators()
         finally:
             set_generators(others)
-        self.position += 1
-        self._last = _checksum(batch)
-        return epoch, batch
+        return drawn
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there are no more batches. To find out, one is drawn ahead."""
+        try:
+            self._ahead = self._ahead or self._draw()
+        except StopIteration:
+            return True
+        return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it began, how many batches were drawn, and a checksum of the last one."""
-        return {"start": _save_generators(self._start), "position": self.position, "last": self._last}
+        """Where it began, how many batches were drawn, and a checksum of them all."""
+        return {"start": _save_generators(self._start), "position": self.position, "all": self._all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw all batches that were drawn before.
@@ -106,16 +159,14 @@ class DataStream:
                 next(self)
         except StopIteration:
             pass
-        if (self.position, self._last) != (state["position"], state["last"]):
+        # Earlier versions had a checksum of the last batch only.
+        found, expected = (self._all, state["all"]) if "all" in state else (self._last, state["last"])
+        if (self.position, found) != (state["position"], expected):
             raise StateError(
-                f"Can't go on in the training data: expected batch {state['position']} to be the one of the run that was saved, found "
-                "another, or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
+                f"Can't go on in the training data: expected {state['position']} batches as those of the run that was saved, found others, "
+                "or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
                 "NumPy's global ones. Bring the old corpus back, or start anew with --training.optimizer.checkpoint.resume never."
             )
-
-
-def _checksum(batch: list[Example]) -> int:
-    return zlib.crc32("\n".join(example.reference.text for example in batch).encode("utf8"))
 
 
 # ---------------------------------------------------------------------- random generators
@@ -286,6 +337,7 @@ _MAY_CHANGE = (
     "paths.",
     "training.logger",
     "training.max_steps",
+    "training.max_epochs",
     "training.patience",
     "training.eval_frequency",
     "training.optimizer.checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ def _look_into(folder: Path) -> dict[str, Any]:
         saved = read_folder(folder)
         progress, optimizer = saved["progress"], saved["optimizer"]
         rates = optimizer["learn_rates"]["groups"]
-        results = progress["results"]
+        scores = [score if isfinite(score) else None for score, _ in progress["results"]]
         return entry | {
             "whole": True,
             "step": progress["step"],
             "epoch": progress["epoch"],
-            "score": results[-1][0] if results else None,
-            "best_score": max((score for score, _ in results), default=None),
+            "score": scores[-1] if scores else None,
+            "best_score": max((score for score in scores if score is not None), default=None),
             "params": sum(tensor.numel() for tensor in _tensors(saved["model"])),
             "groups": [
                 {"name": name, "params": len(group["params"]), "learn_rate": rates[name]["applied_rate"]}
