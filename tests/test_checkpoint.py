@@ -221,12 +221,15 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
     run(config, tmp_path / "out")
     for name, new in (("step-00000004", "step-00000025"), ("step-00000005", "step-00000027")):
         (tmp_path / "state" / name).rename(tmp_path / "state" / new)
-        (tmp_path / "state" / new / "values.json").write_text("{}")
+        if new.endswith("5"):
+            (tmp_path / "state" / new / "values.json").write_text("{}")
     for name in ("step-backup", "step-notes"):
         (tmp_path / "state" / name).mkdir()
         (tmp_path / "state" / name / "notes.txt").write_text("mine")
-    with pytest.warns(CheckpointWarning):
+    with pytest.warns(CheckpointWarning) as told:
         assert min(run(config, tmp_path / "out")) == 0
+    for warning, text in zip(told, ("of step 27, found that of 5. It was renamed", "values.json': expected", "the training starts anew")):
+        assert text in str(warning.message)
     left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
     assert sorted(os.listdir(tmp_path / "state")) == ["best", *left]
     with pytest.warns(CheckpointWarning):

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: which there are, which are whole, which are to go.
 
-A checkpoint is known by its name, which is its step, and by what is in it: nothing but what files.py writes. All else is left alone.
+A checkpoint is known by its name, which is its step, and by what is in it: what files.py writes. All else is left alone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
             missing = _PARTS - saved.keys()
             if missing:
                 raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+            if (step := saved["progress"]["step"]) != step_of(path):
+                raise StateError(
+                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It was renamed."
+                )
         except StateError as error:
             if damaged is not None:
                 damaged.add(path)
@@ -71,10 +76,14 @@ def prune(folder: Path, keep: int, damaged: Collection[Path] = ()) -> None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove checkpoints. What holds anything else is no checkpoint, or no longer: it stays."""
+    """Remove checkpoints. What else is in their folders stays, and the folder with it."""
     for path in paths:
-        if not path.is_symlink() and (names := {inside.name for inside in path.iterdir()}) and names <= {MANIFEST, TENSORS, VALUES}:
-            shutil.rmtree(path, ignore_errors=True)
+        ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
+        if ours and not path.is_symlink():
+            with suppress(OSError):
+                for file in ours:
+                    file.unlink()
+                path.rmdir()
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -82,7 +91,8 @@ def clear_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f"{UNFINISHED}*"):
         name = leftover.name.removeprefix(_OLD).rpartition("-")[0]
         if leftover.name.startswith(_OLD) and name and not (folder / name).exists():
-            leftover.rename(folder / name)
+            with suppress(OSError):
+                leftover.rename(folder / name)
         else:
             shutil.rmtree(leftover, ignore_errors=True)
 

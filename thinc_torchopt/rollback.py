@@ -28,7 +28,7 @@ class Rollback:
     def __init__(self, nlp: Language, optimizer: TorchOptimizer):
         assert optimizer.rollback is not None and optimizer.checkpoint is not None
         self.settings = optimizer.rollback
-        self._folder = Path(optimizer.checkpoint.path)
+        self._folder = Path(optimizer.checkpoint.path).absolute()
         self._nlp = nlp
         self._optimizer = optimizer
 

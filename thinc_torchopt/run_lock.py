@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -69,7 +70,8 @@ class RunLock:
         """Let the folder go."""
         file, self._file = self._file, None
         if file is not None and file.is_at(self.path) and file.read().get("run") == self._run:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # Windows removes no open file
+                self.path.unlink()
 
     def _take(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
