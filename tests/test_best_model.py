@@ -73,6 +73,9 @@ def test_best_model_leaves_what_is_not_ours(tmp_path):
     best.accept_old()
     best.check_place()
     assert best.put_back(tmp_path / "out") is None and files_in(tmp_path / "out") == before
+    best.mark_old()
+    best = BestModel(tmp_path / "state")
+    assert best.is_there and best.put_back(tmp_path / "out2") is None and files_in(tmp_path / "out2") == before
     best.keep(tmp_path / "out", 3)
     assert json.loads((best.path / "torchopt-manifest.json").read_text())["step"] == 3
     best.remove()

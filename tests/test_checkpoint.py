@@ -274,6 +274,26 @@ def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypat
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["out"]
 
 
+def test_checkpoint_goes_on_from_that_of_an_earlier_version(corpus, tmp_path, monkeypatch):
+    """It knew the folder of its models, the last batch, and the best model by its place only."""
+    config = config_for(tmp_path, corpus, steps=14)
+    with monkeypatch.context() as patch:
+        now = DataStream.state_dict
+        patch.setattr(DataStream, "state_dict", lambda stream: {**now(stream), "last": stream._last, "all": None})
+        run(config, tmp_path / "out", crash_at=12)
+    newest = steps_of(tmp_path / "state")[-1]
+    tree = read_folder(newest)
+    del tree["data"]["all"]
+    write_folder(newest, {**tree, "output": str(tmp_path / "gone" / "model-last")})
+    (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
+    best = digests(tmp_path / "out")["model-best scores"]
+    for crash_at in (13, None):  # the second time the checkpoint is one of ours
+        run(config, tmp_path / "out2", crash_at=crash_at)
+        assert digests(tmp_path / "out2")["model-best scores"] == best
+    whole = run(config_for(tmp_path / "whole", corpus, steps=14), tmp_path / "whole")
+    assert len(whole) == 15 and digests(tmp_path / "whole") == digests(tmp_path / "out2")
+
+
 def test_checkpoint_best_model_is_verified(corpus, tmp_path):
     """And what can't be put back, or not now, does not end the training."""
     config = config_for(tmp_path, corpus, steps=7)

@@ -55,9 +55,7 @@ class BestModel:
         try:
             unfinished.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(model, unfinished)
-            content = {"step": step, "files": _checksums(unfinished)}
-            text = json.dumps(content, sort_keys=True)
-            (unfinished / _MANIFEST).write_text(text, encoding="utf8")
+            _write_manifest(unfinished, step)
             for path in (*unfinished.rglob("*"), unfinished):
                 sync(path)
             with moved_away(self.path):
@@ -67,6 +65,12 @@ class BestModel:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         self._is_of_old = False
+
+    def mark_old(self) -> None:
+        """Give what was taken for a copy of ours its manifest. RAISES (OSError): The disk is full, for example."""
+        if self._is_of_old:
+            _write_manifest(self.path, None)
+            self._is_of_old = False
 
     def put_back(self, model: Path) -> int | None:
         """Copy it to where spaCy keeps the best model.
@@ -102,11 +106,16 @@ class BestModel:
             return None
         try:
             manifest = json.loads((self.path / _MANIFEST).read_text(encoding="utf8"))
-            return {"step": int(manifest["step"]), "files": dict(manifest["files"])}
+            return {"step": None if manifest["step"] is None else int(manifest["step"]), "files": dict(manifest["files"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
                 f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: {error}. It is damaged."
             ) from error
+
+
+def _write_manifest(folder: Path, step: int | None) -> None:
+    text = json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
+    (folder / _MANIFEST).write_text(text, encoding="utf8")
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:

@@ -179,6 +179,10 @@ class Checkpoints:
             remove(steps_of(self.folder))
         if not self._goes_on:
             self._best.remove()
+        try:
+            self._best.mark_old()
+        except OSError as error:
+            self._warn(error)
 
     def close(self) -> None:
         """The training has ended: let the folder go."""
