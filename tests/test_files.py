@@ -120,7 +120,7 @@ def test_files_refuse_what_a_stranger_made(tmp_path):
         write_folder(tmp_path / "state", TREE)
         (tmp_path / "state" / VALUES).write_text(text)
         parts = {
-            name: {"bytes": (tmp_path / "state" / name).stat().st_size, "crc32": files._crc32(tmp_path / "state" / name)}
+            name: {"bytes": (tmp_path / "state" / name).stat().st_size, "crc32": files.crc32_of(tmp_path / "state" / name)}
             for name in (TENSORS, VALUES)
         }
         crc32 = zlib.crc32(json.dumps(parts, sort_keys=True).encode())
@@ -129,7 +129,7 @@ def test_files_refuse_what_a_stranger_made(tmp_path):
             read_folder(tmp_path / "state")
 
 
-@pytest.mark.parametrize("step", ["save_file", "_sync", "_crc32"])
+@pytest.mark.parametrize("step", ["save_file", "sync", "crc32_of"])
 def test_files_leave_the_old_one_whole_when_writing_fails(step, tmp_path, monkeypatch):
     write_folder(tmp_path / "state", {"a": 1})
     calls = iter([None, OSError("No space left on device")])

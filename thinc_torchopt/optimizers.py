@@ -292,7 +292,7 @@ class TorchOptimizer(Optimizer):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for frozen params. spaCy's training loop runs in it; afterwards all is as before."""
+        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is as before."""
         with self._trained.groups.without_frozen_grads(), backprop_through_frozen(self._trained.table.shims.values()):
             yield
 
