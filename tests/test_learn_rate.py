@@ -1311,7 +1311,7 @@ def altered(state, path, value):
         (["groups", "fast"], {}, r"unexpected ones for \['fast'\]"),
         (["groups"], [1], "expected a dict of param groups, found"),
         (["groups", "slow", "rate"], KeyError, "Can't load the learn rate of param group 'slow': expected"),
-        (["groups", "slow", "rate"], "0.5", "param group 'slow': expected 'rate' to be a number, found '0.5'"),
+        (["groups", "slow", "rate"], "0.5", "param group 'slow': expected 'rate' to be a number of at least 0, found '0.5'"),
         (["groups", "slow"], 0.5, "param group 'slow': expected"),
         (["groups", "slow", "policy"], "Cosine", "param group 'slow': expected the policy 'Adaptive', found 'Cosine'"),
         (["groups", "head", "parent"], "slow", "expected the parent None, found 'slow'"),

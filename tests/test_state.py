@@ -3,14 +3,28 @@
 import copy
 import subprocess
 import sys
+import warnings
+from contextlib import contextmanager
 
+import hypothesis
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer, torch_optimizers
-from thinc_torchopt.errors import CheckpointWarning, ConfigError, PipelineError, ScheduleError, StateError
+from thinc_torchopt.errors import (
+    CheckpointWarning,
+    ConfigError,
+    PipelineError,
+    ScheduleError,
+    StateError,
+    TorchOptError,
+    TorchOptWarning,
+)
+from thinc_torchopt.schedules import plateau
 from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
 from .conftest import needs_gpu
@@ -141,7 +155,7 @@ def changed(state, *path, value):
 REMOVED = object()
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
-    (("version",), 99, StateError, "expected version 1, found 99"),
+    (("version",), 99, StateError, "expected at most version 2, found version 99"),
     (("params",), REMOVED, StateError, "expected the parts"),
     (("params",), [1], StateError, "expected the params by name, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
@@ -278,3 +292,120 @@ def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
     for of_run, of_optimizer in ((models, optimizer), (other_models, other)):
         update(of_run, of_optimizer, ["W", "b"])
     assert same(params_of(models[1]), params_of(other_models[1])) and nlp is not other_nlp
+
+
+# ---------------------------------------------------------------------- any tree at all
+
+JUNK = [None, True, -1, 3, 10**12, 0.5, float("nan"), "x", [], [1], {}, {"x": 1}, (1, 2), torch.ones(3), torch.tensor(float("nan"))]
+SETTINGS = {
+    "use_averages": True,
+    "spike_factor": 5.0,
+    "param_groups": {
+        "top": {"params": [NAME], "lr_scale": 0.5},
+        "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 9},
+    },
+}
+
+
+def paths_of(tree, path=()):
+    """The path of every part of a tree."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield (*path, key)
+        yield from paths_of(value, (*path, key))
+
+
+def bits(tree):
+    """A tree with tensors as their bytes, to compare."""
+    if isinstance(tree, torch.Tensor):
+        return str(tree.dtype), tuple(tree.shape), tree.stride(), tree.detach().numpy().tobytes()
+    if isinstance(tree, dict):
+        return {key: bits(value) for key, value in tree.items()}
+    return [bits(value) for value in tree] if isinstance(tree, (list, tuple)) else repr(tree)
+
+
+@pytest.fixture(scope="module")
+def state_to_damage():
+    """Of a pipeline with a gradient scaler, a schedule that keeps a state, and a frozen block."""
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    optimizer.observe(0.5)
+    with scaler_on(models):
+        return nlp, models, copy.deepcopy(optimizer.state_dict())
+
+
+@contextmanager
+def scaler_on(models):
+    """A gradient scaler is there, as for mixed precision on a GPU. Without one it can't take a step."""
+    scaler = models[0].layers[0].shims[0]._grad_scaler
+    scaler._enabled = True
+    yield
+    scaler._enabled = False
+
+
+@given(st.data())
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+def test_state_is_loaded_whole_or_not_at_all(state_to_damage, data):
+    """A part is gone, or another, or one too many: it is loaded, or refused by an error of ours, and then nothing has changed."""
+    nlp, models, saved = state_to_damage
+    for model in models:
+        for param, _ in slots(model):
+            with torch.no_grad():
+                param[...] = 0.1  # what was loaded before may have made it NaN
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 1)
+    with scaler_on(models):
+        before = bits(optimizer.state_dict())
+    tree, keys = saved, data.draw(st.sampled_from(sorted(paths_of(saved), key=repr)))
+    for _ in range(data.draw(st.integers(1, 2))):
+        tree = changed(tree, *keys, value=data.draw(st.sampled_from([REMOVED, *JUNK])))
+        keys = data.draw(st.sampled_from(sorted(paths_of(tree), key=repr)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TorchOptWarning)
+        with scaler_on(models):
+            try:
+                optimizer.load_state_dict(tree)
+            except TorchOptError:
+                assert bits(optimizer.state_dict()) == before
+        steps(optimizer, models, 1)  # whatever was loaded, it can be gone on with
+
+
+def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
+    """Where params of a frozen block take no gradients."""
+    nlp, models, saved = state_to_damage
+    shim = models[0].layers[0].shims[0]
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    frozen = [param for name, param in shim._model.named_parameters() if name.startswith("layer.0.")]
+    with optimizer.training():
+        assert frozen and not any(param.requires_grad for param in frozen)
+        with pytest.raises(StateError):
+            optimizer.load_state_dict(changed(saved, "params", value={}))
+        assert not any(param.requires_grad for param in frozen)
+        optimizer.load_state_dict(saved)
+        assert not any(param.requires_grad for param in frozen)
+        steps(optimizer, models, 6, start=3)
+        assert all(param.requires_grad for param in frozen)
+    with optimizer.training():
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert all(param.requires_grad for param in frozen)
+
+
+def test_state_of_another_version():
+    nlp, _ = pipeline()
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    for version, message in ((99, "found version 99.*newer"), (0, "at least version 1, found version 0"), ("1", "found version '1'")):
+        with pytest.raises(StateError, match=message):
+            optimizer.load_state_dict({"version": version, "something": "else"})
+
+
+def test_state_without_a_pipeline_is_not_given_out():
+    model = Linear(3, 5).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(PipelineError, match=r"params have no lasting names. Call optimizer.initialize\(nlp\) first"):
+        optimizer.state_dict()

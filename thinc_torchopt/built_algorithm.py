@@ -254,8 +254,11 @@ class BuiltAlgorithm:
         """What the algorithm keeps beside params and groups: see library_state.py."""
         return {} if self.optimizer is None else collect_beside(self.optimizer, self.algorithm.options)
 
-    def state_names(self, group: TorchGroup, n_dimensions: int) -> set[str]:
-        """What torch keeps of a param of so many dimensions from its first update on. Empty: that can't be found out on a small one."""
+    def example_state(self, group: TorchGroup, n_dimensions: int) -> dict[str, Any]:
+        """What torch keeps of a param of so many dimensions, each of size 2, from its first update on.
+
+        RETURNS (dict[str, Any]): Empty: that can't be found out on a small one.
+        """
         options = {name: current(value) for name, value in group.settings.options.items()}
         device = next(param.device for param, _ in group.params.values()) if options.get("capturable") else "cpu"
         param = torch.ones((2,) * n_dimensions, device=device, requires_grad=True)
@@ -264,8 +267,8 @@ class BuiltAlgorithm:
             optimizer = self.algorithm.build([param], lr=0.001, **options)
             optimizer.step()
         except Exception:
-            return set()
-        return set(optimizer.state[param])
+            return {}
+        return dict(optimizer.state[param])
 
     # ------------------------------------------------------------------ evaluation
 

@@ -32,12 +32,13 @@ from .algorithm import Algorithm
 from .average_settings import AverageSettings, chosen_averages
 from .buffers import KeptBuffers
 from .cascade import Cascade
-from .checks import check_count, check_parts
+from .checks import check_count, check_parts, check_version, own_errors
 from .clipping import clip_grads, grad_norms, total_norm
-from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning, StateError
+from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
 from .files import read_folder, write_folder
 from .guard import JOINT, Guard, Verdict, rollback_settings
 from .names import Pattern
+from .param_groups import FrozenGrads
 from .param_table import all_names
 from .params import Param, array_of, clear_grads, is_viewable, own_copy
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
@@ -209,6 +210,7 @@ class TorchOptimizer(Optimizer):
         self._pending: dict[Key, Param] = {}
         self._taking_part: list[Shim] = []
         self._buffers = KeptBuffers()
+        self._frozen_grads = FrozenGrads()
         self._trained = self._no_params(self._schedule_steps)
 
     def _no_params(self, step: int) -> TrainedParams:
@@ -216,6 +218,7 @@ class TorchOptimizer(Optimizer):
             self._cascade,
             lambda: self._learn_rate,
             step,
+            self._frozen_grads,
             average_settings=self._average_settings,
             on_outside_write=self._on_outside_write,
             on_growth=self._on_growth,
@@ -293,7 +296,7 @@ class TorchOptimizer(Optimizer):
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is as before."""
-        with self._trained.groups.without_frozen_grads(), backprop_through_frozen(self._trained.table.shims.values()):
+        with self._frozen_grads.stopping(self._trained.groups.frozen_params), backprop_through_frozen(self._trained.table.shims.values()):
             yield
 
     def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
@@ -493,6 +496,7 @@ class TorchOptimizer(Optimizer):
         RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep them.
         RAISES (PipelineError): The optimizer does not know its pipeline.
         """
+        self._trained.table.bound_to()
         return {
             "version": state.VERSION,
             "step": self._schedule_steps,
@@ -513,17 +517,20 @@ class TorchOptimizer(Optimizer):
         nlp, exclude = self._trained.table.bound_to()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
-        check_parts("the optimizer", saved, self.state_dict().keys() - {"algorithms"}, optional=("algorithms",))
-        if saved["version"] != state.VERSION:
-            raise StateError(f"Can't load the state of the optimizer: expected version {state.VERSION}, found {saved['version']!r}.")
+        check_version("the optimizer", saved, state.VERSION)
+        check_parts("the optimizer", saved, self.state_dict())
+        check_parts("the settings", saved["settings"], ("learn_rate", "grad_clip"))
         step = check_count("step", saved["step"])
-        settings = {name: check_number(name, saved["settings"].get(name)) for name in ("learn_rate", "grad_clip")}
+        settings = {name: check_number(name, value) for name, value in saved["settings"].items()}
         # Built anew beside what there is, and takes its place when everything went well.
         trained, guard = self._no_params(step), copy(self._guard)
-        trained.load(nlp, exclude, saved, on_growth)
-        guard.load_state_dict(saved["guard"])
-        self._schedules.load_state_dict(saved["schedules"])
+        with own_errors("the optimizer"), self._frozen_grads.put_aside():
+            trained.load(nlp, exclude, saved, on_growth)
+            guard.load_state_dict(saved["guard"])
+            state.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+            self._schedules.load_state_dict(saved["schedules"], at_most=step)
         state.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+        self._frozen_grads.stop_only(trained.groups.frozen_params)
         self._trained, self._guard, self._schedule_steps = trained, guard, step
         self._learn_rate, self._grad_clip = settings["learn_rate"], settings["grad_clip"]
 
@@ -550,7 +557,7 @@ class TorchOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
-        left_behind = ("_pending", "_taking_part", "_buffers", "_trained")
+        left_behind = ("_pending", "_taking_part", "_buffers", "_trained", "_frozen_grads")
         return {name: value for name, value in self.__dict__.items() if name not in left_behind}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:

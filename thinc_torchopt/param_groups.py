@@ -1,7 +1,7 @@
 """From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of settings.
 
 cascade.py says what holds for a param, built_algorithm.py has the torch optimizers; here they meet. A frozen param is in no group: it
-has no state and no average, nothing decays it, and inside `without_frozen_grads` torch computes no gradient for it.
+has no state and no average, nothing decays it, and inside `FrozenGrads.stopping` torch computes no gradient for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,70 @@ from .types import ParamInfo
 Chosen = list[tuple[BuiltAlgorithm, list[tuple[TorchGroup, Sequence[Param]]]]]
 
 
+class FrozenGrads:
+    """The torch params for which torch computes no gradients, because they are frozen: only while `stopping`."""
+
+    def __init__(self) -> None:
+        self._is_active = False
+        self._stopped: dict[int, torch.nn.Parameter] = {}
+
+    @contextmanager
+    def stopping(self, params: Iterable[Param]) -> Iterator[None]:
+        """Inside, none are computed for params that are frozen; afterwards `requires_grad` is as before.
+
+        params (Iterable[Param]): Those that are frozen at first.
+        """
+        if self._is_active:
+            yield
+            return
+        self._is_active = True
+        try:
+            self.stop(params)
+            yield
+        finally:
+            self._resume_all()
+            self._is_active = False
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Inside, all is as before `stopping`; afterwards as it was."""
+        was_active, stopped = self._is_active, list(self._stopped.values())
+        self._is_active = False
+        self._resume_all()
+        try:
+            yield
+        finally:
+            self._is_active = was_active
+            for source in stopped:
+                self._stop(source)
+
+    def stop(self, params: Iterable[Param]) -> None:
+        """Compute none for these from now on."""
+        for param in params:
+            if self._is_active and isinstance(param.source, torch.nn.Parameter) and param.source.requires_grad:
+                self._stop(param.source)
+
+    def stop_only(self, params: Iterable[Param]) -> None:
+        """Compute none for these, but for all others."""
+        self._resume_all()
+        self.stop(params)
+
+    def resume(self, param: Param) -> None:
+        """Compute them again for one that is no longer frozen."""
+        if (source := self._stopped.pop(id(param.source), None)) is not None:
+            source.requires_grad_(True)
+
+    def _stop(self, source: torch.nn.Parameter) -> None:
+        source.requires_grad_(False)
+        source.grad = None
+        self._stopped[id(source)] = source
+
+    def _resume_all(self) -> None:
+        for source in self._stopped.values():
+            source.requires_grad_(True)
+        self._stopped.clear()
+
+
 class ParamGroups:
     """The torch optimizers behind a TorchOptimizer, and the params that wait to be trained.
 
@@ -31,9 +95,17 @@ class ParamGroups:
     controller (LearnRateController): Writes the learning rates.
     default_rate (Callable): The learning rate of params without one of their own.
     step (int): The step that comes.
+    frozen_grads (FrozenGrads): Told of every param that is frozen, or no longer is.
     """
 
-    def __init__(self, cascade: Cascade, controller: LearnRateController, default_rate: Callable[[], float], step: int = 0):
+    def __init__(
+        self,
+        cascade: Cascade,
+        controller: LearnRateController,
+        default_rate: Callable[[], float],
+        step: int,
+        frozen_grads: FrozenGrads,
+    ):
         self.algorithms = [
             BuiltAlgorithm(name, algorithm, cascade.moving(i), controller, default_rate)
             for i, (name, algorithm) in enumerate(zip(("algorithm", "algorithm.fallback"), cascade.algorithms))
@@ -43,7 +115,7 @@ class ParamGroups:
         self._controller = controller
         self._default_rate = default_rate
         self._step = step
-        self._not_computed: dict[int, torch.nn.Parameter] | None = None
+        self._frozen_grads = frozen_grads
 
     @property
     def groups(self) -> list[TorchGroup]:
@@ -117,7 +189,7 @@ class ParamGroups:
         """Forget a param and its state."""
         if param.group is None:
             self.frozen.pop(id(param), None)
-            self._compute_again(param)
+            self._frozen_grads.resume(param)
         else:
             param.group.owner.drop(param)
 
@@ -159,40 +231,19 @@ class ParamGroups:
         due = [(param, settings) for param, settings in self.frozen.values() if settings.frozen_until <= step]
         for param, _ in due:
             del self.frozen[id(param)]
-            self._compute_again(param)
+            self._frozen_grads.resume(param)
         if due:
             self.add([param for param, _ in due], names_are_lasting=True)
 
-    @contextmanager
-    def without_frozen_grads(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for params that are frozen; afterwards `requires_grad` is as before."""
-        if self._not_computed is not None:
-            yield
-            return
-        self._not_computed = {}
-        try:
-            for param, _ in self.frozen.values():
-                self._compute_no_more(param)
-            yield
-        finally:
-            for param, _ in list(self.frozen.values()):
-                self._compute_again(param)
-            self._not_computed = None
+    @property
+    def frozen_params(self) -> list[Param]:
+        """Those that are not trained, or not yet."""
+        return [param for param, _ in self.frozen.values()]
 
     def _freeze(self, param: Param, settings: ParamSettings) -> None:
         param.group = None
         self.frozen[id(param)] = param, settings
-        self._compute_no_more(param)
-
-    def _compute_no_more(self, param: Param) -> None:
-        if self._not_computed is not None and isinstance(param.source, torch.nn.Parameter) and param.source.requires_grad:
-            param.source.requires_grad_(False)
-            param.source.grad = None
-            self._not_computed[id(param)] = param.source
-
-    def _compute_again(self, param: Param) -> None:
-        if self._not_computed is not None and (source := self._not_computed.pop(id(param), None)) is not None:
-            source.requires_grad_(True)
+        self._frozen_grads.stop([param])
 
     # ------------------------------------------------------------------ one step
 

@@ -94,6 +94,18 @@ class Schedule:
             except ScheduleError as error:
                 raise ScheduleError(f"{error} This is the schedule of '{self.name}'.") from error
 
+    def try_source(self, state: dict[str, Any]) -> None:
+        """Find out whether the source can load its state, which is as before then.
+
+        RAISES (Exception): It can't.
+        """
+        if "source" in state:
+            before = self.source.state_dict()
+            try:
+                self.source.load_state_dict(state["source"])
+            finally:
+                self.source.load_state_dict(before)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stood.
 
@@ -177,10 +189,11 @@ class Schedules:
         """The states of all schedules by config path, for JSON. Places that share a schedule have the same."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, at_most: int | None = None) -> None:
         """Go on where another run stood. All is checked before a schedule is moved.
 
         state (dict): From `state_dict`, of the same config.
+        at_most (int): How many steps the run had made: no schedule can be further.
         RAISES (ScheduleError): It has other config paths, or one of the states can't be loaded.
         """
         found = set(state) if isinstance(state, dict) else set()
@@ -192,11 +205,18 @@ class Schedules:
             )
         for name, schedule in self.by_name.items():
             schedule.check_state_dict(state[name])
+            if at_most is not None and state[name]["position"] > at_most:
+                raise ScheduleError(
+                    f"Can't load the schedule of '{name}': expected a position of at most {at_most}, the steps of the run, found "
+                    f"{state[name]['position']}. The state is damaged."
+                )
             if state[name] != state[schedule.name]:
                 raise ScheduleError(
                     f"Can't load the schedules of [training.optimizer]: expected one state for '{schedule.name}' and '{name}', which share "
                     f"a schedule, found {state[schedule.name]} and {state[name]}."
                 )
+        for schedule in self._by_source.values():
+            schedule.try_source(state[schedule.name])
         for schedule in self._by_source.values():
             schedule.load_state_dict(state[schedule.name])
 

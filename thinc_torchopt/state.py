@@ -5,7 +5,7 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,8 @@ from .param_groups import ParamGroups
 from .params import Param
 from .state_fit import fit_param_state
 
-VERSION = 1
+# 2: params have a dtype.
+VERSION = 2
 
 
 def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
@@ -82,7 +83,9 @@ def group_ids(saved: Any) -> dict[frozenset[str], str]:
 def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Give param groups what algorithms kept there. `check_groups` comes before. Groups that are not among the saved ones stay."""
     for group in groups.groups:
-        for name, value in saved[group.id]["state"].items() if group.id in saved else ():
+        # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
+        is_kept = group.id in saved and not type(group.owner.optimizer).__module__.startswith("torch.optim")
+        for name, value in saved[group.id]["state"].items() if is_kept else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -113,13 +116,27 @@ def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, An
     }
 
 
+def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Any) -> None:
+    """RAISES (StateError): Saved states are not such as gradient scalers have."""
+    check_parts("the gradient scalers", saved)
+    here = collect_scalers(shims)
+    for path, found in saved.items():
+        check_parts(f"the gradient scaler of '{path}'", found, here.get(path))
+        for name, value in here.get(path, {}).items():
+            if not _is_like(found[name], value):
+                raise StateError(
+                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, found {found[name]!r}."
+                )
+
+
 def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give gradient scalers their states. Those of models that have none are passed over."""
+    """Give gradient scalers their states. `check_scalers` comes before. Those of models that have none are passed over."""
+    shims = list(shims)
+    here = collect_scalers(shims)
     for path, shim in shims:
-        for name, value in saved.get(path, {}).items():
-            scaler = shim._grad_scaler  # type: ignore[attr-defined]
-            here = getattr(scaler, name, None)
-            setattr(scaler, name, value.to(here.device).clone() if isinstance(here, torch.Tensor) else value)
+        for name, old in here.get(path, {}).items() if path in saved else ():
+            value = saved[path][name]
+            setattr(shim._grad_scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)  # type: ignore[attr-defined]
 
 
 def check_params_are_dicts(saved: Any) -> None:
@@ -180,27 +197,43 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
             f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or other params in "
             f"{different}. [training.optimizer] has other patterns than when the state was saved."
         )
+    for group in groups.groups:
+        kept, of_group = group.owner.group_state(group), saved[group.id]["state"]
+        wrong = [name for name in of_group if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))]
+        if wrong:
+            raise StateError(
+                f"Can't load the state of param group '{group.id}': expected what {group.owner.algorithm.label} keeps there, found "
+                f"{', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. It is damaged, or of another version of the algorithm."
+            )
 
 
-def check_state_names(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now.
+def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now, in the right form.
 
-    RAISES (StateError): Something is missing, so the next step would fail.
+    RAISES (StateError): Something is missing, or of another kind, so the next step would fail.
     """
-    expected: dict[tuple[int, int], set[str]] = {}
+    examples: dict[tuple[int, int], dict[str, Any]] = {}
     for param in params:
-        if param.group is None or not saved[param.name]["updates"]:
+        found = saved[param.name]
+        if param.group is None or (not found["state"] and not found["updates"]):
             continue
-        key = id(param.group), len(param.shape)
-        if key not in expected:
-            expected[key] = param.group.owner.state_names(param.group, len(param.shape))
-        missing = sorted(expected[key] - set(saved[param.name]["state"]))
+        n_dimensions = len(found["shape"])
+        key = id(param.group), n_dimensions
+        if key not in examples:
+            examples[key] = param.group.owner.example_state(param.group, n_dimensions)
+        example, label = examples[key], param.group.owner.algorithm.label
+        missing = sorted(example.keys() - found["state"].keys())
         if missing:
-            label, found = param.group.owner.algorithm.label, sorted(saved[param.name]["state"])
             raise StateError(
                 f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the options that it has now, "
-                f"found {found}. The options were others when it was saved: bring those back, or begin with a new state."
+                f"found {sorted(found['state'])}. The options were others when it was saved: bring those back, or begin with a new state."
             )
+        for name, expected in example.items():
+            if not _has_form_of(found["state"][name], expected, found["shape"]):
+                raise StateError(
+                    f"Can't load the state of param '{param.name}': expected '{name}' as {label} keeps it of a param of shape "
+                    f"{_shape(found['shape'])}, found {_describe(found['state'][name])}. It is damaged, or of another version of {label}."
+                )
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
@@ -210,6 +243,8 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     for size in found["shape"]:
         check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
+    if not isinstance(found.get("dtype", ""), str):
+        raise StateError(f"Can't load the state of param '{param.name}': expected its dtype as a text, found {found['dtype']!r}.")
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])
@@ -221,6 +256,32 @@ def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
         return getattr(torch, found["dtype"].removeprefix("torch."), None)
     dtypes = [value.dtype for value in found["state"].values() if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+
+
+def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
+    """Whether a value can be the state of a param of a shape as the example is that of one whose dimensions are all of size 2."""
+    if not isinstance(example, torch.Tensor):
+        return isinstance(value, (int, float)) if isinstance(example, (int, float)) else example is None or type(value) is type(example)
+    if not isinstance(value, torch.Tensor):
+        return False
+    if example.numel() == 1:
+        return value.numel() == 1
+    return tuple(value.shape) == tuple(shape) or tuple(example.shape) != (2,) * len(shape)
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {_shape(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _is_like(value: Any, expected: Any) -> bool:
+    """Whether a value is of the kind of another: a tensor of the same shape and dtype, a number, or the same type. None: any may come."""
+    if expected is None:
+        return True
+    if isinstance(expected, torch.Tensor):
+        return isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype == expected.dtype
+    if isinstance(expected, bool) or not isinstance(expected, (int, float)):
+        return type(value) is type(expected)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,7 +17,7 @@ from .averages import AveragedParams, Averages
 from .cascade import Cascade
 from .errors import CheckpointWarning
 from .learn_rate import LearnRateController
-from .param_groups import ParamGroups
+from .param_groups import FrozenGrads, ParamGroups
 from .param_table import ParamTable
 from .params import Param
 from .types import OnGrowth, OnOutsideWrite
@@ -29,6 +29,7 @@ class TrainedParams:
     cascade (Cascade): What the settings say of each param.
     default_rate (Callable): The learning rate of params without one of their own.
     step (int): The step that comes.
+    frozen_grads (FrozenGrads): The optimizer's.
     average_settings (AverageSettings | None): None: keep no averages.
     on_outside_write, on_growth: As in `create_optimizer`.
 
@@ -40,13 +41,14 @@ class TrainedParams:
         cascade: Cascade,
         default_rate: Callable[[], float],
         step: int,
+        frozen_grads: FrozenGrads,
         *,
         average_settings: AverageSettings | None,
         on_outside_write: OnOutsideWrite,
         on_growth: OnGrowth,
     ):
         self.controller = LearnRateController(on_outside_write=on_outside_write)
-        self.groups = ParamGroups(cascade, self.controller, default_rate, step)
+        self.groups = ParamGroups(cascade, self.controller, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
         self.table = ParamTable(self.groups, self.averages, on_growth)
 
@@ -95,7 +97,7 @@ class TrainedParams:
         state.check_params(self.params, saved["params"], may_grow=may_grow)
         self.groups.take_ids(ids)
         state.check_groups(self.groups, saved["groups"])
-        state.check_state_names(self.params, saved["params"])
+        state.check_param_states(self.params, saved["params"])
         state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved.get("algorithms", {}))

@@ -139,8 +139,9 @@ class WatchedGroup:
             if state[name] != expected[name]:
                 _refuse_state(self.id, f"the {name} {expected[name]!r}", repr(state[name]))
         for name in _SAVED:
-            if not isinstance(state[name], Real) and not (name == "held_rate" and state[name] is None):
-                _refuse_state(self.id, f"'{name}' to be a number", repr(state[name]))
+            value = state[name]
+            if not (isinstance(value, Real) and 0.0 <= float(value) < math.inf) and not (name == "held_rate" and value is None):
+                _refuse_state(self.id, f"'{name}' to be a number of at least 0", repr(value))
         if hasattr(self.policy, "check_state_dict"):
             self.policy.check_state_dict(state["policy_state"])
 
