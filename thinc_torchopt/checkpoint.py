@@ -24,23 +24,15 @@ from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
 
 from .best_model import BestModel
 from .checkpoint_folder import clear_leftovers, name_of, prune, remove, steps_of, whole_ones
+from .checks import check_count, check_parts, own_errors
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import write_folder
+from .model_state import check_can_be_saved, check_model, collect_model, layout_of, restore_model, restore_setup
 from .optimizers import TorchOptimizer
+from .run_config import collect_config, collect_identity, collect_values, compare_configs, compare_identities
 from .run_lock import RunLock
 from .signals import Signals
-from .training_state import (
-    DataStream,
-    Progress,
-    check_model,
-    collect_config,
-    collect_model,
-    collect_random,
-    compare_configs,
-    plain_scores,
-    restore_model,
-    restore_random,
-)
+from .training_state import DataStream, Progress, collect_random, plain_scores, restore_random
 from .types import CheckpointSettings
 
 # spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
@@ -57,6 +49,7 @@ def Checkpoint(
     keep: int = 2,
     resume: Literal["auto", "must", "never"] = "auto",
     on_config_change: Literal["refuse", "warn"] = "refuse",
+    allow_foreign_shims: bool = False,
 ) -> CheckpointSettings:
     """Save the state of a training run, and go on from it. Registered as `thinc-torchopt.Checkpoint.v1`.
 
@@ -66,6 +59,8 @@ def Checkpoint(
     resume ("auto" | "must" | "never"): Go on from the newest whole checkpoint if there is one; stop if there is none; or start anew.
     on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`, `patience`,
         `eval_frequency`, the logger and this block may change.
+    allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and components whose
+        model is none of thinc's. Their `from_bytes` gets what is in the folder.
     RAISES (ConfigError): An argument is out of its range.
     """
     for name, value, least in (("every", every, 0), ("keep", keep, 1)):
@@ -77,7 +72,9 @@ def Checkpoint(
         raise ConfigError(f"Can't set 'on_config_change' in {_BLOCK}: expected 'refuse' or 'warn', found {on_config_change!r}.")
     if not isinstance(path, str) or not path or Path(path).is_file():
         raise ConfigError(f"Can't set 'path' in {_BLOCK}: expected a folder, found {path!r}.")
-    return CheckpointSettings(path, every, keep, resume, on_config_change)
+    if not isinstance(allow_foreign_shims, bool):
+        raise ConfigError(f"Can't set 'allow_foreign_shims' in {_BLOCK}: expected true or false, found {allow_foreign_shims!r}.")
+    return CheckpointSettings(path, every, keep, resume, on_config_change, allow_foreign_shims)
 
 
 class Checkpoints:
@@ -105,6 +102,9 @@ class Checkpoints:
         self._written: int | None = None
         self._output: Path | None = None
         self._random: Mapping[str, Any] = {}
+        # The pipeline as a run that goes on builds it: no callback has changed it yet.
+        self._layout = layout_of(nlp)
+        self._settings = {"config": collect_config(nlp), "values": collect_values(nlp), "identity": collect_identity(nlp)}
 
     # ------------------------------------------------------------------ going on
 
@@ -147,7 +147,8 @@ class Checkpoints:
                     CheckpointWarning(f"None of the checkpoints in '{self.folder}' is whole: the training starts anew."), stacklevel=4
                 )
             return None
-        changes = compare_configs(saved["config"], collect_config(self._nlp))
+        with own_errors(f"the training in '{self.folder}'"):
+            changes = self._changes(saved)
         if changes:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(changes)
             if self.settings.on_config_change == "refuse":
@@ -156,22 +157,47 @@ class Checkpoints:
                     "--training.optimizer.checkpoint.resume never, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Going on although {text}"), stacklevel=4)
-        check_model(self._nlp, saved["model"])
+        check_model(self._nlp, saved["model"], allow_foreign_shims=self.settings.allow_foreign_shims)
         return saved
 
+    def _changes(self, saved: Mapping[str, Any]) -> list[str]:
+        """What is another than in the run that goes on, a line each. Older versions saved less."""
+        part = "values" if "values" in saved else "config"
+        found = compare_configs(saved[part], self._settings[part])
+        return found + (compare_identities(saved["identity"], self._settings["identity"]) if "identity" in saved else [])
+
     def _restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
+        self._check_place(saved)
+        restore_model(self._nlp, saved["model"])
+        restore_setup(self._nlp, saved["model"])
         try:
             self._optimizer.load_state_dict(saved["optimizer"])
         except (ConfigError, ScheduleError) as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
+        with own_errors(f"the training in '{self.folder}'"):
+            self._restore_run(saved, progress, dropouts)
+
+    def _restore_run(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
         self.stream.load_state_dict(saved["data"])
-        restore_model(self._nlp, saved["model"])
         progress.load_state_dict(saved["progress"])
         for _ in range(self.stream.position):
             next(dropouts)
         self._written, self._best_step = progress.step, progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
+
+    @staticmethod
+    def _check_place(saved: Mapping[str, Any]) -> None:
+        """RAISES (StateError): The run was at no step at which it can have been. To go there would take for ever."""
+        for part in ("progress", "data", "optimizer"):
+            check_parts(f"the {part}", saved[part])
+        batches, done, of_optimizer = saved["data"].get("position"), saved["progress"].get("step"), saved["optimizer"].get("step")
+        steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
+        if check_count("data.position", batches) != steps or check_count("optimizer.step", of_optimizer) != steps:
+            raise StateError(
+                f"Can't go on: expected as many batches as steps, found {batches} and {steps}, and {of_optimizer} steps of the optimizer. "
+                "The checkpoint is damaged."
+            )
 
     def begin(self) -> None:
         """The training begins. One that starts anew removes what an earlier one left."""
@@ -302,11 +328,12 @@ class Checkpoints:
 
     def _write(self, progress: Progress, *, keep: int | None) -> None:
         path = self.folder / name_of(progress.step)
+        check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
         tree = {
-            "config": collect_config(self._nlp),
+            **self._settings,
             "progress": progress.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "model": collect_model(self._nlp),
+            "model": collect_model(self._nlp, self._optimizer.stopped_grads),
             "data": self.stream.state_dict(),
             "random": collect_random(),
             "performance": plain_scores(self._nlp.meta.get("performance", {})),

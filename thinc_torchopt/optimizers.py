@@ -299,6 +299,11 @@ class TorchOptimizer(Optimizer):
         with self._frozen_grads.stopping(self._trained.groups.frozen_params), backprop_through_frozen(self._trained.table.shims.values()):
             yield
 
+    @property
+    def stopped_grads(self) -> set[int]:
+        """The ids of torch params for which, inside `training`, no gradients are computed."""
+        return self._frozen_grads.ids
+
     def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
         """Note a param and its gradient for the next `step`. No arithmetic yet.
 
@@ -494,9 +499,8 @@ class TorchOptimizer(Optimizer):
         """All that another process needs to go on exactly where this one stands, by lasting names: see state.py.
 
         RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep them.
-        RAISES (PipelineError): The optimizer does not know its pipeline.
+        RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in the pipeline.
         """
-        self._trained.table.bound_to()
         return {
             "version": state.VERSION,
             "step": self._schedule_steps,
@@ -518,7 +522,7 @@ class TorchOptimizer(Optimizer):
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
         check_version("the optimizer", saved, state.VERSION)
-        check_parts("the optimizer", saved, self.state_dict())
+        check_parts("the optimizer", saved, state.PARTS, optional=("algorithms",))
         check_parts("the settings", saved["settings"], ("learn_rate", "grad_clip"))
         step = check_count("step", saved["step"])
         settings = {name: check_number(name, value) for name, value in saved["settings"].items()}

@@ -61,6 +61,11 @@ class FrozenGrads:
             for source in stopped:
                 self._stop(source)
 
+    @property
+    def ids(self) -> set[int]:
+        """The ids of these params."""
+        return set(self._stopped)
+
     def stop(self, params: Iterable[Param]) -> None:
         """Compute none for these from now on."""
         for param in params:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -93,15 +93,16 @@ class ParamTable:
         for name, model in components_with_model(nlp) if nlp is not None else []:
             yield from shim_paths(model, name)
 
-    def bind(self, nlp: Language, exclude: Collection[str], *, joined: Mapping[str, int | None] = MappingProxyType({})) -> None:
+    def bind(self, nlp: Language, exclude: Collection[str], *, saved: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
 
-        joined (Mapping[str, int | None]): For a run that goes on: by name, after how many updates params joined that came in mid-training.
+        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`. They are taken in too, if they are in a
+            component that is not excluded: torch params that take no gradients here and now, for example, or those of shims.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self._nlp, self._was_bound = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
-        self._joined |= joined
+        self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
         self._name_pipeline(nlp)
         components = trainable_components(nlp, exclude)
         if not components:
@@ -124,18 +125,60 @@ class ParamTable:
                         self.forget(found.key, keep_name=True)
         for _, model in components:
             self._take_in(model)
+        if saved:
+            of_trained = {id(model) for _, model in components}
+            excluded = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
+            for _, model in components_with_model(nlp):
+                if id(model) in of_trained or id(model) not in excluded:
+                    self._take_in(model, only=saved.keys())
+            self._take_in_shims(saved, excluded)
         self._heritage.clear()
 
-    def _take_in(self, model: Model) -> None:
+    def _take_in(self, model: Model, *, only: Set[str] | None = None) -> None:
+        """Take in the params of a model. only (Set[str]): Those of these names, also if they take no gradients."""
         for node in model.walk():
             for shim in node.shims:
                 for _, param in torch_params(shim):
                     # The others are taken in when they have a gradient: a param that was frozen, or a layer that makes its own later.
-                    if param.requires_grad and not torch.nn.parameter.is_lazy(param):
+                    is_due = param.requires_grad if only is None else not only.isdisjoint(self.names.get(id(param), ()))
+                    if is_due and not torch.nn.parameter.is_lazy(param):
                         self.see_torch_param(param, shim, model)
             for name in node.param_names:
-                if node.has_param(name):
+                if node.has_param(name) and (only is None or not only.isdisjoint(self.names.get((node.id, name), ()))):
                     self.see_node_param(node, name, model)
+
+    def _take_in_shims(self, saved: Mapping[str, Mapping[str, Any]], excluded: Collection[int]) -> None:
+        """Take in what shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
+        nlp, _ = self.bound_to()
+        paths = {
+            path: shim for name, model in components_with_model(nlp) if id(model) not in excluded for path, shim in shim_paths(model, name)
+        }
+        for name, found in saved.items():
+            if "shim" in found:
+                shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
+                if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
+                    self.names[key] = (name,)
+                    self._add(key, name, None, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch."))))
+
+    def refresh(self) -> None:
+        """Look for params that are no longer in the pipeline, or have another name there.
+
+        RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names.
+        """
+        nlp, _ = self.bound_to()
+        self._name_pipeline(nlp)
+        paths = {path for path, _ in self.shim_paths()}
+        outside = [
+            param.name
+            for key, param in self.by_key.items()
+            if key not in self._of_pipeline and not (_is_of_shim(key) and param.name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
+        ]
+        if outside:
+            raise StateError(
+                f"Can't save the state of param '{outside[0]}': expected params of the models of components, found {len(outside)} of a "
+                "model that is in no component, or that is a component's second one. Another process could not tell whose state it is. "
+                "Make the model a part of a component's model, or train it with an optimizer of its own."
+            )
 
     def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
         """Look a node's param up, or take it in. An array that is read-only or not in C order is replaced by a plain copy.
@@ -346,6 +389,11 @@ class ParamTable:
 
 def _nobody() -> None:
     return None
+
+
+def _is_of_shim(key: Key) -> bool:
+    """Whether a param is one that a shim keeps elsewhere."""
+    return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
 
 
 def all_names(nlp: Language) -> list[str]:

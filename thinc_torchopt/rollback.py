@@ -15,8 +15,9 @@ from spacy.language import Language
 
 from .checkpoint_folder import name_of, remove, steps_of, whole_ones
 from .errors import RollbackError, RollbackWarning, StateError
+from .model_state import check_model, is_finite, restore_model
 from .optimizers import TorchOptimizer
-from .training_state import Progress, check_model, is_finite, restore_model
+from .training_state import Progress
 
 
 class Rollback:

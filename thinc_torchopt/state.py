@@ -20,6 +20,18 @@ from .state_fit import fit_param_state
 
 # 2: params have a dtype.
 VERSION = 2
+PARTS = (
+    "version",
+    "step",
+    "settings",
+    "schedules",
+    "guard",
+    "learn_rates",
+    "params",
+    "groups",
+    "averages",
+    "grad_scalers",
+)
 
 
 def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
@@ -28,6 +40,8 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
         param.name: {
             "shape": list(param.shape),
             "dtype": str(param.dtype),
+            # The name under which a shim with a store of its own calls its optimizer.
+            **({"shim": param.key[2]} if isinstance(param.key, tuple) and param.key[0] == "shim" else {}),
             "updates": param.steps,
             "joined_at": param.joined_at,
             "state": {} if param.group is None else param.group.owner.tree_of(param),
@@ -125,7 +139,8 @@ def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Any) -> None:
         for name, value in here.get(path, {}).items():
             if not _is_like(found[name], value):
                 raise StateError(
-                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, found {found[name]!r}."
+                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, found "
+                    f"{found[name]!r}."
                 )
 
 
@@ -135,8 +150,8 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
     here = collect_scalers(shims)
     for path, shim in shims:
         for name, old in here.get(path, {}).items() if path in saved else ():
-            value = saved[path][name]
-            setattr(shim._grad_scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)  # type: ignore[attr-defined]
+            value, scaler = saved[path][name], shim._grad_scaler  # type: ignore[attr-defined]
+            setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
 
 
 def check_params_are_dicts(saved: Any) -> None:
@@ -237,7 +252,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
-    check_parts(f"param '{param.name}'", found, ("shape", "updates", "joined_at", "state"), optional=("dtype", "skipped"))
+    check_parts(f"param '{param.name}'", found, ("shape", "updates", "joined_at", "state"), optional=("dtype", "shim", "skipped"))
     if not isinstance(found["shape"], list):
         raise StateError(f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}.")
     for size in found["shape"]:

@@ -71,7 +71,11 @@ class TrainedParams:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it by lasting names. Tensors are shared."""
+        """All of it by lasting names. Tensors are shared.
+
+        RAISES (StateError): There are params without a lasting name.
+        """
+        self.table.refresh()
         return {
             "learn_rates": self.controller.state_dict(),
             "params": state.collect_params(self.params),
@@ -93,7 +97,7 @@ class TrainedParams:
         may_grow = on_growth is not None
         state.check_params_are_dicts(saved["params"])
         ids = state.group_ids(saved["groups"])
-        self.table.bind(nlp, exclude, joined={name: found.get("joined_at") for name, found in saved["params"].items()})
+        self.table.bind(nlp, exclude, saved=saved["params"])
         state.check_params(self.params, saved["params"], may_grow=may_grow)
         self.groups.take_ids(ids)
         state.check_groups(self.groups, saved["groups"])

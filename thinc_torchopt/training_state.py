@@ -1,4 +1,4 @@
-"""What a training run consists of beside its optimizer: the model, the random generators, the place in the data, how far it got.
+"""What a training run consists of beside its optimizer and its model: the random generators, the place in the data, how far it got.
 
 An exact resume needs all of it. The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the
 parser draws in between, so that one could not be replayed without the other.
@@ -14,14 +14,9 @@ from typing import Any
 
 import numpy
 import torch
-from spacy.language import Language
 from spacy.training import Example
-from thinc.api import Model, PyTorchShim
 
 from .errors import StateError
-from .names import NamedParam, shim_paths, walk
-from .param_table import components_with_model
-from .params import own_copy
 
 Batch = tuple[int, list[Example]]
 
@@ -224,145 +219,3 @@ def _reseed_cupy() -> None:
         except ImportError:
             return
         cupy.random.seed(zlib.crc32(repr(random.getstate()).encode("utf8")))
-
-
-# ---------------------------------------------------------------------- the model
-
-
-def collect_model(nlp: Language) -> dict[str, Any]:
-    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their attrs."""
-    params: dict[str, Any] = {}
-    modules: dict[str, Any] = {}
-    attrs: dict[str, Any] = {}
-    for name, model in components_with_model(nlp):
-        for found in walk(model, name):
-            if (param := _thinc_param(found)) is not None:
-                params[found.name] = _as_tensor(found.owner.get_param(param))
-        for path, shim in shim_paths(model, name):
-            if isinstance(shim, PyTorchShim):
-                modules[path] = dict(shim._model.state_dict())
-            else:
-                modules[path] = torch.frombuffer(bytearray(shim.to_bytes()), dtype=torch.uint8)
-        # The parser notes there which classes it has met, for example.
-        attrs[name] = [{key: value for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()]
-    return {"params": params, "modules": modules, "attrs": attrs}
-
-
-def check_model(nlp: Language, saved: Mapping[str, Any]) -> None:
-    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes."""
-    here = collect_model(nlp)
-    different = []
-    for kind in ("params", "modules", "attrs"):
-        expected, found = _shapes(here[kind]), _shapes(saved[kind])
-        different += sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    if different:
-        raise StateError(
-            f"Can't go on with the model: expected the params of this pipeline, found others, or other shapes, for {len(different)} names: "
-            f"{', '.join(different[:5])}. The labels in the training data have changed, or the pipeline has."
-        )
-
-
-def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
-    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of -inf."""
-    params = list(saved["params"].values())
-    for name, model in components_with_model(nlp):
-        for path, shim in shim_paths(model, name):
-            if isinstance(shim, PyTorchShim):
-                module = saved["modules"].get(path, {})
-                params += [module[own] for own, _ in shim._model.named_parameters() if own in module]
-    return all(bool(param.isfinite().all()) for param in params)
-
-
-def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
-    """Write saved values where the model has its own. `check_model` comes before."""
-    for name, model in components_with_model(nlp):
-        for found in walk(model, name):
-            if (param := _thinc_param(found)) is not None:
-                array = found.owner.get_param(param)
-                if not _is_writable(array):
-                    array = own_copy(array)
-                    found.owner.set_param(param, array)
-                array[...] = found.owner.ops.asarray(saved["params"][found.name].numpy())
-        for path, shim in shim_paths(model, name):
-            if isinstance(shim, PyTorchShim):
-                shim._model.load_state_dict(saved["modules"][path])
-            else:
-                shim.from_bytes(saved["modules"][path].numpy().tobytes())
-        for node, attrs in zip(model.walk(), saved["attrs"][name]):
-            node.attrs.update({key: value for key, value in attrs.items() if node.attrs.get(key) != value})
-
-
-def _thinc_param(found: NamedParam) -> str | None:
-    """The name of a param in its thinc node; None if it has no value there, or is torch's."""
-    if not isinstance(found.owner, Model) or not isinstance(found.key, tuple) or not found.owner.has_param(found.key[1]):
-        return None
-    return found.key[1]
-
-
-def _as_tensor(array: Any) -> torch.Tensor:
-    if hasattr(array, "__cuda_array_interface__"):
-        return torch.utils.dlpack.from_dlpack(array)
-    return torch.from_numpy(array if _is_writable(array) else own_copy(array))
-
-
-def _is_writable(array: Any) -> bool:
-    return getattr(array.flags, "writeable", True)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (set, frozenset, list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _shapes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By name: the shape of a tensor, those of a dict's, or how many there are in a list."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found[name] = _shapes(value)
-        elif isinstance(value, torch.Tensor):
-            found[name] = tuple(value.shape) if value.dtype != torch.uint8 else None
-        else:
-            found[name] = len(value) if isinstance(value, list) else None
-    return found
-
-
-# ---------------------------------------------------------------------- the config
-
-# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
-_MAY_CHANGE = (
-    "paths.",
-    "training.logger",
-    "training.max_steps",
-    "training.max_epochs",
-    "training.patience",
-    "training.eval_frequency",
-    "training.optimizer.checkpoint",
-)
-
-
-def collect_config(nlp: Language) -> dict[str, str]:
-    """All settings of a run that decide what is learned, by their dotted path, as texts."""
-    found: dict[str, str] = {}
-
-    def collect(section: Mapping[str, Any], prefix: str) -> None:
-        for key, value in section.items():
-            path = f"{prefix}{key}"
-            if isinstance(value, Mapping) and value:
-                collect(value, f"{path}.")
-            elif not path.startswith(_MAY_CHANGE) and not (path.startswith("corpora.") and key == "path"):
-                found[path] = repr(value)
-
-    collect(nlp.config, "")
-    return found
-
-
-def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is different, a line each."""
-    # Checkpoints of before may hold what may change by now.
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
-    changed = sorted(path for path in paths if before.get(path) != now.get(path))
-    return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]

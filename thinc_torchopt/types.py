@@ -58,3 +58,4 @@ class CheckpointSettings:
     keep: int
     resume: Literal["auto", "must", "never"]
     on_config_change: Literal["refuse", "warn"]
+    allow_foreign_shims: bool = False

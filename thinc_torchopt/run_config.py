@@ -1,0 +1,96 @@
+"""What a run was started with, as far as it decides what is learned: the config, the static vectors, and the labels.
+
+A run that goes on must be the same in all of it: learned rows are those of a label by its place, and vectors are not saved.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+from spacy.language import Language
+
+# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
+_MAY_CHANGE = (
+    "paths.",
+    "training.logger",
+    "training.max_steps",
+    "training.patience",
+    "training.eval_frequency",
+    "training.optimizer.checkpoint",
+)
+
+
+def collect_config(nlp: Language) -> dict[str, str]:
+    """All settings of a run, by their dotted path, as texts: as they stand in the config, with the variables in it."""
+    return _settings(nlp.config)
+
+
+def collect_values(nlp: Language) -> dict[str, str]:
+    """The same with the values of variables, but for those that are paths: `total_steps = ${training.max_steps}` is another with another
+    `max_steps`."""
+    written = _settings(nlp.config)
+    values = _settings(nlp.config.interpolate())
+    return {path: text if "${paths." in (text := written.get(path, "")) else value for path, value in values.items()}
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def collect(section: Mapping[str, Any], prefix: str) -> None:
+        for key, value in section.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, Mapping) and value:
+                collect(value, f"{path}.")
+            elif not path.startswith(_MAY_CHANGE) and not (path.startswith("corpora.") and key == "path"):
+                found[path] = repr(value)
+
+    collect(config, "")
+    return found
+
+
+def collect_identity(nlp: Language) -> dict[str, Any]:
+    """What is not in the config: the static vectors, in short, and the labels of each component in their order."""
+    vectors = nlp.vocab.vectors
+    data = numpy.ascontiguousarray(vectors.data.get() if hasattr(vectors.data, "get") else vectors.data)
+    keys = numpy.array(list(vectors.key2row.items()), dtype="uint64")
+    checksum = zlib.crc32(keys.data, zlib.crc32(data.data)) if data.size else 0
+    table = f"'{vectors.name}' of {' x '.join(map(str, data.shape))}, checksum {checksum:08x}" if data.size else "none"
+    labels = {name: found for name, proc in nlp.components if (found := _labels(proc))}
+    return {"vectors": table, "labels": labels}
+
+
+def _labels(proc: Any) -> list[str]:
+    """In the order of the rows that are learned for them."""
+    for attr in ("move_names", "labels"):
+        try:
+            found = getattr(proc, attr, None)
+        except Exception:  # a component may have none before it is used, and say so by any error
+            found = None
+        if found is not None and not callable(found):
+            return [str(label) for label in found]
+    return []
+
+
+def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is different, a line each."""
+    # Checkpoints of before may hold what may change by now.
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
+    changed = sorted(path for path in paths if before.get(path) != now.get(path))
+    return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
+
+
+def compare_identities(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is different, a line each."""
+    found = []
+    if before["vectors"] != now["vectors"]:
+        found.append(f"static vectors: {before['vectors']} before, {now['vectors']} now")
+    for name in sorted(before["labels"].keys() | now["labels"].keys()):
+        old, new = before["labels"].get(name, []), now["labels"].get(name, [])
+        if old != new:
+            place = next((i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), min(len(old), len(new)))
+            was, is_now = (repr(labels[place]) if place < len(labels) else "none" for labels in (old, new))
+            found.append(f"labels of {name}: {len(old)} before, {len(new)} now; number {place} was {was}, is {is_now}")
+    return found
