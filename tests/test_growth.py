@@ -12,7 +12,7 @@ from thinc_torchopt.files import read_folder
 from thinc_torchopt.learn_rate import Warmup
 from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
-from .models import backprop, toy_examples, toy_pipeline
+from .models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline, torch_model
 
 BOW = {
     "model": {
@@ -284,3 +284,42 @@ def test_growth_of_state_that_cannot_grow():
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
     update(optimizer, model, 1)
     assert all(param.isfinite().all() for param in optimizer.params.values())
+
+
+def looks_at(nlp, optimizer):
+    """The averages as an evaluation takes them, and the names of what is saved with its counts."""
+    with nlp.use_params(optimizer.averages):
+        averaged = [value for name in nlp.pipe_names for value in params_of(nlp.get_pipe(name).model)]
+    return averaged, {name: found["updates"] for name, found in optimizer.state_dict()["params"].items()}
+
+
+@pytest.mark.parametrize("kind", ["thinc", "torch", "mixed"])
+def test_growth_copied_models_keep_their_state(kind):
+    """`Model.copy` gives new ids, new arrays and new torch params; averages and moments go on as without it, at once."""
+    ends, seen = [], []
+    for copies in (False, True):
+        torch.manual_seed(0)
+        numpy.random.seed(0)
+        nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+        make = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}[kind]
+        if kind == "thinc":
+            make = lambda: chain(Linear(5, 5), thinc_model()).initialize()  # noqa: E731
+        for name in nlp.pipe_names:
+            nlp.get_pipe(name).model = make()
+        optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+        optimizer.initialize(nlp)
+        for step in range(6):
+            if step == 3 and not copies:
+                seen.append(looks_at(nlp, optimizer))
+            elif step == 3:
+                pipe = nlp.get_pipe("tagger")
+                pipe.model = pipe.model.copy()
+                seen.append(looks_at(nlp, optimizer))
+            with optimizer.joint_step():
+                for i, name in enumerate(nlp.pipe_names):
+                    backprop(nlp.get_pipe(name).model, numpy.random.default_rng(10 * step + i))
+                    nlp.get_pipe(name).model.finish_update(optimizer)
+        values = [value for name in nlp.pipe_names for value in params_of(nlp.get_pipe(name).model)]
+        ends.append((values, *looks_at(nlp, optimizer)))
+    assert same(ends[0][0], ends[1][0]) and same(ends[0][1], ends[1][1]) and ends[0][2] == ends[1][2]
+    assert same(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1] and set(seen[0][1].values()) == {3}

@@ -160,13 +160,17 @@ class ParamTable:
                     self.names[key] = (name,)
                     self._add(key, name, None, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch."))))
 
-    def refresh(self) -> None:
-        """Look for params that are no longer in the pipeline, or have another name there.
+    def follow(self) -> None:
+        """Go over to what took the place of params in the pipeline since the last update, as a copied model's do; forget what is gone."""
+        nlp = self._nlp()
+        if nlp is not None:
+            self._name_pipeline(nlp)
+            if self._heritage:
+                for _, model in components_with_model(nlp):
+                    self._take_in(model, only=self._heritage.keys())
 
-        RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names.
-        """
-        nlp, _ = self.bound_to()
-        self._name_pipeline(nlp)
+    def check_names_last(self) -> None:
+        """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
         paths = {path for path, _ in self.shim_paths()}
         outside = [
             param.name

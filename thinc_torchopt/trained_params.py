@@ -59,6 +59,7 @@ class TrainedParams:
 
     def averages_for_thinc(self) -> AveragedParams:
         """See `Averages.as_thinc`. If the algorithm has values of its own that are to be used instead of those that it trains, these."""
+        self.table.follow()
         averages = self.averages
         if averages is None:
             averages = Averages.holding(found for algorithm in self.groups.algorithms for found in algorithm.in_eval_form())
@@ -75,7 +76,9 @@ class TrainedParams:
 
         RAISES (StateError): There are params without a lasting name.
         """
-        self.table.refresh()
+        self.table.bound_to()
+        self.table.follow()
+        self.table.check_names_last()
         return {
             "learn_rates": self.controller.state_dict(),
             "params": state.collect_params(self.params),
