@@ -12,7 +12,7 @@ from thinc_torchopt.files import read_folder
 from thinc_torchopt.learn_rate import Warmup
 from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
-from .models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline, torch_model
+from .models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
 
 BOW = {
     "model": {

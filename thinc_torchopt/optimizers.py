@@ -510,11 +510,19 @@ class TorchOptimizer(Optimizer):
             **self._trained.state_dict(),
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any], *, on_growth: Literal["mean", "zero"] | None = None) -> None:
+    def load_state_dict(
+        self,
+        saved: Mapping[str, Any],
+        *,
+        on_growth: Literal["mean", "zero"] | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
         """Go on where another process stood. Everything is checked first; what fails changes nothing.
 
         saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
-        on_growth ("mean" | "zero" | None): Labels were added since: old rows keep their state, new ones get this. None: nothing has grown.
+        on_growth ("mean" | "zero" | None): The pipeline has changed since. Where labels were added, old rows keep their state, and new ones
+            get this; state of what is gone or frozen is dropped, what came begins anew, and a warning lists both. None: all is as it was.
+        renamed (Mapping[str, str]): The new names of components, or of parts of names of params, by their old ones.
         RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other settings.
             (PipelineError): The optimizer does not know its pipeline.
         """
@@ -529,7 +537,7 @@ class TorchOptimizer(Optimizer):
         # Built anew beside what there is, and takes its place when everything went well.
         trained, guard = self._no_params(step), copy(self._guard)
         with own_errors("the optimizer"), self._frozen_grads.put_aside():
-            trained.load(nlp, exclude, saved, on_growth)
+            trained.load(nlp, exclude, saved, on_growth, renamed)
             guard.load_state_dict(saved["guard"])
             state.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
             self._schedules.load_state_dict(saved["schedules"], at_most=step)
@@ -553,9 +561,11 @@ class TorchOptimizer(Optimizer):
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
         write_folder(Path(path), self.state_dict())
 
-    def from_disk(self, path: str | Path, *, on_growth: Literal["mean", "zero"] | None = None) -> None:
+    def from_disk(
+        self, path: str | Path, *, on_growth: Literal["mean", "zero"] | None = None, renamed: Mapping[str, str] | None = None
+    ) -> None:
         """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Arguments and others: as `load_state_dict`."""
-        self.load_state_dict(read_folder(Path(path)), on_growth=on_growth)
+        self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 
     # ------------------------------------------------------------------ pickle and copy
 

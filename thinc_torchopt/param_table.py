@@ -93,17 +93,28 @@ class ParamTable:
         for name, model in components_with_model(nlp) if nlp is not None else []:
             yield from shim_paths(model, name)
 
-    def bind(self, nlp: Language, exclude: Collection[str], *, saved: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
+    def bind(
+        self,
+        nlp: Language,
+        exclude: Collection[str],
+        *,
+        saved: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        joins_now: bool = False,
+    ) -> None:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
 
         saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`. They are taken in too, if they are in a
             component that is not excluded: torch params that take no gradients here and now, for example, or those of shims.
+        joins_now (bool): The others in the pipeline are new to it, and join in the middle of the run.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self._nlp, self._was_bound = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
         self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
         self._name_pipeline(nlp)
+        if joins_now:
+            updates = max((found.get("updates", 0) for found in saved.values()), default=0)
+            self._joined |= dict.fromkeys(self._known - saved.keys(), updates or None)
         components = trainable_components(nlp, exclude)
         if not components:
             raise PipelineError(

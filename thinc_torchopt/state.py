@@ -192,12 +192,14 @@ def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
     return saved.get("shape") != list(param.shape)
 
 
-def check_groups(groups: ParamGroups, saved: Any) -> None:
+def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> None:
     """Check that a saved state is one of these groups.
 
+    may_grow (bool): There may be other groups, and other params in them.
     RAISES (StateError): There are other groups, or other params in one; or it is the state of another algorithm.
     """
-    algorithms = {group.owner.algorithm.label for group in groups.groups}, {part["algorithm"] for part in saved.values()}
+    both = [group for group in groups.groups if not may_grow or group.id in saved]
+    algorithms = {group.owner.algorithm.label for group in both}, {part["algorithm"] for part in saved.values()}
     if algorithms[0] != algorithms[1]:
         here, there = (", ".join(sorted(map(str, found))) for found in algorithms)
         raise StateError(
@@ -206,13 +208,13 @@ def check_groups(groups: ParamGroups, saved: Any) -> None:
         )
     expected = {name: found["params"] for name, found in collect_groups(groups).items()}
     found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
-    if found != expected:
+    if found != expected and not may_grow:
         different = sorted(name for name in expected.keys() | set(found or ()) if not found or expected.get(name) != found.get(name))
         raise StateError(
             f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or other params in "
             f"{different}. [training.optimizer] has other patterns than when the state was saved."
         )
-    for group in groups.groups:
+    for group in both:
         kept, of_group = group.owner.group_state(group), saved[group.id]["state"]
         wrong = [name for name in of_group if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))]
         if wrong:

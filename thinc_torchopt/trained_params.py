@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from spacy.language import Language
 
-from . import state
+from . import state, state_match
 from .average_settings import AverageSettings
 from .averages import AveragedParams, Averages
 from .cascade import Cascade
-from .errors import CheckpointWarning
+from .errors import CheckpointWarning, GrowthWarning
 from .learn_rate import LearnRateController
 from .param_groups import FrozenGrads, ParamGroups
 from .param_table import ParamTable
@@ -89,26 +89,45 @@ class TrainedParams:
         }
 
     def load(
-        self, nlp: Language, exclude: Collection[str], saved: Mapping[str, Any], on_growth: Literal["mean", "zero"] | None = None
+        self,
+        nlp: Language,
+        exclude: Collection[str],
+        saved: Mapping[str, Any],
+        on_growth: Literal["mean", "zero"] | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not among them.
 
         saved (Mapping): From `state_dict`. What fails leaves this one half loaded: throw it away.
-        on_growth ("mean" | "zero" | None): As in `TorchOptimizer.load_state_dict`.
+        on_growth, renamed: As in `TorchOptimizer.load_state_dict`.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
         state.check_params_are_dicts(saved["params"])
         ids = state.group_ids(saved["groups"])
-        self.table.bind(nlp, exclude, saved=saved["params"])
-        state.check_params(self.params, saved["params"], may_grow=may_grow)
-        self.groups.take_ids(ids)
-        state.check_groups(self.groups, saved["groups"])
-        state.check_param_states(self.params, saved["params"])
-        state.restore_params(self.params, saved["params"], on_growth=on_growth or "mean")
+        if renamed:
+            saved = state_match.rename(saved, renamed)
+            ids = state.group_ids(saved["groups"])
+        self.table.bind(nlp, exclude, saved=saved["params"], joins_now=may_grow)
+        if may_grow:
+            saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.shim_paths()])
+            if changes:
+                text = f"The state was saved of another pipeline, or other params were frozen. {changes}."
+                warnings.warn(GrowthWarning(text), stacklevel=4)
+            self.groups.take_ids(state_match.match_groups(self.groups, saved["groups"]))
+            here = self.controller.state_dict()["groups"]
+            rates = saved["learn_rates"]["groups"]
+            saved = {**saved, "learn_rates": {**saved["learn_rates"], "groups": {name: rates.get(name, here[name]) for name in here}}}
+        else:
+            self.groups.take_ids(ids)
+        known = [param for param in self.params if not may_grow or param.name in saved["params"]]
+        state.check_params(known, saved["params"], may_grow=may_grow)
+        state.check_groups(self.groups, saved["groups"], may_grow=may_grow)
+        state.check_param_states(known, saved["params"])
+        state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved.get("algorithms", {}))
-        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow)
+        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(renamed))
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
         elif (self.averages is None) != (saved["averages"] is None):
