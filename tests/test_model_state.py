@@ -1,15 +1,25 @@
 """What a training consists of beside its optimizer goes on in another process, or the first save says that it can't."""
 
+import shutil
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import hypothesis
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from spacy.language import Language
 from thinc.api import Linear, Model, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.checkpoint import Checkpoint
 from thinc_torchopt.checkpoint_folder import newest_whole
-from thinc_torchopt.errors import StateError
+from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
+from thinc_torchopt.files import write_folder
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.model_state import collect_model
 from thinc_torchopt.torch_optimizers import AdamW
@@ -17,6 +27,7 @@ from thinc_torchopt.torch_optimizers import AdamW
 from .models import backprop, toy_examples, toy_pipeline
 from .runs import Crash
 from .test_optimizers import StoreShim
+from .test_state import JUNK, REMOVED, changed, paths_of
 
 
 class Component:
@@ -280,8 +291,6 @@ def test_model_state_of_before_is_read(tmp_path):
     broken, other, whole = (pipeline(with_torch) for _ in range(3))
     train(whole, tmp_path / "whole")
     train(broken, tmp_path / "state", crash_at=5)
-    from thinc_torchopt.files import write_folder
-
     tree = newest_whole(tmp_path / "state")
     for part in ("requires_grad", "components", "disabled"):
         del tree["model"][part]
@@ -293,3 +302,33 @@ def test_model_state_of_before_is_read(tmp_path):
     write_folder(tmp_path / "state" / "step-00000004", tree)
     assert train(other, tmp_path / "state") == 3
     assert values(other) == values(whole)
+
+
+# ---------------------------------------------------------------------- right checksums around anything at all
+
+
+@pytest.fixture(scope="module")
+def checkpoint_to_damage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state")
+    train(pipeline(with_torch, ("one", "two")), folder, crash_at=5)
+    tree = newest_whole(folder)
+    shutil.rmtree(folder)
+    return tree
+
+
+@given(st.data())
+@hypothesis.settings(
+    deadline=None, derandomize=True, max_examples=30, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck)
+)
+def test_model_state_of_a_stranger_gives_errors_of_ours(checkpoint_to_damage, data):
+    """A part of a checkpoint is gone, or another: the run goes on from it, or refuses it, and does not hang."""
+    tree = checkpoint_to_damage
+    for _ in range(data.draw(st.integers(1, 2))):
+        keys = data.draw(st.sampled_from(sorted(paths_of(tree), key=repr)))
+        tree = changed(tree, *keys, value=data.draw(st.sampled_from([REMOVED, *JUNK])))
+    nlp = pipeline(with_torch, ("one", "two"))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TorchOptWarning)
+        write_folder(Path(folder) / "step-00000004", tree)
+        with suppress(TorchOptError):
+            train(nlp, folder, steps=7)

@@ -32,7 +32,7 @@ from .optimizers import TorchOptimizer
 from .run_config import collect_config, collect_identity, collect_values, compare_configs, compare_identities
 from .run_lock import RunLock
 from .signals import Signals
-from .training_state import DataStream, Progress, collect_random, plain_scores, restore_random
+from .training_state import DataStream, Progress, check_generators, check_random, collect_random, plain_scores, restore_random
 from .types import CheckpointSettings
 
 # spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
@@ -168,6 +168,8 @@ class Checkpoints:
 
     def _restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
         self._check_place(saved)
+        check_random(saved["random"])
+        check_generators(saved["data"].get("start"))
         restore_model(self._nlp, saved["model"])
         restore_setup(self._nlp, saved["model"])
         try:

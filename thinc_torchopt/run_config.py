@@ -17,6 +17,7 @@ _MAY_CHANGE = (
     "paths.",
     "training.logger",
     "training.max_steps",
+    "training.max_epochs",
     "training.patience",
     "training.eval_frequency",
     "training.optimizer.checkpoint",

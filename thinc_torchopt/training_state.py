@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy
 import torch
 from spacy.training import Example
 
+from .checks import check_parts, own_errors
 from .errors import StateError
 
 Batch = tuple[int, list[Example]]
@@ -64,8 +65,15 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """RAISES (StateError): It is no such state. Nothing is changed then."""
+        check_parts("the progress", state, ("step",), optional=vars(self).keys() - {"step"})
+        wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
+        if wrong:
+            raise StateError(f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found {state[wrong[0]]!r}.")
         self.__dict__.update(state)
-        self.losses = {name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state["losses"].items()}
+        self.losses = {
+            name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state.get("losses", {}).items()
+        }
 
 
 def _as_float(value: Any) -> float | None:
@@ -92,6 +100,35 @@ def plain_scores(value: Any) -> Any:
         value = value.tolist()
         return plain_scores(value) if isinstance(value, list) else value
     return value if value is None or isinstance(value, (bool, int, float, str)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any, is_first: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and is_first(value[0]) and _is_count(value[1])
+
+
+# In what NumPy may have added up losses; None: a plain number.
+_LOSSES: tuple[str | None, ...] = (None, "float16", "float32", "float64", "int32", "int64")
+_IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
+    "step": _is_count,
+    "epoch": _is_count,
+    "words": _is_count,
+    "losses": lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(loss, list) and len(loss) == 2 and _is_number(loss[0]) and loss[1] in _LOSSES for loss in value.values())
+    ),
+    "results": lambda value: isinstance(value, list) and all(_is_pair(result, _is_number) for result in value),
+    "rollbacks": lambda value: isinstance(value, list) and all(_is_pair(rollback, _is_count) for rollback in value),
+    "counts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+    "seconds": _is_number,
+}
 
 
 class DataStream:
@@ -191,6 +228,27 @@ def _load_generators(saved: Mapping[str, Any]) -> Generators:
     version, numbers, gauss = saved["python"]
     kind, keys, *rest = saved["numpy"]
     return (version, tuple(numbers.tolist()), gauss), (kind, keys.numpy().astype("uint32"), *rest)
+
+
+def check_random(saved: Any) -> None:
+    """Check that random generators can be set to saved states, without doing it.
+
+    RAISES (StateError): They can't.
+    """
+    check_parts("the random generators", saved, ("global", "torch", "cuda"))
+    with own_errors("the random generators"):
+        check_generators(saved["global"])
+        torch.Generator().set_state(saved["torch"])
+        for state in saved["cuda"]:
+            state.clone()
+
+
+def check_generators(saved: Any) -> None:
+    """As `check_random`, of Python's and NumPy's alone."""
+    with own_errors("the random generators"):
+        python, of_numpy = _load_generators(saved)
+        random.Random().setstate(python)
+        numpy.random.RandomState().set_state(of_numpy)
 
 
 def collect_random() -> dict[str, Any]:
