@@ -43,6 +43,7 @@ class TorchGroup:
     settings (ParamSettings): Those of its params, which differ in nothing but their labels.
     params (dict[int, tuple[Param, str]]): Its params with their labels, by `id`.
     not_fused (set[int]): The `id` of those that can't be given to a fused kernel, if `entry` asks for one.
+    wide (set[int]): The `id` of those of float64.
     """
 
     id: str
@@ -51,6 +52,7 @@ class TorchGroup:
     settings: ParamSettings
     params: dict[int, tuple[Param, str]] = field(default_factory=dict)
     not_fused: set[int] = field(default_factory=set)
+    wide: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
@@ -73,6 +75,10 @@ class TorchGroup:
     def fuses(self, params: Sequence[Param]) -> bool:
         """Whether a fused kernel updates all of these params of the group."""
         return bool(self.entry.get("fused")) and (not self.not_fused or self.not_fused.isdisjoint(map(id, params)))
+
+    def fuses_factor(self, params: Sequence[Param]) -> bool:
+        """Whether it also takes a factor for the gradients, of which kernels know 32 bits: too few for wider params."""
+        return self.fuses(params) and (not self.wide or self.wide.isdisjoint(map(id, params)))
 
 
 class BuiltAlgorithm:
@@ -202,6 +208,7 @@ class BuiltAlgorithm:
         group, param.group = param.group, None
         del group.params[id(param)]
         group.not_fused.discard(id(param))
+        group.wide.discard(id(param))
         group.entry["params"] = [other for other in group.entry["params"] if other is not param.tensor]
         if not group.params:
             self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if entry is not group.entry]
@@ -324,10 +331,7 @@ class BuiltAlgorithm:
         """
         optimizer = self.optimizer
         assert optimizer is not None
-        # The kernels take a factor in float32, which is too short for wider params.
-        rides_along = grad_factor != 1.0 and all(
-            group.fuses(params) and all(param.dtype is not torch.float64 for param in params) for group, params in chosen
-        )
+        rides_along = grad_factor != 1.0 and all(group.fuses_factor(params) for group, params in chosen)
         if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
             optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
@@ -411,6 +415,9 @@ class BuiltAlgorithm:
         tensor (Tensor): What the param is, or will be.
         """
         group.not_fused.discard(id(param))
+        group.wide.discard(id(param))
+        if tensor.dtype is torch.float64:
+            group.wide.add(id(param))
         if not group.entry.get("fused"):
             return
         if group.settings.options["fused"] is None and not self._wants_kernel([tensor], group.settings.options):

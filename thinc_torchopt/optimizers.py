@@ -676,7 +676,8 @@ class TorchOptimizer(Optimizer):
     def _note(self, param: Param | None, grad: Any) -> None:
         if param is None:
             return
-        param.set_grad(grad)
+        if param.grad_source is not grad or param.grad_copy is not None:  # or else it is thinc's buffer, as ever
+            param.set_grad(grad)
         if param.group is None:
             clear_grads([param])
             if param.callback is not None:

@@ -278,7 +278,7 @@ class ParamTable:
             known.put_on(view)
         else:
             known.tensor.data = view.detach()
-        known.source = source
+        known.hold(source)
         return known
 
     def forget(self, key: Key, *, keep_name: bool = False) -> None:

@@ -20,6 +20,7 @@ class Param:
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
+    is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
     group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
@@ -34,6 +35,7 @@ class Param:
         "grad_source",
         "group",
         "is_bias_or_norm",
+        "is_torch",
         "joined_at",
         "key",
         "name",
@@ -48,7 +50,7 @@ class Param:
         self.name = name
         self.aliases: tuple[str, ...] = ()
         self.key = key
-        self.source = source
+        self.hold(source)
         self.tensor = tensor
         self.shape = tensor.shape
         self.device = tensor.device
@@ -61,6 +63,11 @@ class Param:
         self.group: Any = None
         self.joined_at: Optional[int] = None
         self.steps = 0
+
+    def hold(self, source: Any) -> None:
+        """Note what the model holds now."""
+        self.source = source
+        self.is_torch = isinstance(source, torch.nn.Parameter)
 
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""
@@ -95,8 +102,8 @@ class Param:
         RAISES (ShapeError): Its shape is another one.
         """
         own = self.tensor.grad
-        if own is not None and ((grad is own and own.stride() == self.strides) or (grad is self.grad_source and self.grad_copy is None)):
-            return  # torch's, or thinc's in the same buffer as ever
+        if own is not None and grad is own and own.stride() == self.strides:
+            return  # torch's
         if tuple(grad.shape) != tuple(self.shape):
             raise ShapeError(
                 f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found {tuple(grad.shape)}. "
@@ -125,11 +132,11 @@ class Param:
 
 def clear_grads(params: Sequence[Param]) -> None:
     """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
-    arrays = [param for param in params if not isinstance(param.source, torch.nn.Parameter)]
+    arrays = [param for param in params if not param.is_torch]
     if arrays:
         torch._foreach_zero_([param.grad for param in arrays])
     for param in params:
-        if isinstance(param.source, torch.nn.Parameter):
+        if param.is_torch:
             param.tensor.grad = param.grad_source = None
         elif param.grad_copy is not None:
             param.grad_source[...] = 0

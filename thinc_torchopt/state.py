@@ -272,7 +272,8 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
 def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
     """The dtype that a param had when it was saved. A state of before did not say it; most of its tensors are of that dtype."""
     if isinstance(found.get("dtype"), str):
-        return getattr(torch, found["dtype"].removeprefix("torch."), None)
+        dtype = getattr(torch, found["dtype"].removeprefix("torch."), None)
+        return dtype if isinstance(dtype, torch.dtype) else None
     dtypes = [value.dtype for value in found["state"].values() if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
 
