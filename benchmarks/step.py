@@ -3,11 +3,12 @@
     python benchmarks/step.py [--rounds 30] [--busy 2] [--json out.json]
 
 Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors,
-109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and setting the gradients to zero;
+109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and doing away with the gradients;
 `full` adds clipping (by the global norm; thinc: tensor by tensor), skipping of gradients that are not finite (not thinc), and averages.
 
-An update starts with the gradients in their places and ends with the params updated and the gradients zero. The contestants take turns,
-each on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
+An update starts with the gradients in their places and ends with the params updated and the gradients gone: those of thinc's arrays are zero,
+in place; those of a torch module are None, but for thinc's own optimizer, which sets them to zero too. The contestants take turns, each on
+tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
 """
 
 import argparse
@@ -82,26 +83,32 @@ def arrays_of(models: list[Model]) -> Iterator[Any]:
                 yield from (param.detach().numpy() for param in shim._model.parameters())
 
 
-def grads_of(models: list[Model]) -> list[torch.Tensor]:
-    """Every gradient, allocated, as a tensor that shares its memory. Gradients are small, as in real training."""
-    found = []
+def grads_of(models: list[Model]) -> list[tuple[torch.nn.Parameter | None, torch.Tensor]]:
+    """Every gradient, allocated, as a tensor that shares its memory; with the torch param whose it will be, if it is one's."""
+    found: list[tuple[torch.nn.Parameter | None, torch.Tensor]] = []
     for model in models:
         for node in model.walk():
             for name in node.param_names:
                 node.set_grad(name, numpy.zeros_like(node.get_param(name)))
-                found.append(torch.from_numpy(node.get_grad(name)))
+                found.append((None, torch.from_numpy(node.get_grad(name))))
             for shim in node.shims:
-                for param in shim._model.parameters():
-                    param.grad = torch.zeros_like(param)
-                    found.append(param.grad)
+                found += [(param, torch.zeros_like(param)) for param in shim._model.parameters()]
     return found
+
+
+def put_in(grads: list[tuple[torch.nn.Parameter | None, torch.Tensor]], values: list[torch.Tensor]) -> None:
+    """Put gradients in their places. They are small, as in real training."""
+    torch._foreach_copy_([grad for _, grad in grads], values)
+    for param, grad in grads:
+        if param is not None:
+            param.grad = grad
 
 
 def thinc_contestant(models: list[Model], optimizer: Any, values: list[torch.Tensor]) -> Contestant:
     grads = grads_of(models)
 
     def fill() -> None:
-        torch._foreach_copy_(grads, values)
+        put_in(grads, values)
 
     def update() -> None:
         if isinstance(optimizer, TorchOptimizer):
@@ -115,17 +122,15 @@ def thinc_contestant(models: list[Model], optimizer: Any, values: list[torch.Ten
     return fill, update
 
 
-def torch_contestant(arrays: list[Any], values: list[torch.Tensor], *, full: bool) -> Contestant:
+def torch_contestant(arrays: list[Any], values: list[torch.Tensor], *, full: bool, keeps_grads: bool) -> Contestant:
     params = [torch.nn.Parameter(torch.from_numpy(array.copy())) for array in arrays]
-    grads = [torch.zeros_like(param) for param in params]
-    for param, grad in zip(params, grads):
-        param.grad = grad
+    grads = [(param, torch.zeros_like(param)) for param in params]
     data = [param.detach() for param in params]
     averages = [torch.zeros_like(param) for param in data]
     optimizer = torch.optim.AdamW(params, lr=LEARN_RATE, fused=True)
 
     def fill() -> None:
-        torch._foreach_copy_(grads, values)
+        put_in(grads, values)
 
     def update() -> None:
         if full:
@@ -133,7 +138,7 @@ def torch_contestant(arrays: list[Any], values: list[torch.Tensor], *, full: boo
         optimizer.step()
         if full:
             torch._foreach_lerp_(averages, data, 1e-4)
-        torch._foreach_zero_(grads)
+        optimizer.zero_grad(set_to_none=not keeps_grads)
 
     return fill, update
 
@@ -152,13 +157,14 @@ def race(contestants: dict[str, Contestant], rounds: int) -> dict[str, float]:
 
 
 def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dict[str, float]:
-    arrays = list(arrays_of(build()))
+    models = build()
+    arrays, keeps_grads = list(arrays_of(models)), not any(node.shims for model in models for node in model.walk())
     rng = numpy.random.default_rng(0)
     values = [torch.from_numpy(rng.normal(size=array.shape, scale=1e-3).astype("f")) for array in arrays]
     features: dict[str, Any] = {"grad_clip": MAX_NORM if full else 0.0, "use_averages": full}
     ours = TorchOptimizer(AdamW(), LEARN_RATE, max_nonfinite=20 if full else 0, **features)
     contestants = {
-        "torch AdamW(fused)": torch_contestant(arrays, values, full=full),
+        "torch AdamW(fused)": torch_contestant(arrays, values, full=full, keeps_grads=keeps_grads),
         "TorchOptimizer + torch.AdamW": thinc_contestant(build(), ours, values),
         "drop-in Adam": thinc_contestant(build(), Adam(LEARN_RATE, L2=0.01, **features), values),
         "thinc Adam": thinc_contestant(build(), ThincAdam(LEARN_RATE, L2=0.01, **features), values),
