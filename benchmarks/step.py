@@ -6,9 +6,9 @@ Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc
 109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and doing away with the gradients;
 `full` adds clipping (by the global norm; thinc: tensor by tensor), skipping of gradients that are not finite (not thinc), and averages.
 
-An update starts with the gradients in their places and ends with the params updated and the gradients gone: those of thinc's arrays are zero,
-in place; those of a torch module are None, but for thinc's own optimizer, which sets them to zero too. The contestants take turns, each on
-tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
+An update starts with the gradients in their places and ends with the params updated and the gradients gone: those of thinc's arrays are
+zero, in place; those of a torch module are None, but for thinc's own optimizer, which sets them to zero too. The contestants take turns,
+each on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
 """
 
 import argparse
