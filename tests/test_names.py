@@ -185,3 +185,121 @@ def test_names_tell_biases_and_norms_of_torch_modules():
     spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
     expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0", "4/in_proj_bias", "4/out_proj/bias"}
     assert spared == {f"m/{name}" for name in expected}
+
+
+class T5LayerNorm(torch.nn.Module):
+    """A norm of somebody's own, with one weight."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+
+def named(**parts):
+    """A torch module of given parts: modules, params, and lists of modules."""
+    module = torch.nn.Module()
+    for name, part in parts.items():
+        setattr(module, name, torch.nn.ModuleList(part) if isinstance(part, list) else part)
+    return module
+
+
+def attention(*names, **more):
+    return named(**{name: torch.nn.Linear(4, 4, bias=False) for name in names}, **more)
+
+
+def gpt2():
+    layers = [named(ln_1=torch.nn.LayerNorm(4), attn=attention("c_attn", "c_proj"), mlp=attention("c_fc")) for _ in range(3)]
+    return named(wte=torch.nn.Embedding(9, 4), wpe=torch.nn.Embedding(5, 4), h=layers, ln_f=torch.nn.LayerNorm(4))
+
+
+def t5():
+    shared = torch.nn.Embedding(9, 4)
+
+    def stack(n_layers, *kinds):
+        def block(i):
+            biases = {"relative_attention_bias": torch.nn.Embedding(6, 2)} if i == 0 else {}
+            parts = [named(SelfAttention=attention("q", "k", "v", "o", **biases), layer_norm=T5LayerNorm())]
+            parts += [named(EncDecAttention=attention("q", "k", "v", "o"), layer_norm=T5LayerNorm()) for kind in kinds]
+            parts.append(named(DenseReluDense=attention("wi", "wo"), layer_norm=T5LayerNorm()))
+            return named(layer=parts)
+
+        return named(embed_tokens=shared, block=[block(i) for i in range(n_layers)], final_layer_norm=T5LayerNorm())
+
+    return named(shared=shared, encoder=stack(4), decoder=stack(2, "cross"))
+
+
+def bart():
+    def stack(*more):
+        layers = [named(self_attn=attention("k_proj", "q_proj"), **{name: attention("k_proj") for name in more}) for _ in range(3)]
+        return named(embed_positions=torch.nn.Embedding(5, 4), layers=layers)
+
+    return named(shared=torch.nn.Embedding(9, 4), encoder=stack(), decoder=stack("encoder_attn"))
+
+
+def vit():
+    """With the names of timm's: none of its embeddings is a layer of torch's for that, and one has no "embed" in its name."""
+    blocks = [named(norm1=torch.nn.LayerNorm(4), attn=attention("qkv", "proj")) for _ in range(2)]
+    cls_token, pos_embed = torch.nn.Parameter(torch.zeros(1, 1, 4)), torch.nn.Parameter(torch.zeros(1, 5, 4))
+    patch_embed = named(proj=torch.nn.Conv2d(3, 4, 2))
+    return named(cls_token=cls_token, pos_embed=pos_embed, patch_embed=patch_embed, blocks=blocks, head=torch.nn.Linear(4, 2))
+
+
+def bert():
+    embeddings = named(word_embeddings=torch.nn.Embedding(9, 4), LayerNorm=torch.nn.LayerNorm(4))
+    layers = [named(attention=attention("query"), output=attention("dense")) for _ in range(3)]
+    classifier = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    return named(embeddings=embeddings, encoder=named(layer=layers), classifier=classifier)
+
+
+# By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below the deeper one.
+LAYERS = {
+    gpt2: {"wte/weight": (0, 3), "wpe/weight": (0, 3), "h/1/attn/c_attn/weight": (1, 3), "ln_f/weight": (3, 3)},
+    t5: {
+        "shared/weight": (0, 4),
+        "encoder/block/0/layer/0/SelfAttention/relative_attention_bias/weight": (0, 4),
+        "encoder/block/3/layer/1/DenseReluDense/wi/weight": (3, 4),
+        "encoder/final_layer_norm/weight": (4, 4),
+        "decoder/block/1/layer/1/EncDecAttention/q/weight": (1, 2),
+        "decoder/final_layer_norm/weight": (2, 2),
+    },
+    bart: {
+        "shared/weight": (0, 3),
+        "encoder/embed_positions/weight": (0, 3),
+        "encoder/layers/2/self_attn/k_proj/weight": (2, 3),
+        "decoder/layers/0/encoder_attn/k_proj/weight": (0, 3),
+    },
+    vit: {
+        "cls_token": (0, 2),
+        "pos_embed": (0, 2),
+        "patch_embed/proj/weight": (0, 2),
+        "blocks/1/attn/qkv/weight": (1, 2),
+        "head/weight": (2, 2),
+    },
+    bert: {
+        "embeddings/word_embeddings/weight": (0, 3),
+        "embeddings/LayerNorm/weight": (0, 3),
+        "encoder/layer/2/output/dense/weight": (2, 3),
+        "classifier/0/weight": (3, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("build", LAYERS)
+@pytest.mark.parametrize("component", ["trf", "embedder"])
+def test_names_tell_layers_of_transformers_by_what_they_are(build, component):
+    walked = list(walk(PyTorchWrapper(build()), component))
+    found = layers_of([param.name for param in walked], {param.name for param in walked if param.is_embedding})
+    assert {name: found[f"{component}/{name}"] for name in LAYERS[build]} == LAYERS[build]
+
+
+def test_names_tell_matrices_of_biases_from_biases():
+    table = torch.nn.Parameter(torch.zeros(9, 2))  # Swin's; XLNet's r_w_bias is such a matrix too
+    swin = named(attn=named(relative_position_bias_table=table, bias=torch.nn.Parameter(torch.zeros(4))), norm=torch.nn.LayerNorm((2, 4)))
+    mpnet = named(relative_attention_bias=torch.nn.Embedding(9, 2))
+    module = named(swin=swin, mpnet=mpnet, both=torch.nn.MultiheadAttention(4, 2, add_bias_kv=True), lazy=torch.nn.LazyLinear(3))
+    decayed = {param.name for param in walk(PyTorchWrapper(module), "m") if not param.is_bias_or_norm}
+    weights = {"both/in_proj_weight", "both/out_proj/weight", "lazy/weight"}
+    assert decayed == {f"m/{name}" for name in {"swin/attn/relative_position_bias_table", "mpnet/relative_attention_bias/weight"} | weights}
+    # thinc's maxout has biases of two dimensions.
+    maxout = Maxout(4, 3, nP=2).initialize()
+    assert maxout.get_param("b").ndim == 2 and {p.name: p.is_bias_or_norm for p in walk(maxout, "m")} == {"m/W": False, "m/b": True}

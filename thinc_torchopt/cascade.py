@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,9 +187,12 @@ class Cascade:
                         stacklevel=2,
                     )
 
-    def see_names(self, names: Sequence[str]) -> None:
-        """Learn all names of the pipeline, from which follows how many layers each component has."""
-        self._layers = layers_of(names) if self._layer_decay else {}
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
+        """Learn all names of the pipeline, from which follows how many layers each component has.
+
+        embeddings (Collection[str]): Those of embeddings.
+        """
+        self._layers = layers_of(names, embeddings) if self._layer_decay else {}
 
     def settings_of(self, param: Param) -> ParamSettings:
         """What holds for a param.

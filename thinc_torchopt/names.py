@@ -15,9 +15,10 @@ Torch's dots become slashes.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -29,6 +30,8 @@ from .types import Key
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
+# A further stack of layers counts if its layers have at least this part of the params of those of the largest: a decoder, and not a head.
+_PART_OF_LAYER = 0.5
 
 
 class NamedParam(NamedTuple):
@@ -38,6 +41,7 @@ class NamedParam(NamedTuple):
     key: Key
     owner: Any  # thinc's node or shim
     is_bias_or_norm: bool = False
+    is_embedding: bool = False
     param: Optional[torch.nn.Parameter] = None  # torch's
 
 
@@ -53,11 +57,14 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     for node, path in _paths(model, clean(prefix)):
         for param_name in node.param_names:
             is_bias_or_norm = param_name == "b" or node.name == "layernorm"
-            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm)
+            is_embedding = "embed" in node.name or node.name == "static_vectors"
+            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm, is_embedding)
         for shim in node.shims:
+            embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
-                name = "/".join([path, *map(clean, param_name.split("."))])
-                yield NamedParam(unique(name, taken), id(param), shim, _is_torch_bias_or_norm(shim._model, param_name), param)
+                name = unique("/".join([path, *map(clean, param_name.split("."))]), taken)
+                is_bias_or_norm = _is_torch_bias_or_norm(shim._model, param_name, param)
+                yield NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param)
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
@@ -119,13 +126,15 @@ def matches_any(patterns: Sequence[Pattern]) -> Callable[[str], bool]:
     return lambda name: any(pattern(name) for pattern in patterns)
 
 
-def layers_of(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[str, tuple[int, int]]:
     """In which layer each param is.
 
     A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`; of several such stacks the one with most
-    params. Embeddings count as layer 0, what stands above the layers as their number, the depth.
+    params, and those with layers like it: the other of an encoder and a decoder. Each stack counts for itself. Embeddings count as layer 0,
+    what stands above the layers as their number, the depth; of the stack nearest to them, or the deepest.
 
     names (Iterable[str]): All names that there are.
+    embeddings (Collection[str]): Those of embeddings. So is what has "embed" in its name: the norm of the embeddings, for example.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """
     of_component: dict[str, list[str]] = {}
@@ -133,31 +142,88 @@ def layers_of(names: Iterable[str]) -> dict[str, tuple[int, int]]:
         of_component.setdefault(name.partition("/")[0], []).append(name)
     found: dict[str, tuple[int, int]] = {}
     for members in of_component.values():
-        placed = {name: _place_in_stack(name) for name in members}
-        sizes = Counter(place[0] for place in placed.values() if place is not None)
-        if sizes:
-            stack = sizes.most_common(1)[0][0]
-            layers = {name: place[1] for name, place in placed.items() if place is not None and place[0] == stack}
-            depth = 1 + max(layers.values())
-            for name in members:
-                found[name] = layers.get(name, 0 if "embed" in name.lower() else depth), depth
+        placed = {name: place for name in members if (place := _place_in_stack(name)) is not None}
+        depths = _depths_of_stacks(placed)
+        for name in members if depths else ():
+            stack, layer = placed.get(name, ("", 0))
+            if stack in depths:
+                found[name] = layer, depths[stack]
+            else:
+                depth = depths[max(depths, key=lambda other: (_parts_in_common(name, other), depths[other]))]
+                found[name] = 0 if name in embeddings or _says_embed(name) else depth, depth
     return found
 
 
 def _place_in_stack(name: str) -> Optional[tuple[str, int]]:
     """The path of the numbered parts to which a param belongs, and its number there."""
     parts = name.split("/")
-    for i, part in enumerate(parts[:-1]):
-        if "embed" in part.lower():
-            return None
-        if i and part.isdigit():
-            return "/".join(parts[:i]), int(part)
+    for i, part in enumerate(parts[1:-1], start=1):
+        if part.isdigit():
+            path = "/".join(parts[:i])
+            return None if _says_embed(path) else (path, int(part))
     return None
 
 
-def _is_torch_bias_or_norm(module: torch.nn.Module, name: str) -> bool:
+def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """How many layers each stack has that counts, by its path. placed (Mapping): The place of each name that has one."""
+    numbers: dict[str, set[int]] = {}
+    for stack, number in placed.values():
+        numbers.setdefault(stack, set()).add(number)
+    sizes = Counter(stack for stack, _ in placed.values())
+    params_per_layer = {stack: sizes[stack] / len(numbers[stack]) for stack in sizes}
+    # Layers are counted from 0, and have parts with params of their own; a head of numbered Linear layers has not.
+    composed = {stack for name, (stack, number) in placed.items() if "/" in name.removeprefix(f"{stack}/{number}/")}
+    composed = {stack for stack in composed if numbers[stack] == set(range(len(numbers[stack])))}
+    largest = max(sizes, key=lambda stack: sizes[stack], default="")
+    return {
+        stack: 1 + max(numbers[stack])
+        for stack in sizes
+        if stack == largest or (stack in composed and params_per_layer[stack] >= _PART_OF_LAYER * params_per_layer[largest])
+    }
+
+
+def _parts_in_common(name: str, other: str) -> int:
+    """How many parts of two names are the same, from their beginning on."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name.split("/"), other.split("/"))))
+
+
+def _says_embed(name: str) -> bool:
+    """Whether a name says that it is of embeddings. That of the component does not count."""
+    return "embed" in name.partition("/")[2].lower()
+
+
+def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.Parameter) -> bool:
     owner, _, last = name.rpartition(".")
-    return _BIAS.fullmatch(last) is not None or "norm" in type(module.get_submodule(owner)).__name__.lower()
+    if "norm" in type(module.get_submodule(owner)).__name__.lower():
+        return True
+    # Matrices of biases, one for each head and distance, are learned as weights are. torch's own are (1, 1, width) at most.
+    is_matrix = not torch.nn.parameter.is_lazy(param) and sum(size > 1 for size in param.shape) > 1
+    return _BIAS.fullmatch(last) is not None and not is_matrix
+
+
+def _torch_embeddings(shim: Shim) -> set[int]:
+    """The `id` of each param of the torch module in a shim that is an embedding, whatever its name.
+
+    These are the params of torch's embedding layers, under all of their names if they are tied; and single vectors, such as the class
+    token and positions of a ViT, which stand beside a stack of layers, with a first dimension of 1 for the batch.
+    """
+    if not isinstance(shim, PyTorchShim) or not isinstance(shim._model, torch.nn.Module):
+        return set()
+    found = set()
+    for module in shim._model.modules():
+        of_embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        for param in module.parameters(recurse=False):
+            if of_embedding or (_is_token(param) and _holds_layers(module)):
+                found.add(id(param))
+    return found
+
+
+def _is_token(param: torch.nn.Parameter) -> bool:
+    return not torch.nn.parameter.is_lazy(param) and param.dim() > 2 and param.shape[0] == 1
+
+
+def _holds_layers(module: torch.nn.Module) -> bool:
+    return any(isinstance(below, (torch.nn.ModuleList, torch.nn.Sequential)) for below in module.modules())
 
 
 def _paths(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:

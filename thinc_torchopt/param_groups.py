@@ -7,7 +7,7 @@ has no state and no average, nothing decays it, and inside `FrozenGrads.stopping
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -147,9 +147,9 @@ class ParamGroups:
         """
         self._cascade.check(names)
 
-    def see_names(self, names: Sequence[str]) -> None:
-        """Learn the names of all params of the pipeline."""
-        self._cascade.see_names(names)
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
+        """Learn the names of all params of the pipeline. embeddings (Collection[str]): Those of embeddings."""
+        self._cascade.see_names(names, embeddings)
 
     def describe(self, param: Param) -> ParamInfo:
         """What there is to see of a param at the step that comes."""

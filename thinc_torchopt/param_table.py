@@ -361,7 +361,7 @@ class ParamTable:
         """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
         walked = [found for name, model in components_with_model(nlp) for found in walk(model, name)]
         names = self._note(walked)
-        self._groups.see_names([found.name for found in walked])
+        self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
         in_use = {name for name, *_ in names.values()}
         for key, (name, *_) in list(self.names.items()):
             if key not in names and (key in self._of_pipeline or name in in_use):
