@@ -81,7 +81,7 @@ def ours(**settings):
     return TorchOptimizer(AdamW(), RATES, **settings)
 
 
-COUNTS = ("skipped_updates", "grad_spikes", "rollbacks")
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
 
 
 def info_of(step, **changes):
@@ -172,11 +172,13 @@ def test_loggers_console_has_a_new_header_when_groups_change():
     assert rows[7].split()[-3:] == ["1.00e-01", "3.00e-01", "1.25"]
 
 
-def test_loggers_console_tells_skipped_updates_once():
-    counts = [(0, 0), (2, 0), (0, 0), (1, 1)]
-    infos = [info_of(4 * i, since_evaluation={"skipped_updates": n, "grad_spikes": 5, "rollbacks": m}) for i, (n, m) in enumerate(counts)]
+def test_loggers_console_tells_once_what_was_not_as_it_should_be():
+    counts = [(0, 0, 0), (2, 0, 0), (0, 0, 4), (1, 1, 0)]
+    names = ("skipped_updates", "rollbacks", "outside_writes")
+    infos = [info_of(4 * i, since_evaluation={"grad_spikes": 5, **dict(zip(names, found))}) for i, found in enumerate(counts)]
     rows = log(ConsoleLogger(), *infos).splitlines()[2:]
-    assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ["", "  2 skipped", "", "  1 skipped  1 rolled back"]
+    ends = ["", "  2 skipped", "  4 rates written by others", "  1 skipped  1 rolled back"]
+    assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ends
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.checkpoint import Checkpoint
-from thinc_torchopt.errors import ConfigError, PipelineError, PipelineWarning
+from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
 from thinc_torchopt.loop import train_while_improving
 from thinc_torchopt.torch_optimizers import SGD, AdamW
 
@@ -23,7 +23,8 @@ from .runs import config_for, contents
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
 
-OURS = ("learn_rates", "learn_rate_default", "grad_norm", "skipped_updates", "grad_spikes", "rollbacks", "since_evaluation")
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
+OURS = ("learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
 
 
 def run(loop, *, steps=12, exclude=(), **settings):
@@ -254,3 +255,60 @@ def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     next(second)
     assert other.weight.requires_grad and other.bias.requires_grad
+
+
+def test_loop_shows_what_others_write_to_learning_rates_and_when_rates_are_held():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+
+    def before_update(nlp, args):
+        if 2 <= args["step"] < 7:
+            optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
+
+    options = {"dropout": 0.0, "eval_frequency": 4, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "exclude": []}
+    data = ((0, examples[:3]) for _ in range(9))
+    with pytest.warns(LearnRateWarning, match="expected 0.01, found 5"):
+        infos = [
+            info
+            for _, info, _ in train_while_improving(
+                nlp, optimizer, data, lambda: (0.0, {}), annotating_components=[], before_update=before_update, **options
+            )
+        ]
+    assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
+    assert [info["conservative_mode"] for info in infos] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {info["learn_rates"]["default"] for info in infos} == {0.01}
+    assert optimizer.controller.outside_writes == 5 and optimizer.controller.conservative
+
+
+def test_loop_tells_the_controller_epoch_losses_and_scores():
+    """Policies of a foreign torch optimizer hear them as well. Nobody asks for them otherwise, and then they are not computed."""
+
+    class Recorder:
+        def __init__(self):
+            self.seen = []
+
+        def rate(self, step, base):
+            return base
+
+        def observe(self, metrics):
+            self.seen.append(metrics)
+
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    examples, optimizer, recorder = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01), Recorder()
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    assert not optimizer.controller.goes_by_metrics
+    optimizer.controller.register_optimizer("other", torch.optim.SGD([torch.ones(2)], lr=0.1), recorder)
+    assert optimizer.controller.goes_by_metrics
+    options = {"dropout": 0.0, "eval_frequency": 3, "accumulate_gradient": 2, "patience": 0, "max_steps": 0, "before_update": None}
+    data = ((i // 2, examples[:4]) for i in range(5))
+    evaluate = lambda: (0.5, {"tag_acc": 0.5, "ents_f": None})  # noqa: E731
+    losses = []
+    for _, info, is_best in train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options):
+        losses.append((sum(info["losses"].values()), is_best is not None))
+    steps = [total - (0.0 if i == 0 or losses[i - 1][1] else losses[i - 1][0]) for i, (total, _) in enumerate(losses)]
+    scores = {"tag_acc": 0.5, "ents_f": None, "score": 0.5}
+    assert [seen for seen in recorder.seen if "loss" not in seen] == [scores, scores]
+    # The losses of a step are the difference of two sums, of single precision among others.
+    assert [seen["loss"] for seen in recorder.seen if "loss" in seen] == pytest.approx(steps, rel=1e-5)
+    assert [snapshot.epoch for snapshot in optimizer.controller.history] == [0, 0, 1, 1, 2]

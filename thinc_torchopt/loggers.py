@@ -37,8 +37,13 @@ LogStep = Callable[[Optional[Info]], None]
 Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None]]]
 
 # What our loop counts since the training began; and what the table calls those that it tells of.
-_COUNTS = ("skipped_updates", "grad_spikes", "rollbacks")
-_TOLD = {"skipped_updates": "skipped", "rollbacks": "rolled back"}
+_COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
+_TOLD = {
+    "skipped_updates": "skipped",
+    "rollbacks": "rolled back",
+    "outside_writes": "rates written by others",
+    "conservative_mode": "times conservative",
+}
 # More groups than that, and the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
 
@@ -163,7 +168,8 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """Curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
 
-    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, loss/<pipe>; at evaluations score and score/<name>.
+    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, conservative_mode, loss/<pipe>; at
+    evaluations score and score/<name>.
 
     path (str | Path): Folder of this run. If it holds a run already: "path-2", "path-3" ..., the first that is free.
     every (int): Write every so many steps. Evaluations are always written.

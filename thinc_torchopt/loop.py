@@ -59,8 +59,9 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
-        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes` and `rollbacks` (so far;
-        and in `since_evaluation` those since the evaluation before).
+        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes`, `rollbacks`,
+        `outside_writes` (of learning rates) and `conservative_mode` (how often it began) so far; and in `since_evaluation` those since the
+        evaluation before.
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, rollback, progress, goes_on = None, None, Progress(), False
@@ -78,8 +79,10 @@ def train_while_improving(
         if (end := hooks.end_of_training()) is not None:
             end.callback(checkpoints.close)
 
-    def update(batch: list[Example], losses: dict[str, float]) -> None:
+    def update(epoch: int, batch: list[Example], losses: dict[str, float]) -> None:
         drop, spoiled_by = next(dropouts), None
+        # Only if it is asked for: on a GPU it has to be waited for.
+        losses_before = sum(map(float, losses.values())) if optimizer.controller.goes_by_metrics else None
         optimizer.keep_buffers()  # also after the training went on, or back
         # For a step, and not for as long as the training lasts: nobody tells when a training is given up.
         with optimizer.training():
@@ -90,12 +93,13 @@ def train_while_improving(
                 if not str(error).startswith(_NOT_FINITE):
                     raise
                 spoiled_by = error
-            with optimizer.joint_step(spoiled_by):
-                for name, proc in nlp.pipeline:
-                    if name not in exclude and is_trained(proc):
-                        proc.finish_update(optimizer)  # type: ignore[attr-defined]
-                        if spoiled_by is not None:
-                            losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
+            metrics = None if losses_before is None else {"loss": sum(map(float, losses.values())) - losses_before}
+        with optimizer.joint_step(spoiled_by, epoch=epoch, metrics=metrics):
+            for name, proc in nlp.pipeline:
+                if name not in exclude and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
+                    if spoiled_by is not None:
+                        losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
 
     def train() -> Iterator[_Step]:
         is_ready = goes_on
@@ -121,7 +125,7 @@ def train_while_improving(
                     if not _introduce(optimizer, nlp, exclude):
                         _warn_of_nothing_to_train(nlp, exclude)
                     is_ready = True
-                update(batch, losses := progress.losses)
+                update(epoch, batch, losses := progress.losses)
                 learn_rates = optimizer.learn_rates
                 optimizer.step_schedules()
                 progress.step, progress.epoch = step, epoch
@@ -133,13 +137,15 @@ def train_while_improving(
                 if step % eval_frequency == 0:
                     with nlp.use_params(optimizer.averages):
                         score, other_scores = evaluate()
-                    optimizer.observe(score)
+                    optimizer.observe(score, other_scores)
                     progress.results.append((score, step))
                     is_best = score == max(progress.results)[0]
                 counts = {
                     "skipped_updates": optimizer.skipped_updates,
                     "grad_spikes": optimizer.grad_spikes,
                     "rollbacks": len(progress.rollbacks),
+                    "outside_writes": optimizer.controller.outside_writes,
+                    "conservative_mode": optimizer.controller.times_conservative,
                 }
                 info = {
                     "epoch": epoch,

@@ -37,6 +37,7 @@ from .clipping import clip_grads, grad_norms, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
 from .files import read_folder, write_folder
 from .guard import JOINT, Guard, Verdict, rollback_settings
+from .learn_rate import LearnRateController
 from .names import Pattern
 from .param_groups import FrozenGrads
 from .param_table import all_names
@@ -272,6 +273,11 @@ class TorchOptimizer(Optimizer):
         return {param.name: param.tensor for param in self._trained.params if param.group is not None}
 
     @property
+    def controller(self) -> LearnRateController:
+        """The authority over learning rates: their history, what others wrote, and more. Another one after a state was loaded."""
+        return self._trained.controller
+
+    @property
     def learn_rates(self) -> dict[str, float]:
         """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else "default"."""
         return self._trained.groups.learn_rates() or {"default": self._learn_rate}
@@ -348,10 +354,14 @@ class TorchOptimizer(Optimizer):
             raise
 
     @contextmanager
-    def joint_step(self, spoiled_by: Exception | None = None) -> Iterator[None]:
+    def joint_step(
+        self, spoiled_by: Exception | None = None, *, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
         """Inside, `finish_update` only notes gradients; at the end all params are updated together.
 
         spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is skipped then.
+        epoch (float): For the history of learning rates.
+        metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that go by them.
         """
         if self._joint:  # inside another one, whose end is the end
             yield
@@ -359,18 +369,18 @@ class TorchOptimizer(Optimizer):
         self._joint = True
         try:
             yield
-            self.step(spoiled_by)
+            self.step(spoiled_by, epoch, metrics)
         finally:
             self._joint = False
             self._forget_gradients()
 
-    def step(self, spoiled_by: Exception | None = None) -> None:
+    def step(self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None) -> None:
         """Update every param whose gradient was noted since the last step.
 
-        spoiled_by (Exception | None): As for `joint_step`.
+        spoiled_by, epoch, metrics: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        self._step(1.0, spoiled_by)
+        self._step(1.0, spoiled_by, epoch, metrics)
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
@@ -380,11 +390,13 @@ class TorchOptimizer(Optimizer):
         self._read_schedules()
         self._trained.groups.move_to_step(self._schedule_steps)
 
-    def observe(self, score: float) -> None:
-        """Tell schedules that watch the score how the last evaluation went. spaCy's training loop does that.
+    def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
+        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop does that.
 
         score (float): The main score. Higher is better.
+        scores (Mapping[str, Any]): All scores, e.g. "ents_f".
         """
+        self._trained.controller.observe({**(scores or {}), "score": score})
         self._schedules.observe(score)
         self._read_schedules()
 
@@ -580,7 +592,13 @@ class TorchOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, lr_scale: float, spoiled_by: Exception | None = None) -> None:
+    def _step(
+        self,
+        lr_scale: float,
+        spoiled_by: Exception | None = None,
+        epoch: float | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         updated = [param for param in self._pending.values() if param.tensor.grad is not None]
         shims = self._taking_part
         self._forget_gradients()
@@ -598,7 +616,7 @@ class TorchOptimizer(Optimizer):
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(updated)
-                    self._trained.controller.step(scale=lr_scale)
+                    self._trained.controller.step(epoch, metrics, scale=lr_scale)
                     for algorithm, groups in chosen:
                         algorithm.step(groups, factor)
                     self._count(updated)

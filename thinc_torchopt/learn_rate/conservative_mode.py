@@ -30,6 +30,7 @@ class ConservativeMode:
     def __init__(self, breaker: CircuitBreaker):
         self.breaker = breaker
         self.is_on = False
+        self.times = 0  # that it was turned on
         self._steps = 0  # since it is on
         self._clean_steps = 0
         self._failures = 0  # since the last report
@@ -48,6 +49,7 @@ class ConservativeMode:
         self.breaker.failed()
         if not self.is_on and self.breaker.state != "closed":
             self.is_on = True
+            self.times += 1
             self._steps, self._failures = 0, 1
             logger.warning(
                 "Learn rates are conservative from step %d on, as others write to the param groups again and again. What they write is put "
@@ -82,6 +84,7 @@ class ConservativeMode:
     def state_dict(self) -> dict[str, Any]:
         return {
             "is_on": self.is_on,
+            "times": self.times,
             "steps": self._steps,
             "failures": self._failures,
             "clean_steps": self._clean_steps,
@@ -92,7 +95,7 @@ class ConservativeMode:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (KeyError | TypeError | ValueError): It is not the state of such a mode. Nothing has changed then."""
         is_on, clean_steps, failed = bool(state["is_on"]), int(state["clean_steps"]), bool(state["failed_since_step"])
-        steps, failures = int(state.get("steps", 0)), int(state.get("failures", 0))
+        steps, failures, times = int(state.get("steps", 0)), int(state.get("failures", 0)), int(state.get("times", is_on))
         self.breaker.load_state_dict(state["breaker"])
-        self._steps, self._failures = steps, failures
+        self._steps, self._failures, self.times = steps, failures, times
         self.is_on, self._clean_steps, self._failed_since_step = is_on, clean_steps, failed

@@ -291,7 +291,7 @@ class LearnRateController:
         step, hold = self.step_count, self._mode.holds_rates
         scale *= self.scale
         if metrics is not None:
-            self._observe(metrics)
+            self.observe(metrics)
         wanted = []
         for watched in self._groups.values():
             rate = watched.rate_at(step)
@@ -312,6 +312,22 @@ class LearnRateController:
         self.step_count += 1
         self._mode.end_step(step)
         return rates
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example.
+
+        RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
+        """
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"Can't use the metrics of a step: expected a dict of name and number, found {metrics!r}.")
+        for policy in self._policies:
+            if hasattr(policy, "observe"):
+                policy.observe(metrics)
+
+    @property
+    def goes_by_metrics(self) -> bool:
+        """Whether there is a policy that looks at metrics."""
+        return any(hasattr(policy, "observe") for policy in self._policies)
 
     def put_back(self, name: str) -> dict[str, float]:
         """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes that the policy's.
@@ -335,6 +351,11 @@ class LearnRateController:
     def conservative(self) -> bool:
         """Whether it is in conservative mode."""
         return self._mode.is_on
+
+    @property
+    def times_conservative(self) -> int:
+        """How often conservative mode has begun so far."""
+        return self._mode.times
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """What is not as the controller left it. Empty: all is well. Changes nothing."""
@@ -567,13 +588,6 @@ class LearnRateController:
         identities = [watched.identity for watched in self._groups.values()]
         self._layout = Layout(list(self._groups), lambda: [identity.checksum for identity in identities])
         self._policies = list({id(watched.policy): watched.policy for watched in self._groups.values()}.values())
-
-    def _observe(self, metrics: Mapping[str, Any]) -> None:
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(f"Can't use the metrics of a step: expected a dict of name and number, found {metrics!r}.")
-        for policy in self._policies:
-            if hasattr(policy, "observe"):
-                policy.observe(metrics)
 
 
 def _put(group: Group, value: float | torch.Tensor) -> None:
