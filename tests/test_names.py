@@ -13,7 +13,8 @@ from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, c
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.names import Pattern, clean, layers_of, walk
+from thinc_torchopt.names import Pattern, clean, escape, layers_of, unescape, walk
+from thinc_torchopt.param_table import all_names
 from thinc_torchopt.torch_optimizers import AdamW
 
 from .models import toy_examples, toy_pipeline
@@ -141,6 +142,38 @@ def test_names_of_any_model_are_unique_lasting_and_complete(spec):
 
 def test_names_clean():
     assert clean("a.b c:d") == "a_b_c_d" and clean("x-1_y+z") == "x-1_y+z" and clean("") == "_"
+
+
+ODD = ["ä", "ö", "x y", "x_y", "a/b", "a.b", "😀", "", "_", "+", "++", "+e4+", "c++", "a+b+c", "tok2vec-1"]
+
+
+def test_names_of_components_are_escaped_so_that_different_ones_stay_different():
+    assert escape("ä") == "+e4+" and escape("x y") == "x+20+y" and escape("😀") == "+1f600+"
+    for plain in ("tagger", "x_y", "tok2vec-1", "c++", "a+b+c", "+"):
+        assert escape(plain) == plain
+    assert len(set(map(escape, ODD))) == len(ODD)
+    nlp = spacy.blank("en")
+    built = [name for name in ODD if "." not in name]  # spaCy itself can't initialize a pipeline with such a component
+    for name in built:
+        nlp.add_pipe("tagger", name=name).add_label("A")
+    nlp.initialize()
+    names = all_names(nlp)
+    assert all(ALLOWED.fullmatch(name) for name in names) and len(set(names)) == len(names)
+    assert [unescape(part) for part in dict.fromkeys(name.partition("/")[0] for name in names)] == built
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.text("+0e4_ä"))
+def test_names_of_components_can_be_read_back(name):
+    assert unescape(escape(name)) == name
+    assert ALLOWED.fullmatch(escape(name)) and "/" not in escape(name)
+
+
+def test_names_patterns_know_components_as_users_call_them():
+    name = "x+20+y/output/W"
+    for text in ("x y/*", "x+20+y/*", "x ?/*/W", "re:^x y/", "re:^x.20"):
+        assert Pattern(text, "[here]")(name)
+    assert not Pattern("x_y/*", "[here]")(name) and not Pattern("x y/*", "[here]")("x_y/output/W")
 
 
 def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_nothing():

@@ -23,7 +23,7 @@ from .types import Key
 Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
-_BUFFER = "buffer:"
+BUFFER = "buffer:"
 
 
 class Averages:
@@ -185,7 +185,7 @@ class Averages:
         """
         tensors, taken, regions, module_steps = _check_state(state)
         if self.settings.buffers == "copy":
-            tensors, module_steps = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BUFFER)}, {}
+            tensors, module_steps = {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)}, {}
         unknown = set(tensors)
 
         def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
@@ -370,7 +370,7 @@ class AveragedParams(dict[Any, Any]):
 
 def _buffer_name(path: str, buffer: str) -> str:
     """A name that no param can have."""
-    return f"{_BUFFER}{path}/{buffer}"
+    return f"{BUFFER}{path}/{buffer}"
 
 
 def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, list[Region]], dict[str, int]]:

@@ -28,6 +28,7 @@ from .checks import check_count, check_parts, own_errors
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import write_folder
 from .model_state import check_can_be_saved, check_model, collect_model, layout_of, restore_model, restore_setup
+from .old_names import model_by_names_of_now
 from .optimizers import TorchOptimizer
 from .run_config import collect_config, collect_identity, collect_values, compare_configs, compare_identities
 from .run_lock import RunLock
@@ -149,6 +150,7 @@ class Checkpoints:
             return None
         with own_errors(f"the training in '{self.folder}'"):
             changes = self._changes(saved)
+            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
         if changes:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(changes)
             if self.settings.on_config_change == "refuse":

@@ -22,6 +22,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .checks import check_count, check_parts
@@ -213,10 +214,11 @@ class Guard:
             "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
         """Go on where another guard stood. Everything is checked first; what fails changes nothing.
 
         saved (Mapping): From `state_dict`.
+        renamed (Mapping[str, str]): The names that components have now, by those that they had there.
         RAISES (StateError): It is no such state.
         """
         check_parts("the guard", saved, (*_COUNTERS, "averages"), optional=("nonfinite_in_a_row",))
@@ -226,8 +228,8 @@ class Guard:
         in_a_row = {name: check_count(name, count) for name, count in saved.get("nonfinite_in_a_row", {}).items()}
         averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
         self.__dict__.update(counts)
-        self._nonfinite_in_a_row = in_a_row
-        self.averages = averages
+        self._nonfinite_in_a_row = {_renamed_set(name, renamed): count for name, count in in_a_row.items()}
+        self.averages = {_renamed_set(name, renamed): average for name, average in averages.items()}
 
 
 def rollback_settings(
@@ -272,6 +274,18 @@ def set_name(params: Sequence[Param]) -> str:
     if len(params) == 1:
         return params[0].name
     return f"{'+'.join(sorted({param.component for param in params}))} ({len(params)} params)"
+
+
+def _renamed_set(name: str, renamed: Mapping[str, str]) -> str:
+    """What a set of params is called when its components, or that of its only param, have other names."""
+    if "/" in name:
+        component, _, rest = name.partition("/")
+        return f"{renamed.get(component, component)}/{rest}"
+    components, space, count = name.partition(" ")
+    parts = components.split("+")
+    if renamed.keys().isdisjoint(parts):
+        return name
+    return "+".join(sorted(renamed.get(part, part) for part in parts)) + space + count
 
 
 def _load_average(name: str, saved: Any) -> MovingAverage:

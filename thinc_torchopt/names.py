@@ -11,6 +11,9 @@ How a name comes about. From the root of a component's model, each step down add
   its siblings, or left out where no sibling has params. So is a wrapper around a torch module.
 
 Torch's dots become slashes.
+
+Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so that different names stay different: `ä`
+is `+e4+`. In names of layers and params they are all `_`.
 """
 
 import re
@@ -29,6 +32,7 @@ from .types import Key
 
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
+_ESCAPED = re.compile(r"\+([0-9a-f]{2,5}|10[0-9a-f]{4})\+|^\+\+\Z")
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
 # A further stack of layers counts if its layers have at least this part of the params of those of the largest: a decoder, and not a head.
 _PART_OF_LAYER = 0.5
@@ -85,8 +89,23 @@ def clean(part: str) -> str:
     return _FORBIDDEN.sub("_", part) or "_"
 
 
+def escape(component: str) -> str:
+    """A component's name as names of params begin: different ones stay different. One of allowed characters stays as it is.
+
+    Every other character is its number between two `+`. Then `+` is escaped as well, and where a name looks as if it were escaped.
+    """
+    if _PLAIN.fullmatch(component) and not _ESCAPED.search(component):
+        return component
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"+{ord(found[0]):02x}+", component) or "++"
+
+
+def unescape(component: str) -> str:
+    """What `escape` was given."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", component)
+
+
 class Pattern:
-    """A pattern over names: called with a name, it says whether the name matches.
+    """A pattern over names: called with a name, it says whether the name matches. The component may stand in it as the user calls it.
 
     text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that is searched for
         in the name, e.g. "re:layer/[0-3]/".
@@ -105,6 +124,10 @@ class Pattern:
                 raise ConfigError(f"Can't use pattern '{text}' in {where}: expected a regular expression behind 're:'; {error}.") from error
 
     def __call__(self, name: str) -> bool:
+        component, *rest = name.split("/", 1)
+        return self._matches(name) or ("+" in component and self._matches("/".join([unescape(component), *rest])))
+
+    def _matches(self, name: str) -> bool:
         return fnmatchcase(name, self.text) if self._regex is None else self._regex.search(name) is not None
 
     def check(self, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ import torch
 from spacy.language import Language
 from thinc.api import Model, Optimizer, PyTorchShim, Shim
 
-from . import hooks, state
+from . import hooks, state, state_match
 from .algorithm import Algorithm
 from .average_settings import AverageSettings, chosen_averages
 from .buffers import KeptBuffers
@@ -39,6 +39,7 @@ from .files import read_folder, write_folder
 from .guard import JOINT, Guard, Verdict, rollback_settings
 from .learn_rate import LearnRateController
 from .names import Pattern
+from .old_names import renamed_components
 from .param_groups import FrozenGrads
 from .param_table import all_names
 from .params import Param, array_of, clear_grads, is_viewable, own_copy
@@ -549,8 +550,10 @@ class TorchOptimizer(Optimizer):
         # Built anew beside what there is, and takes its place when everything went well.
         trained, guard = self._no_params(step), copy(self._guard)
         with own_errors("the optimizer"), self._frozen_grads.put_aside():
-            trained.load(nlp, exclude, saved, on_growth, renamed)
-            guard.load_state_dict(saved["guard"])
+            state.check_params_are_dicts(saved["params"])
+            paths = renamed_components(saved, nlp) | state_match.as_paths(renamed or {})
+            trained.load(nlp, exclude, saved, on_growth, paths)
+            guard.load_state_dict(saved["guard"], paths)
             state.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
             self._schedules.load_state_dict(saved["schedules"], at_most=step)
         state.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
@@ -565,6 +568,9 @@ class TorchOptimizer(Optimizer):
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
+        nlp, _ = self._trained.table.bound_to()
+        if paths := renamed_components(saved, nlp):
+            saved = state_match.rename(saved, paths)
         self._trained.roll_back(saved)
         self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
         self._guard.bad_in_a_row = 0

@@ -19,7 +19,7 @@ from thinc.api import Model, Shim
 from .averages import Average, Averages
 from .errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
 from .kernels import may_overlap
-from .names import NamedParam, clean, shim_paths, torch_params, unique, walk
+from .names import NamedParam, clean, escape, shim_paths, torch_params, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
 from .state_fit import fit_param_state
@@ -427,7 +427,6 @@ def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[t
 
 
 def components_with_model(nlp: Language) -> list[tuple[str, Model]]:
-    """Each component that has a thinc model, disabled ones too, by its name as it stands in names of params: cleaned, and unique."""
-    taken: set[str] = set()
-    named = [(unique(clean(name), taken), getattr(proc, "model", None)) for name, proc in nlp.components]
+    """Each component that has a thinc model, disabled ones too, by its name as it stands in names of params: escaped."""
+    named = [(escape(name), getattr(proc, "model", None)) for name, proc in nlp.components]
     return [(name, model) for name, model in named if isinstance(model, Model)]

@@ -16,6 +16,7 @@ from spacy.language import Language
 from .checkpoint_folder import name_of, remove, steps_of, whole_ones
 from .errors import RollbackError, RollbackWarning, StateError
 from .model_state import check_model, is_finite, restore_model
+from .old_names import model_by_names_of_now
 from .optimizers import TorchOptimizer
 from .training_state import Progress
 
@@ -82,6 +83,7 @@ class Rollback:
         last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
         tried = None
         for saved in whole_ones(self._folder):
+            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
             step = saved["progress"]["step"]
             if saved["optimizer"]["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved["model"]):
                 continue

@@ -11,19 +11,24 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .errors import ConfigError
-from .names import clean, unique
+from .names import clean, escape, unique
 from .param_groups import ParamGroups
 from .params import Param
 
 
-def rename(saved: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
+    """New names by old ones as they stand in names of params. Components may be given as the user calls them."""
+    return {_as_path(old): _as_path(new) for old, new in renamed.items()}
+
+
+def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
     """A state with other names.
 
     saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
-    renamed (Mapping[str, str]): New names by old ones: of components, or of anything below which params are, up to a whole name.
+    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params are, up to a whole
+        name.
     RAISES (ConfigError): There is no such name, or two would become one.
     """
-    paths = {_clean(old): _clean(new) for old, new in renamed.items()}
     new = {name: _renamed(name, paths) for name in saved["params"]}
     for old in paths:
         if not any(_is_below(name, old) for name in new):
@@ -128,8 +133,9 @@ def _components(names: Iterable[str]) -> list[str]:
     return sorted(set(map(_component, names)))
 
 
-def _clean(path: str) -> str:
-    return "/".join(map(clean, path.split("/")))
+def _as_path(text: str) -> str:
+    component, *parts = text.split("/")
+    return "/".join([component if component == clean(component) else escape(component), *map(clean, parts)])
 
 
 def _is_below(name: str, path: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from spacy.language import Language
@@ -94,19 +95,19 @@ class TrainedParams:
         exclude: Collection[str],
         saved: Mapping[str, Any],
         on_growth: Literal["mean", "zero"] | None = None,
-        renamed: Mapping[str, str] | None = None,
+        paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not among them.
 
         saved (Mapping): From `state_dict`. What fails leaves this one half loaded: throw it away.
-        on_growth, renamed: As in `TorchOptimizer.load_state_dict`.
+        on_growth: As in `TorchOptimizer.load_state_dict`.
+        paths (Mapping[str, str]): New names by old ones: see state_match.py.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
-        state.check_params_are_dicts(saved["params"])
         ids = state.group_ids(saved["groups"])
-        if renamed:
-            saved = state_match.rename(saved, renamed)
+        if paths:
+            saved = state_match.rename(saved, paths)
             ids = state.group_ids(saved["groups"])
         self.table.bind(nlp, exclude, saved=saved["params"], joins_now=may_grow)
         if may_grow:
@@ -127,7 +128,7 @@ class TrainedParams:
         state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved.get("algorithms", {}))
-        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(renamed))
+        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(paths))
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
         elif (self.averages is None) != (saved["averages"] is None):
