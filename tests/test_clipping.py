@@ -1,5 +1,8 @@
 """Oracles: torch.nn.utils.clip_grad_norm_ and clip_grad_value_, thinc's clip_gradient, and adaptive clipping as a loop over units."""
 
+import math
+from typing import get_args
+
 import numpy
 import pytest
 import torch
@@ -9,9 +12,11 @@ from thinc.api import NumpyOps
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.clipping import clip_factors, clip_grads, clip_units, clip_values, grad_norms, scale_grads, total_norm
+from thinc_torchopt.errors import NonFiniteGradWarning
 from thinc_torchopt.guard import Guard
 from thinc_torchopt.params import Param
 from thinc_torchopt.torch_optimizers import SGD, AdamW, RMSprop
+from thinc_torchopt.types import ClipBy
 
 from .conftest import needs_gpu
 from .models import toy_examples, toy_pipeline
@@ -22,6 +27,30 @@ SHAPES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, m
 def random_grads(shapes, seed, scale):
     generator = torch.Generator().manual_seed(seed)
     return [scale * torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def test_clipping_norms_near_the_largest_float():
+    """Norms that are finite, but whose squares are not, or not together."""
+    assert total_norm([1.2e154, 1.2e154]) == pytest.approx(1.2e154 * 2**0.5, rel=1e-15)  # hypot rounds once
+    assert total_norm([1e300, 0.0]) == 1e300
+    assert total_norm([math.inf, 1e200]) == math.inf and not total_norm([math.nan, 1e200]) < math.inf
+    optimizer = TorchOptimizer(SGD(), 0.1)
+    for key in "ab":
+        optimizer.set_grad(numpy.ones(4), numpy.full(4, 6e153), key=key)
+    optimizer.step()
+    assert optimizer.skipped_updates == 0 and optimizer.grad_norm == pytest.approx(12e153 * 2**0.5)
+    for param in optimizer.params.values():
+        torch.testing.assert_close(param, torch.full_like(param, 1.0 - 0.1 / 8**0.5))
+
+
+@pytest.mark.parametrize("clip_by", get_args(ClipBy))
+def test_clipping_skips_gradients_too_large_for_a_norm(clip_by):
+    """Of 1e200, whose square no float64 holds; as torch.nn.utils.clip_grad_norm_, which finds an infinite norm."""
+    optimizer = TorchOptimizer(SGD(), 0.1, clip_by=clip_by)
+    optimizer.set_grad(numpy.ones(4), numpy.full(4, 1e200), key="W")
+    with pytest.warns(NonFiniteGradWarning, match="is not finite, or too large for a norm"):
+        optimizer.step()
+    assert optimizer.skipped_updates == 1 and all((param == 1.0).all() for param in optimizer.params.values())
 
 
 @settings(deadline=None, max_examples=60)

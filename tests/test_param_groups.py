@@ -553,6 +553,17 @@ def test_param_groups_cascade_says_which_settings_go_by_name():
     assert Cascade(AdamW(), Schedules(), **{**nothing, "per_param_lr": {"*": 0.1}}, skip_decay=None).goes_by_name
 
 
+@pytest.mark.parametrize("later", [{}, {"unfreeze_at": 5}])
+def test_param_groups_refuse_options_that_torch_refuses_only_together(later):
+    """Each block is fine by itself, and known to meet the other one only when the params are."""
+    blocks = {"nesterov": {"params": ["trf/*"], "nesterov": True}, "plain": {"params": ["*/linear/W"], "momentum": 0.0, **later}}
+    nlp, _ = encoder_pipeline()
+    optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, param_groups=blocks)
+    said = r"'trf/linear/W' with the options of 'nesterov\+plain' .* that 'torch.SGD.v1' takes together.*Nesterov momentum requires"
+    with pytest.raises(ConfigError, match=said):
+        optimizer.initialize(nlp)
+
+
 # ---------------------------------------------------------------------- in a config
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, small_matrix
 from .cascade import ParamSettings
 from .clipping import scale_grads
+from .errors import ConfigError
 from .learn_rate import LearnRateController, Live
 from .library_state import collect_beside, library_of, map_tensors, to_tree
 from .names import unique
@@ -107,6 +108,7 @@ class BuiltAlgorithm:
         self._adopted: dict[tuple[Any, ...], tuple[float, float | None]] = {}
         self._moving = {*moving, *algorithm.trial.moves}
         self._names: dict[torch.Tensor, str] = {}
+        self._checked: set[tuple[Any, ...]] = set()
         self._controller = controller
         self._default_rate = default_rate
 
@@ -136,6 +138,16 @@ class BuiltAlgorithm:
         else:
             self.optimizer.state.update((tensor, state) for tensor, state in built.state.items() if isinstance(tensor, torch.Tensor))
         self._put_in(params, settings, entry)
+
+    def check(self, param: Param, settings: ParamSettings) -> None:
+        """Check that the algorithm takes the options of a param that is to be trained later.
+
+        RAISES (ConfigError): It does not.
+        """
+        if settings.key not in self._checked:
+            options = {name: current(value) for name, value in settings.options.items()}
+            self._build_for(param, settings, [small_matrix(options)], 0.001, options)
+            self._checked.add(settings.key)
 
     def drop(self, param: Param) -> None:
         """Forget a param and its state. A group without params goes."""
@@ -171,12 +183,25 @@ class BuiltAlgorithm:
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
         first_rate = settings.rate(self._default_rate(), 0)
         rate = first_rate or 0.001
-        built = self.algorithm.build(tensors, lr=rate, **options)
+        built = self._build_for(params[0], settings, tensors, rate, options)
         if self.algorithm.trial.writes_rate:
             built.param_groups[0][_OWN_RATE] = built.param_groups[0]["lr"] / rate
         if hasattr(built, "base_lrs"):
             built.param_groups[0][_FIRST_RATE] = first_rate
         return built
+
+    def _build_for(
+        self, param: Param, settings: ParamSettings, tensors: list[torch.Tensor], rate: float, options: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """RAISES (ConfigError): The algorithm does not take these options together. Each block was tried out by itself before."""
+        try:
+            return self.algorithm.build(tensors, lr=rate, **options)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"Can't train param '{param.name}' with the options of '{settings.label}' in [training.optimizer]: expected some that "
+                f"'{self.algorithm.label}' takes together, found {dict(options)}. {str(error).rstrip('.')}. Several "
+                "blocks hold for this param: change an option in one, or its patterns."
+            ) from error
 
     def _put_in(self, params: list[Param], settings: list[ParamSettings], entry: dict[str, Any]) -> None:
         """Put params into the group of their settings; if there is none, `entry`, which holds them, becomes it."""

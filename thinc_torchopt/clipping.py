@@ -66,8 +66,13 @@ def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
 
 
 def total_norm(norms: Sequence[float]) -> float:
-    """The 2-norm of tensors as one vector, from the norm of each."""
-    return math.sqrt(math.fsum(norm * norm for norm in norms))
+    """The 2-norm of tensors as one vector, from the norm of each. It is finite where these are and a float can hold it."""
+    try:
+        total = math.sqrt(math.fsum(norm * norm for norm in norms))
+    except OverflowError:
+        total = math.inf
+    # Squares overflow from 1e154 on.
+    return total if total < math.inf else math.hypot(*norms)
 
 
 def clip_grads(params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0) -> float:

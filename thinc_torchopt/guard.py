@@ -128,7 +128,7 @@ class Guard:
         if not norm < math.inf:
             bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
             if self.max_nonfinite and bad is not None:
-                return Verdict(None, NonFinite(f"the gradient of param '{bad.name}' is not finite"))
+                return Verdict(None, NonFinite(f"the gradient of param '{bad.name}' is not finite, or too large for a norm"))
             return Verdict()
         if not self.spike_factor or norm == 0.0:
             return Verdict()

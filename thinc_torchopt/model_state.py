@@ -19,7 +19,7 @@ from .checks import check_parts, own_errors
 from .errors import StateError
 from .names import NamedParam, shim_paths, torch_params, walk
 from .param_table import components_with_model
-from .params import own_copy
+from .params import own_copy, saved_tensor
 
 _PARTS = ("params", "modules", "attrs")
 # What older versions did not save: torch params that learn, components without a thinc model, and those that are disabled.
@@ -38,7 +38,7 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any
     for name, model in components_with_model(nlp):
         for found in walk(model, name):
             if (param := _thinc_param(found)) is not None and found.owner.has_param(param):
-                params[found.name] = _as_tensor(found.owner.get_param(param))
+                params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
                 modules[path] = {key: value for key, value in shim._model.state_dict().items() if not is_lazy(value)}
@@ -287,12 +287,6 @@ def _from_bytes(content: bytes) -> torch.Tensor:
 
 def _is_bytes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 1
-
-
-def _as_tensor(array: Any) -> torch.Tensor:
-    if hasattr(array, "__cuda_array_interface__"):
-        return torch.utils.dlpack.from_dlpack(array)
-    return torch.from_numpy(array if _is_writable(array) else own_copy(array))
 
 
 def _is_writable(array: Any) -> bool:

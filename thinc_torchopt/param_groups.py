@@ -6,6 +6,7 @@ has no state and no average, nothing decays it, and inside `FrozenGrads.stopping
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -246,6 +247,8 @@ class ParamGroups:
         return [param for param, _ in self.frozen.values()]
 
     def _freeze(self, param: Param, settings: ParamSettings) -> None:
+        if settings.frozen_until < math.inf:
+            self.algorithms[settings.algorithm].check(param, settings)
         param.group = None
         self.frozen[id(param)] = param, settings
         self._frozen_grads.stop([param])

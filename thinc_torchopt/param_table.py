@@ -255,7 +255,16 @@ class ParamTable:
         if known is not None and callback is None and known.is_on(source):
             return known
         name = known.name if known is not None else self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0]
-        view = source if isinstance(source, torch.Tensor) else view_of(source, name)
+        if isinstance(source, torch.Tensor):
+            view = source
+        else:
+            # For a callback it is copied anyway.
+            view = view_of(source if callback is None or is_viewable(source) else own_copy(source), f"optimize param '{name}'")
+        if view.layout != torch.strided:
+            raise ParamError(
+                f"Can't optimize param '{name}': expected a dense tensor, found one of layout {view.layout}. Make it dense: "
+                "param.to_dense()."
+            )
         if not view.is_floating_point():
             raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
         if callback is None and may_overlap(view):

@@ -112,13 +112,18 @@ class Param:
         self.grad_source = grad
         is_plain = isinstance(grad, torch.Tensor) or not hasattr(grad, "flags") or is_viewable(grad)
         source = grad if is_plain else own_copy(grad)
-        view = source if isinstance(source, torch.Tensor) else view_of(source, self.name)
+        view = source if isinstance(source, torch.Tensor) else view_of(source, f"take the gradient of param '{self.name}'")
         like = self.tensor
         if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
             self.grad_copy = None
             like.grad = view
         else:
             # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
+            if view.layout != torch.strided:
+                raise ParamError(
+                    f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout {view.layout}. "
+                    "Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
+                )
             if self.grad_copy is None:
                 self.grad_copy = torch.empty_like(like)
             like.grad = self.grad_copy.copy_(view)
@@ -142,20 +147,25 @@ def clear_grads(params: Sequence[Param]) -> None:
             param.grad_source[...] = 0
 
 
-def view_of(array: Any, name: str) -> torch.Tensor:
+def view_of(array: Any, purpose: str) -> torch.Tensor:
     """A torch tensor on the memory of an array.
 
     array (Any): NumPy or CuPy array of floats. Shape: any.
-    name (str): The param's name, for the error.
+    purpose (str): What it is for, by the param's name, for the error: "optimize param 'ner/output/W'".
     RETURNS (torch.Tensor): Shares memory; writable. Shape: as the array.
-    RAISES (ParamError): It is no array of floats.
+    RAISES (ParamError): It is no array of floats, or of floats that torch does not have.
     """
-    kind = getattr(getattr(array, "dtype", None), "kind", None)
-    if kind != "f":
-        found = type(array).__name__ if kind is None else f"dtype {array.dtype}"
+    dtype: Any = getattr(array, "dtype", None)
+    if getattr(dtype, "kind", None) != "f":
+        found = type(array).__name__ if dtype is None else f"dtype {dtype}"
         raise ParamError(
-            f"Can't optimize param '{name}': expected an array of floats, found {found}. "
+            f"Can't {purpose}: expected an array of floats, found {found}. "
             "Only floating point params have gradients; keep other data in the layer's attrs."
+        )
+    if dtype.itemsize > 8 or not dtype.isnative:
+        raise ParamError(
+            f"Can't {purpose}: expected float16, float32 or float64 in the byte order of this machine, found dtype {_full_name(dtype)}. "
+            "torch has no others. Convert it: array.astype('float32')."
         )
     if hasattr(array, "__cuda_array_interface__"):
         return torch.utils.dlpack.from_dlpack(array)
@@ -171,6 +181,26 @@ def array_of(tensor: torch.Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def saved_tensor(array: Any, name: str) -> torch.Tensor:
+    """The values of an array of numbers as a tensor for a file, which shares memory with it where torch can.
+
+    name (str): The param's, for the error.
+    RAISES (ParamError): torch has no such numbers.
+    """
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.utils.dlpack.from_dlpack(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = own_copy(array)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ParamError(
+            f"Can't save param '{name}': expected numbers that torch has, found dtype {array.dtype}. Convert it: array.astype('float32')."
+        ) from error
+
+
 def is_viewable(array: Any) -> bool:
     """Whether torch can work on the array's memory: torch's fused kernels read plain, writable memory in C order."""
     return array.flags.c_contiguous and getattr(array.flags, "writeable", True)
@@ -179,3 +209,8 @@ def is_viewable(array: Any) -> bool:
 def own_copy(array: Any) -> Any:
     """A writable copy in C order, on the same device."""
     return array.copy(order="C")
+
+
+def _full_name(dtype: Any) -> str:
+    """NumPy's name of a dtype, which says nothing of the byte order, or its code, which does."""
+    return str(dtype) if dtype.isnative else str(dtype.str)
