@@ -55,6 +55,15 @@ VARIANTS = {
     "plateau": {
         "training__optimizer__learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0, "factor": 0.5}
     },
+    "policies": {
+        "training__optimizer__skip_decay": "bias_and_norm",
+        "training__optimizer__param_groups": {
+            "lower": {"params": ["tok2vec/embed/*"], "policy": "cosine", "max_rate": 0.01, "total_steps": 15, "warmup_steps": 4},
+            "later": {"params": ["tok2vec/encode/0/*"], "policy": "warmup", "warmup_steps": 7, "unfreeze_at": 9},
+            "top": {"params": ["tagger/*"], "policy": "adaptive", "max_rate": 0.01, "patience": 0, "warmup_steps": 3, "threshold": 0.2},
+            "score": {"params": ["parser/*"], "policy": "adaptive", "metric": "score", "patience": 0, "threshold": 0.9, "mode": "max"},
+        },
+    },
     "streamed": {"training__max_epochs": -1},
     "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
     "rmsprop": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}},

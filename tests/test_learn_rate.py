@@ -1361,3 +1361,19 @@ def test_learn_rate_needs_no_spacy_and_checksums_are_the_same_in_every_process()
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert found == ["False", checksum_of(torch.optim.AdamW(make_params()))]
+
+
+def test_learn_rate_params_that_come_may_be_adaptive():
+    """They warm up to a tenth of their parent's rate, and are lowered from there."""
+    controller, optimizer = LearnRateController(), sgd(1.0)
+    controller.register_optimizer("m", optimizer, 1.0)
+    id = controller.add_params("m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03)
+    rates = [controller.step(metrics={"loss": 1.0 if step > 5 else 1.0 - step / 10})[id] for step in range(10)]
+    assert rates == pytest.approx([0.03, 0.0325, 0.055, 0.0775, 0.1, 0.1, 0.05, 0.03, 0.03, 0.03], rel=1e-12)
+    other = LearnRateController()
+    other.register_optimizer("m", twin := sgd(1.0), 1.0)
+    other.add_params("m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03)
+    other.load_state_dict(json.loads(json.dumps(controller.state_dict())))
+    assert rates_in(twin) == rates_in(optimizer) and other.step()[id] == 0.03
+    with pytest.raises(ConfigError, match="expected settings with a policy given by its name"):
+        controller.add_params("m", make_params(), patience=3)

@@ -216,6 +216,13 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         ("adaptive", {"cooldown": None}, "'cooldown'"),
         ("adaptive", {"min_factor": "low"}, "'min_factor'"),
         ("adaptive", {"eps": -1.0}, "'eps'"),
+        ("adaptive", {"metric": 3}, "'metric' to be a name, found 3"),
+        ("warmup", {"min_rate": -1.0}, "'warmup': expected 'min_rate' to be a finite number of at least 0"),
+        ("warmup", {"min_rate": 0.1, "max_rate": 0.01}, "'max_rate' to be a finite number of at least 0.1"),
+        ("cosine", {"max_rate": math.inf}, "'max_rate'"),
+        ("adaptive", {"warmup_factor": 2}, "'warmup_factor'"),
+        ("adaptive", {"warmup_type": "steep"}, "'warmup_type' to be 'linear' or 'cosine', found 'steep'"),
+        ("cosine", {"min_rate": 0.1, "min_factor": 0.1}, r"expected settings among .*'min_rate'.*, found \['min_factor'\]"),
     ],
 )
 def test_learn_rate_policies_refuse_what_can_not_be(value, options, said):
@@ -232,3 +239,52 @@ def test_learn_rate_policies_for_each_group():
     for bad, options in [({0: 0.1}, {}), ({0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1}, {}), ({0: "cosine", 1: 0.1, 2: 0.1}, {"total_steps": 5})]:
         with pytest.raises(ConfigError, match=r"expected one for each of its groups \['head', 1, 'tail'\]"):
             reader.read_all(bad, "m", groups, options)
+
+
+@settings(deadline=None)
+@given(base=st.floats(1e-4, 10.0), total=st.integers(2, 40), warmup=st.integers(1, 20), factor=st.floats(0.1, 1.0))
+def test_learn_rate_policies_by_name_take_rates(base, total, warmup, factor):
+    """Against torch's schedulers, one after the other."""
+    given, total = {"warmup_steps": warmup, "warmup_factor": factor}, total + warmup
+    rise = lambda o: torchs.LinearLR(o, factor, total_iters=warmup)  # noqa: E731
+    theirs = rates_of(rise, base, total)
+    policy = PolicyReader().read("warmup", "m", given)
+    assert same([policy.rate(step, base) for step in range(total)], theirs, base)
+    theirs = theirs[:warmup] + rates_of(lambda o: torchs.CosineAnnealingLR(o, total - warmup, eta_min=1e-6), base, total - warmup)
+    policy = PolicyReader().read("cosine", "m", {"total_steps": total, **given})
+    assert same([policy.rate(step, base) for step in range(total + 5)], [*theirs, *[1e-6] * 5], base)
+    policy = PolicyReader().read("cosine", "m", {"total_steps": total, "max_rate": base, **given})
+    assert same([policy.rate(step, 77.0) for step in range(total)], theirs, base)
+
+
+def test_learn_rate_policies_by_name_have_the_defaults_of_the_config():
+    read = PolicyReader().read
+    rise = read("warmup", "m", {"warmup_steps": 10})
+    assert rise.rate(0, 1.0) == pytest.approx(0.1, rel=1e-12) and rise.rate(5, 1.0) == pytest.approx(0.55, rel=1e-12)
+    assert read("warmup", "m", {"warmup_factor": 0.0, "warmup_type": "cosine"}).rate(0, 1.0) == 1e-6
+    curve = read("warmup", "m", {"warmup_steps": 10, "warmup_type": "cosine"})
+    assert [curve.rate(step, 1.0) for step in (0, 5, 10, 99)] == pytest.approx([0.1, 0.55, 1.0, 1.0], rel=1e-12)
+    assert curve.rate(2, 1.0) == pytest.approx(0.1 + 0.9 * (1 - math.cos(math.pi / 5)) / 2, rel=1e-12)
+    # A base below the lowest rate is not raised.
+    assert read("cosine", "m", {"total_steps": 5, "min_rate": 0.1}).rate(9, 0.01) == 0.01
+
+
+def test_learn_rate_policies_adaptive_takes_rates():
+    twin = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = torchs.ReduceLROnPlateau(twin, factor=0.5, patience=1, min_lr=0.04)
+    policy = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04, "warmup_steps": 4})
+    for step in range(20):
+        theirs.step(1.0)
+        policy.observe({"loss": 1.0})
+        expected = twin.param_groups[0]["lr"] if step >= 4 else 0.5 * (0.1 + 0.9 * step / 4)
+        assert policy.rate(step, 0.5) == pytest.approx(expected, rel=1e-12)
+    assert policy.rate(20, 0.5) == 0.04
+    other = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04})
+    other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    assert other.rate(20, 0.5) == 0.04
+
+
+def test_learn_rate_policies_adaptive_follows_bases_that_move():
+    policy = Adaptive(patience=0)
+    rates = [policy.rate(0, 1.0 + i / 1000) for i in range(1000)]
+    assert rates == [1.0 + i / 1000 for i in range(1000)] and len(policy._rates) <= 100

@@ -18,7 +18,7 @@ from .algorithm import Algorithm, small_matrix
 from .cascade import ParamSettings
 from .clipping import scale_grads
 from .errors import ConfigError
-from .learn_rate import LearnRateController, Live
+from .learn_rate import LearnRateController, Live, LiveByMetrics, NamedPolicy, Policy
 from .library_state import collect_beside, library_of, map_tensors, to_tree
 from .names import unique
 from .option_ranges import OptionRanges
@@ -82,6 +82,32 @@ class TorchGroup:
         return self.fuses(params) and (not self.wide or self.wide.isdisjoint(map(id, params)))
 
 
+class Rates:
+    """What learning rates params should have, by their settings.
+
+    default (Callable): The learning rate of params without one of their own.
+    step (Callable): The step that comes.
+    """
+
+    def __init__(self, default: Callable[[], float], step: Callable[[], int]):
+        self.default = default
+        self._step = step
+        self._policies: dict[NamedPolicy, Policy] = {}
+
+    def of(self, settings: ParamSettings, updates: int = 0) -> float:
+        """The rate of the step that comes. updates (int): How many updates the params had, if they came in mid-training."""
+        return settings.rate(self.default(), updates, step=self._step(), policy=self.policy_of(settings))
+
+    def policy_of(self, settings: ParamSettings) -> Policy | None:
+        """The policy in the settings, as it stands in this run: one for all params that share it."""
+        wanted = settings.policy
+        if wanted is None:
+            return None
+        if wanted not in self._policies:
+            self._policies[wanted] = wanted.build()
+        return self._policies[wanted]
+
+
 class BuiltAlgorithm:
     """One torch optimizer with its params, built when the first param comes.
 
@@ -89,17 +115,10 @@ class BuiltAlgorithm:
     algorithm (Algorithm): What to build.
     moving (Collection[str]): The options that schedules move, in any group.
     controller (LearnRateController): Writes the learning rates.
-    default_rate (Callable): The learning rate of params without one of their own.
+    rates (Rates): What rates params should have.
     """
 
-    def __init__(
-        self,
-        name: str,
-        algorithm: Algorithm,
-        moving: Collection[str],
-        controller: LearnRateController,
-        default_rate: Callable[[], float],
-    ):
+    def __init__(self, name: str, algorithm: Algorithm, moving: Collection[str], controller: LearnRateController, rates: Rates):
         self.name = name
         self.algorithm = algorithm
         self.optimizer: torch.optim.Optimizer | None = None
@@ -110,7 +129,7 @@ class BuiltAlgorithm:
         self._names: dict[torch.Tensor, str] = {}
         self._checked: set[tuple[Any, ...]] = set()
         self._controller = controller
-        self._default_rate = default_rate
+        self._rates = rates
 
     # ------------------------------------------------------------------ params come and go
 
@@ -129,7 +148,7 @@ class BuiltAlgorithm:
             self._controller.register_optimizer(
                 self.name,
                 self.optimizer,
-                Live(self._default_rate),
+                Live(self._rates.default),
                 moving=self._moving,
                 param_names=self._names,
                 watch_steps=False,
@@ -181,7 +200,7 @@ class BuiltAlgorithm:
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._wants_kernel(tensors, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        first_rate = settings.rate(self._default_rate(), 0)
+        first_rate = self._rates.of(settings)
         rate = first_rate or 0.001
         built = self._build_for(params[0], settings, tensors, rate, options)
         if self.algorithm.trial.writes_rate:
@@ -222,7 +241,12 @@ class BuiltAlgorithm:
         assert self.optimizer is not None
         self.optimizer.param_groups.append(entry)
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
-        policy = Live(lambda: settings.rate(self._default_rate(), 0 if settings.joined_at is None else group.updates) * group.own_rate)
+
+        def rate() -> float:
+            return self._rates.of(settings, 0 if settings.joined_at is None else group.updates) * group.own_rate
+
+        source = self._rates.policy_of(settings)
+        policy = LiveByMetrics(rate, source) if hasattr(source, "observe") else Live(rate)
         # Params that joined at different times have one label, and groups of their own.
         id, adopted = unique(settings.label, set(self._controller.rates)), self._adopted.pop(settings.key, (1.0, None))
         group.id = self._controller.add_group(self.name, entry, policy, id=id, adopted=adopted)

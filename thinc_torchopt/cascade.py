@@ -15,11 +15,12 @@ import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from .algorithm import IN_ALGORITHM, Algorithm
 from .errors import ConfigError, ConfigWarning
-from .learn_rate import NEW_PARAMS_FACTOR, Warmup
+from .learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, Warmup
+from .learn_rate.named_policies import NAMED, settings_of
 from .names import Pattern, layers_of, matches_any
 from .params import Param
 from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
@@ -28,7 +29,7 @@ from .types import Blocks, FloatOrSchedule, SkipDecay
 _GROUPS = "[training.optimizer.param_groups.{}]"
 _PER_PARAM_LR = "[training.optimizer.per_param_lr]"
 _LAYER_DECAY = "[training.optimizer.layer_decay]"
-_NOT_OPTIONS = ("params", "learn_rate", "lr_scale", "freeze", "unfreeze_at")
+_NOT_OPTIONS = ("params", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
 _DECAYS = ("weight_decay", "L2")
 
 
@@ -43,6 +44,7 @@ class ParamSettings:
     lr_scale (float | Schedule): From a block.
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
+    policy (NamedPolicy | None): What becomes of the learning rate from that step on.
     joined_at (int | None): For params that came in mid-training: after how many updates.
     """
 
@@ -55,13 +57,17 @@ class ParamSettings:
     frozen_until: float = 0.0
     joined_at: int | None = None
     new_params: Warmup | None = None
+    policy: NamedPolicy | None = None
 
-    def rate(self, default: float, updates: int = 0) -> float:
+    def rate(self, default: float, updates: int = 0, *, step: int = 0, policy: Policy | None = None) -> float:
         """The learning rate of this step.
 
         default (float): The optimizer's. updates (int): How many updates the param had.
+        step (int): The step that comes. policy (Policy | None): What `self.policy` is in this run.
         """
         learn_rate = default if self.learn_rate is None else current(self.learn_rate)
+        if policy is not None:
+            learn_rate = policy.rate(int(max(0, step - self.frozen_until)), learn_rate)
         rate = learn_rate * current(self.lr_scale) * self.layer_scale
         return rate if self.joined_at is None or self.new_params is None else self.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
 
@@ -69,6 +75,8 @@ class ParamSettings:
     def key(self) -> tuple[Any, ...]:
         """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)
+        if self.policy is not None:
+            return (self.algorithm, self.policy, self.frozen_until, *map(_hashable, factors), self.joined_at, self._options_key)
         scale = math.prod(factor for factor in factors if isinstance(factor, float))
         moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
         return (
@@ -76,8 +84,12 @@ class ParamSettings:
             scale,
             moving,
             self.joined_at,
-            tuple((name, _hashable(value)) for name, value in sorted(self.options.items())),
+            self._options_key,
         )
+
+    @property
+    def _options_key(self) -> tuple[Any, ...]:
+        return tuple((name, _hashable(value)) for name, value in sorted(self.options.items()))
 
 
 @dataclass
@@ -89,6 +101,7 @@ class _Block:
     learn_rate: float | Schedule | None = None
     lr_scale: float | Schedule | None = None
     frozen_until: float | None = None
+    policy: NamedPolicy | None = None
     options: list[dict[str, Any]] = field(default_factory=list)  # of the algorithm, and of its fallback
 
 
@@ -206,6 +219,9 @@ class Cascade:
         values: dict[str, Any] = {}
         for block in blocks:
             options |= block.options[algorithm]
+            if block.policy is not None or block.learn_rate is not None:
+                # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the policy begins with.
+                values["policy"] = block.policy
             values |= {name: value for name in ("learn_rate", "lr_scale", "frozen_until") if (value := getattr(block, name)) is not None}
         if param.is_bias_or_norm and self._decays:
             options |= {name: 0.0 for name in self._decays if name in options}
@@ -248,12 +264,13 @@ class Cascade:
         texts = given.get("params")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found {texts!r}.")
-        options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
+        policy, of_policy = _read_policy(given, where)
+        options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy}
         known = {option for found in self.algorithms for option in found.options}
         if not set(options) <= known:
             raise ConfigError(
                 f"Can't set {', '.join(sorted(set(options) - known))} in {where}: neither groups nor '{self.algorithms[0].label}' have it. "
-                f"There are: {', '.join(sorted(known | set(_NOT_OPTIONS)))}."
+                f"There are: {', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
             )
         checked = [
             found.check_options(own, where) if (own := {name: options[name] for name in options if name in found.options}) else {}
@@ -264,7 +281,8 @@ class Cascade:
             [Pattern(text, where) for text in texts],
             learn_rate=self._number(path, given, "learn_rate"),
             lr_scale=self._number(path, given, "lr_scale"),
-            frozen_until=_frozen_until(given, where),
+            frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
+            policy=policy,
             options=[{option: self._schedules.track(f"{path}.{option}", own[option]) for option in own} for own in checked],
         )
 
@@ -299,6 +317,59 @@ def _check_key(text: str, value: Any, where: str) -> None:
             f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. Write it in a list: a block of "
             "[training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
         )
+
+
+def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | None, Mapping[str, Any]]:
+    """The policy of a block, and those of its settings that are the policy's.
+
+    RAISES (ConfigError): There is no such policy, or it can't be with other settings of the block.
+    """
+    name = given.get("policy")
+    if name is None:
+        return None, {}
+    settings = {setting: given[setting] for setting in _settings_in_block(name) if setting in given}
+    policy = NamedPolicy(name, tuple(settings.items()), where)
+    beside = ("learn_rate", "lr_scale", "freeze", "unfreeze_at") if name == "frozen" else ("max_rate",)
+    clash = [setting for setting in beside if given.get(setting) is not None]
+    if name == "frozen" and clash:
+        _refuse_policy(where, name, f"without {clash[0]}", "both")
+    if given.get("freeze") is True:
+        _refuse_policy(where, name, "without freeze = true", "both")
+    if (rate := given.get("learn_rate")) is not None:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule. A policy is one itself")
+        if clash:
+            _refuse_policy(where, name, "with learn_rate or max_rate", "both")
+    return None if name == "frozen" else policy, settings
+
+
+def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A block of [training.optimizer.param_groups] with the highest rate of its policy in the policy's place. Nothing is checked."""
+    name = block.get("policy")
+    if name is None:
+        return dict(block)
+    left = {key: value for key, value in block.items() if key != "policy" and key not in _settings_in_block(name)}
+    if name == "frozen":
+        return left | {"freeze": True}
+    return left | ({} if block.get("max_rate") is None else {"learn_rate": block["max_rate"]})
+
+
+def _settings_in_block(policy: Any) -> list[str]:
+    """The keys of a block that are settings of its policy. `eps` is the algorithm's."""
+    return [setting for setting in settings_of(policy) if setting != "eps"] if isinstance(policy, str) and policy in NAMED else []
+
+
+def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn:
+    raise ConfigError(f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them.")
+
+
+def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
+    """What to say of settings that belong to a policy."""
+    name = given.get("policy")
+    if name is not None:
+        return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
+    of_policies = {setting for name in NAMED for setting in _settings_in_block(name)}
+    return f" With a policy ({', '.join(sorted(NAMED))}) there is more." if of_policies & set(unknown) else ""
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:

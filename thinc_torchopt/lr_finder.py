@@ -30,6 +30,7 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
+from .cascade import without_policy
 from .errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from .loop import train_while_improving
 
@@ -162,7 +163,8 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     """
     block = config["training"]["optimizer"]
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
-    given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in block.get("param_groups", {}).items()}
+    groups = {name: without_policy(group) for name, group in block.get("param_groups", {}).items()}
+    given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
     given |= {("per_param_lr", pattern): rate for pattern, rate in block.get("per_param_lr", {}).items()}
     given = {path: value for path, value in given.items() if value is not None}
     # Under numbers: what is in a path may be no name of a section.
@@ -190,6 +192,8 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
             "What matters is the ratio: set 'learn_rate' to any number."
         )
     changed: dict[str, Any] = deepcopy(dict(block))
+    if "param_groups" in changed:
+        changed["param_groups"] = {name: without_policy(group) for name, group in changed["param_groups"].items()}
     for path, peak in peaks.items():
         section = changed
         for part in path[:-1]:

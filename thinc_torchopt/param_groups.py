@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .built_algorithm import BuiltAlgorithm, TorchGroup
+from .built_algorithm import BuiltAlgorithm, Rates, TorchGroup
 from .cascade import Cascade, ParamSettings
 from .errors import ConfigError
 from .learn_rate import LearnRateController
@@ -112,14 +112,14 @@ class ParamGroups:
         step: int,
         frozen_grads: FrozenGrads,
     ):
+        rates = Rates(default_rate, lambda: self._step)
         self.algorithms = [
-            BuiltAlgorithm(name, algorithm, cascade.moving(i), controller, default_rate)
+            BuiltAlgorithm(name, algorithm, cascade.moving(i), controller, rates)
             for i, (name, algorithm) in enumerate(zip(("algorithm", "algorithm.fallback"), cascade.algorithms))
         ]
         self.frozen: dict[int, tuple[Param, ParamSettings]] = {}
         self._cascade = cascade
         self._controller = controller
-        self._default_rate = default_rate
         self._step = step
         self._frozen_grads = frozen_grads
 

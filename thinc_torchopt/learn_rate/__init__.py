@@ -4,7 +4,9 @@ from .circuit_breaker import CircuitBreaker
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR
 from .history import Snapshot
-from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Live, Policy, Warmup
+from .named_policies import NamedPolicy
+from .policies import Constant, FromFunction, FromSchedule, Live, LiveByMetrics, Policy
+from .proportional import Adaptive, Cosine, Frozen, Warmup
 
 __all__ = [
     "NEW_PARAMS_FACTOR",
@@ -17,6 +19,8 @@ __all__ = [
     "Frozen",
     "LearnRateController",
     "Live",
+    "LiveByMetrics",
+    "NamedPolicy",
     "Policy",
     "Snapshot",
     "Warmup",

@@ -33,7 +33,8 @@ from .conservative_mode import ConservativeMode
 from .groups import NEW_PARAMS_FACTOR, Group, GroupIdentity, WatchedGroup, rate_of
 from .history import History, Layout
 from .new_params import check_new_params, find_parent, make_state
-from .policies import Constant, Policy, PolicyLike, PolicyReader, Warmup, check_rate
+from .policies import Constant, Policy, PolicyLike, PolicyReader, check_rate
+from .proportional import Warmup
 from .watched_optimizer import Hooked, WatchedOptimizer, warn_of_steps
 
 # In conservative mode the history keeps one step in so many.
@@ -106,7 +107,7 @@ class LearnRateController:
             updated. Without it, call `step` before each, and read of `frozen` only that the rate is 0.
         keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`, which makes new
             ones, they stand there again with what was loaded, and those that somebody takes out come back.
-        settings (Any): Arguments of a policy that is given by its name.
+        settings (Any): Those of a policy that is given by its name: see named_policies.py.
         RETURNS (list[str]): The ids of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
         """
@@ -246,6 +247,8 @@ class LearnRateController:
         *,
         warmup_steps: int = 100,
         options: Mapping[str, Any] | None = None,
+        policy: PolicyLike | None = None,
+        **settings: Any,
     ) -> str:
         """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which they warm up.
 
@@ -254,12 +257,17 @@ class LearnRateController:
         parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the first one.
         warmup_steps (int): Steps of the rise, from a hundredth of that rate.
         options (Mapping[str, Any]): Options that differ from the parent's.
+        policy (PolicyLike): How they go on from there: "adaptive", for example, with the same warm-up. Its base is a tenth of the parent's
+            rate. Default: they stay there.
+        settings (Any): Arguments of a policy that is given by its name.
         RETURNS (str): The id of the group.
         RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
         """
         to = self._optimizer(optimizer)
         above = find_parent(to, parent)
-        policy = Warmup(warmup_steps)
+        if isinstance(policy, str) and policy != "frozen":
+            settings = {"warmup_steps": warmup_steps, **settings}
+        policy = Warmup(warmup_steps) if policy is None and not settings else self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
         given = list(params)
         tensors = check_new_params(to, above, given, options or {})
         wanted = {option: above.group[option] for option in to.all_options if option in above.group} | dict(options or {})
@@ -587,7 +595,8 @@ class LearnRateController:
             _unshare_tensors(watched_optimizer)
         identities = [watched.identity for watched in self._groups.values()]
         self._layout = Layout(list(self._groups), lambda: [identity.checksum for identity in identities])
-        self._policies = list({id(watched.policy): watched.policy for watched in self._groups.values()}.values())
+        policies = [getattr(watched.policy, "source", watched.policy) for watched in self._groups.values()]
+        self._policies = list({id(policy): policy for policy in policies}.values())
 
 
 def _put(group: Group, value: float | torch.Tensor) -> None:

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigError
-from .policies import Frozen, Policy, check_rate
+from .policies import Policy, check_rate
+from .proportional import Frozen
 
 Group = dict[str, Any]
 
