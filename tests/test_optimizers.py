@@ -581,7 +581,7 @@ def test_optimizers_components_with_names_that_look_alike_keep_apart():
         nlp.add_pipe("tagger", name=name)
     examples, optimizer = toy_examples(nlp), plain()
     nlp.initialize(lambda: examples, sgd=optimizer)
-    assert {name.split("/")[0] for name in optimizer.params} == {"my_cat", "my_cat-2", "_", "_-2"}
+    assert {name.split("/")[0] for name in optimizer.params} == {"my+20+cat", "my_cat", "+e9+", "+fc+"}
     assert len(optimizer.params) == sum(len(params) for params in pipeline_params(nlp).values())
 
 
@@ -921,7 +921,7 @@ def test_optimizers_learn_rate_can_be_set():
         ({"learn_rate": iter([-1.0])}, "'learn_rate'.*-1.0"),
         ({"grad_clip": -1}, "'grad_clip'"),
         ({"max_nonfinite": -1}, "'max_nonfinite'"),
-        ({"clip_by": "tensor"}, "'clip_by'.*'global', 'component', 'param', 'value', 'adaptive'.*'tensor'"),
+        ({"clip_by": "tensor"}, "'clip_by'.*'global', 'component', 'param', 'value' or 'adaptive'.*'tensor'"),
     ],
 )
 def test_optimizers_refuse_bad_settings(settings, said):

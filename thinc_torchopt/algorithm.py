@@ -118,9 +118,13 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
     """A pair as a tuple; everything else untouched.
 
     name (str): The option's name. default (Any): A value that torch takes. where (str): Config path, for the error.
-    RAISES (ConfigError): A text for a number, or a pair that is none.
+    RAISES (ConfigError): A text for a number, a number for a switch, or a pair that is none.
     """
-    if isinstance(value, str) and isinstance(default, (int, float)):
+    value = as_plain(value)
+    is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
+    if is_switch and not isinstance(value, (bool, type(default))):
+        raise ConfigError(f"Can't set '{name}' in {where}: expected true or false, found {value!r}.")
+    if isinstance(default, (int, float)) and not is_switch and isinstance(value, (str, bool)):
         raise ConfigError(f"Can't set '{name}' in {where}: expected a number, found {value!r}.")
     if not isinstance(default, tuple):
         return value
@@ -131,7 +135,12 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
             f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
             f"or a section with {' and '.join(entries)}, found {value}."
         )
-    return tuple(value[key] for key in entries) if isinstance(value, dict) else tuple(value)
+    return tuple(as_plain(value[key] if isinstance(value, dict) else value[i]) for i, key in enumerate(entries))
+
+
+def as_plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's; everything else untouched."""
+    return value.item() if isinstance(value, numpy.generic) else value
 
 
 def option_entry(name: str, place: int | None) -> str:

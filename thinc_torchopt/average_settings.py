@@ -14,11 +14,12 @@ At the n-th value it keeps this share of itself, and takes the rest from the val
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NoReturn, Optional
+from typing import Any, Literal, Optional, get_args
 
 import torch
 
 from .algorithm import may_move
+from .checks import OPTIMIZER, Section
 from .errors import ConfigError, ScheduleError
 from .scheduled_values import Schedule, Schedules, current
 from .types import FloatOrSchedule
@@ -26,6 +27,8 @@ from .types import FloatOrSchedule
 Warmup = Literal["thinc", "torch", "torch_ema", "ignite"]
 Buffers = Literal["average", "copy"]
 DType = Literal["float32", "float64"]
+
+_SECTION = Section("[training.optimizer.averages]")
 
 
 def EMA(
@@ -77,22 +80,19 @@ class AverageSettings:
     buffers: Buffers = "average"
 
     def __post_init__(self) -> None:
-        if not self.moves and not (isinstance(self.decay, (int, float)) and 0.0 <= self.decay <= 1.0):
-            _refuse("decay", "a number from 0 to 1, or a schedule of such", self.decay)
-        if self.warmup not in ("thinc", "torch", "torch_ema", "ignite"):
-            _refuse("warmup", "'thinc', 'torch', 'torch_ema' or 'ignite'", self.warmup)
-        if self.buffers not in ("average", "copy"):
-            _refuse("buffers", "'average' or 'copy'", self.buffers)
+        if not self.moves:
+            decay = _SECTION.number("decay", self.decay, "a number from 0 to 1, or a schedule of such", at_most=1.0)
+            object.__setattr__(self, "decay", decay)
+        _SECTION.choice("warmup", self.warmup, get_args(Warmup))
+        _SECTION.choice("buffers", self.buffers, get_args(Buffers))
         for name, least in (("start_step", 0), ("every", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                _refuse(name, f"a whole number of at least {least}", value)
+            object.__setattr__(self, name, _SECTION.whole(name, getattr(self, name), at_least=least))
         if self.dtype not in (None, "float32", "float64"):
-            _refuse("dtype", "null, 'float32' or 'float64': narrower ones round small steps of an average away", self.dtype)
+            _SECTION.refuse("dtype", "null, 'float32' or 'float64': narrower ones round small steps of an average away", self.dtype)
         try:
             torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            _refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
+        except (RuntimeError, AssertionError, TypeError):
+            _SECTION.refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
 
     @property
     def moves(self) -> bool:
@@ -154,18 +154,11 @@ def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> Ave
     """
     if averages is None:
         return THINC if use_averages else None
-    if not isinstance(averages, AverageSettings):
-        raise ConfigError(
-            "Can't set 'averages' in [training.optimizer]: expected a block with @misc = \"thinc-torchopt.EMA.v1\" or "
-            f'"thinc-torchopt.SWA.v1", found {averages!r}.'
-        )
+    expected = 'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python what the functions EMA and SWA return'
+    OPTIMIZER.kind("averages", averages, AverageSettings, expected)
     if use_averages:
         raise ConfigError(
             "Can't set 'use_averages' in [training.optimizer]: expected false beside [training.optimizer.averages], found true. "
             "Remove it, or the block."
         )
     return averages
-
-
-def _refuse(name: str, expected: str, found: Any) -> NoReturn:
-    raise ConfigError(f"Can't set '{name}' in [training.optimizer.averages]: expected {expected}, found {found!r}.")

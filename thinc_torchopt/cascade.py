@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from .algorithm import IN_ALGORITHM, Algorithm
+from .checks import OPTIMIZER, Section, check_number
 from .errors import ConfigError, ConfigWarning
 from .learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, Warmup
 from .learn_rate.named_policies import NAMED, settings_of
 from .names import Pattern, layers_of, matches_any
 from .params import Param
-from .scheduled_values import Schedule, Schedules, check_number, current, is_moving
+from .scheduled_values import Schedule, Schedules, current, is_moving
 from .types import Blocks, FloatOrSchedule, SkipDecay
 
 _GROUPS = "[training.optimizer.param_groups.{}]"
@@ -130,17 +131,17 @@ class Cascade:
             {name: schedules.track(f"{path}.{name}", value) for name, value in found.options.items()}
             for found, path in zip(self.algorithms, ("algorithm", "algorithm.fallback"))
         ]
-        self._new_params = Warmup(int(check_number("new_params_warmup", new_params_warmup))) if new_params_warmup else None
+        self._new_params = Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
-        self._blocks = [self._read_block(name, block) for name, block in param_groups.items()]
-        self._rates = [self._read_rate(pattern, rate) for pattern, rate in per_param_lr.items()]
+        self._blocks = [self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()]
+        self._rates = [self._read_rate(pattern, rate) for pattern, rate in OPTIMIZER.section("per_param_lr", per_param_lr).items()]
         self._blocks += self._rates
-        self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in layer_decay.items()]
+        decays = OPTIMIZER.section("layer_decay", layer_decay)
+        self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in decays.items()]
         self._layers: dict[str, tuple[int, int]] = {}
+        OPTIMIZER.choice("skip_decay", skip_decay, ("bias_and_norm", None))
         self._decays = [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
-        if skip_decay not in (None, "bias_and_norm"):
-            raise ConfigError(f"Can't set 'skip_decay' in [training.optimizer]: expected 'bias_and_norm' or null, found {skip_decay!r}.")
         if skip_decay and not self._decays:
             raise ConfigError(
                 f"Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found '{algorithm.label}'. "
@@ -293,9 +294,9 @@ class Cascade:
 
     def _read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
         _check_key(text, decay, _LAYER_DECAY)
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0.0 < decay <= 1.0:
-            raise ConfigError(f"Can't set '{text}' in {_LAYER_DECAY}: expected a number above 0 and at most 1, found {decay!r}.")
-        return Pattern(text, _LAYER_DECAY), float(decay)
+        section, expected = Section(_LAYER_DECAY), "a number above 0 and at most 1"
+        number = section.number(text, decay, expected, at_most=1.0) or section.refuse(text, expected, decay)
+        return Pattern(text, _LAYER_DECAY), number
 
     def _number(self, path: str, given: Mapping[str, Any], name: str) -> float | Schedule | None:
         """A rate or scale: a number of at least 0, or a schedule, or None where it is not given."""
@@ -373,16 +374,14 @@ def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> s
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
-    freeze, unfreeze_at = given.get("freeze"), given.get("unfreeze_at")
-    if freeze not in (None, True, False):
-        raise ConfigError(f"Can't set 'freeze' in {where}: expected true or false, found {freeze!r}.")
+    section, unfreeze_at = Section(where), given.get("unfreeze_at")
+    freeze = None if given.get("freeze") is None else section.flag("freeze", given["freeze"])
     if unfreeze_at is None:
         return None if freeze is None else math.inf if freeze else 0.0
-    if isinstance(unfreeze_at, bool) or not isinstance(unfreeze_at, int) or unfreeze_at < 0:
-        raise ConfigError(f"Can't set 'unfreeze_at' in {where}: expected a step, a whole number of at least 0, found {unfreeze_at!r}.")
+    step = section.whole("unfreeze_at", unfreeze_at)
     if freeze is False:
         raise ConfigError(f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them.")
-    return float(unfreeze_at)
+    return float(step)
 
 
 def _hashable(value: Any) -> Any:

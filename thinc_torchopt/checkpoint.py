@@ -24,7 +24,7 @@ from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
 
 from .best_model import BestModel
 from .checkpoint_folder import clear_leftovers, name_of, prune, remove, steps_of, whole_ones
-from .checks import check_count, check_parts, own_errors
+from .checks import Section, check_count, check_parts, own_errors
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import write_folder
 from .model_state import check_can_be_saved, check_model, collect_model, layout_of, restore_model, restore_setup
@@ -64,18 +64,18 @@ def Checkpoint(
         model is none of thinc's. Their `from_bytes` gets what is in the folder.
     RAISES (ConfigError): An argument is out of its range.
     """
-    for name, value, least in (("every", every, 0), ("keep", keep, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"Can't set '{name}' in {_BLOCK}: expected a whole number of at least {least}, found {value!r}.")
-    if resume not in ("auto", "must", "never"):
-        raise ConfigError(f"Can't set 'resume' in {_BLOCK}: expected 'auto', 'must' or 'never', found {resume!r}.")
-    if on_config_change not in ("refuse", "warn"):
-        raise ConfigError(f"Can't set 'on_config_change' in {_BLOCK}: expected 'refuse' or 'warn', found {on_config_change!r}.")
-    if not isinstance(path, str) or not path or Path(path).is_file():
-        raise ConfigError(f"Can't set 'path' in {_BLOCK}: expected a folder, found {path!r}.")
-    if not isinstance(allow_foreign_shims, bool):
-        raise ConfigError(f"Can't set 'allow_foreign_shims' in {_BLOCK}: expected true or false, found {allow_foreign_shims!r}.")
-    return CheckpointSettings(path, every, keep, resume, on_config_change, allow_foreign_shims)
+    section = Section(_BLOCK)
+    folder = str(path) if isinstance(path, Path) else path
+    if not isinstance(folder, str) or not folder or Path(folder).is_file():
+        section.refuse("path", "a folder", path)
+    return CheckpointSettings(
+        folder,
+        section.whole("every", every),
+        section.whole("keep", keep, at_least=1),
+        section.choice("resume", resume, ("auto", "must", "never")),
+        section.choice("on_config_change", on_config_change, ("refuse", "warn")),
+        section.flag("allow_foreign_shims", allow_foreign_shims),
+    )
 
 
 class Checkpoints:

@@ -1,15 +1,96 @@
-"""What is checked of saved states before anything is loaded: a file may be damaged, of an older version, or a stranger's."""
+"""What is checked of settings, from a config or from Python, and of saved states before anything is loaded.
+
+confection checks what a config says by the types of the arguments, but lets numbers in quotes pass; Python checks nothing. A file may be
+damaged, of an older version, or a stranger's.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from numbers import Integral
+from typing import Any, NoReturn
 
-from .errors import StateError, TorchOptError
+import numpy
+
+from .errors import ConfigError, StateError, TorchOptError
 
 # No run is longer. A position beyond it is no position, and schedules would take hours to get there.
 MAX_STEPS = 100_000_000
+
+
+class Section:
+    """A section of the config, whose values it checks.
+
+    path (str): Its path, for errors, e.g. "[training.optimizer]".
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
+        """RAISES (ConfigError): Always. advice (str): What to do, if that does not follow from what is expected."""
+        raise ConfigError(f"Can't set '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}")
+
+    def number(
+        self, name: str, value: Any, expected: str = "a number of at least 0", *, at_most: float = math.inf, below: float = math.inf
+    ) -> float:
+        """A number of at least 0, also one of NumPy's. expected (str): The same in words.
+
+        RAISES (ConfigError): It is none, or out of its range, or not finite.
+        """
+        try:
+            number = math.nan if isinstance(value, (bool, numpy.bool_)) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0.0 <= number < math.inf or number > at_most or number >= below:
+            self.refuse(name, expected, value)
+        return number
+
+    def whole(self, name: str, value: Any, *, at_least: int = 0) -> int:
+        """A whole number. RAISES (ConfigError): It is none, or less than `at_least`."""
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not (is_whole or (isinstance(value, str) and value.isdecimal())) or int(value) < at_least:
+            self.refuse(name, f"a whole number of at least {at_least}", value)
+        return int(value)
+
+    def flag(self, name: str, value: Any) -> bool:
+        """True or false. RAISES (ConfigError): It is neither."""
+        if not isinstance(value, (bool, numpy.bool_)):
+            self.refuse(name, "true or false", value)
+        return bool(value)
+
+    def choice(self, name: str, value: Any, choices: Collection[Any]) -> Any:
+        """One of several. RAISES (ConfigError): It is none of them."""
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            *others, last = ("null" if choice is None else repr(choice) for choice in choices)
+            self.refuse(name, f"{', '.join(others)} or {last}", value)
+        return value
+
+    def kind(self, name: str, value: Any, cls: type, expected: str) -> Any:
+        """An object of a class. expected (str): What makes one. RAISES (ConfigError): It is of another class."""
+        if not isinstance(value, cls):
+            self.refuse(name, expected, value)
+        return value
+
+    def section(self, name: str, value: Any) -> Mapping[str, Any]:
+        """A section below this one. RAISES (ConfigError): It is none."""
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            self.refuse(name, "a section, or in Python a dict with texts as keys", value)
+        return value
+
+
+OPTIMIZER = Section("[training.optimizer]")
+
+
+def check_number(name: str, value: Any) -> float:
+    """Check a setting of [training.optimizer] that must be a number of at least 0, or a schedule of such.
+
+    name (str): Its config path below.
+    RAISES (ConfigError): It is none, or negative, or not finite.
+    """
+    return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
 
 
 def check_parts(what: str, found: Any, expected: Collection[str] | None = None, *, optional: Collection[str] = ()) -> None:

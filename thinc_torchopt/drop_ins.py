@@ -28,7 +28,8 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from . import kernels
-from .algorithm import Algorithm, may_move
+from .algorithm import Algorithm, as_plain, may_move
+from .checks import OPTIMIZER
 from .errors import ConfigError
 from .optimizers import TorchOptimizer
 from .torch_optimizers import RAdam as TorchRAdam
@@ -47,8 +48,9 @@ def Adam(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """thinc's Adam.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
-    _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
-    options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay}
+    beta1, beta2, eps, L2 = _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
+    is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
+    options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": is_decay}
     algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
@@ -65,8 +67,9 @@ def RAdam(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """torch's RAdam under the arguments and defaults of thinc's RAdam.v1. `grad_clip` clips tensor by tensor."""
-    _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
-    algorithm = TorchRAdam(betas=(beta1, beta2), eps=eps, weight_decay=L2, decoupled_weight_decay=L2_is_weight_decay)
+    beta1, beta2, eps, L2 = _check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
+    is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
+    algorithm = TorchRAdam(betas=(beta1, beta2), eps=eps, weight_decay=L2, decoupled_weight_decay=is_decay)
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
 
@@ -79,8 +82,9 @@ def SGD(
     use_averages: bool = True,
 ) -> TorchOptimizer:
     """thinc's SGD.v1, computed by torch. Arguments and defaults are thinc's; `grad_clip` clips tensor by tensor."""
-    _check_numbers(L2=L2)
-    algorithm = Algorithm("thinc-torchopt.SGD.v1", ThincSGD, {"L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+    (L2,) = _check_numbers(L2=L2)
+    is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
+    algorithm = Algorithm("thinc-torchopt.SGD.v1", ThincSGD, {"L2": L2, "L2_is_weight_decay": is_decay})
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
 
@@ -202,18 +206,19 @@ class ThincSGD(_ThincOptimizer):
                     sgd(params, _grads(params), [None] * len(params), has_sparse_grad=False, foreach=False, fused=False, **options)
 
 
-def _check_numbers(**numbers: FloatOrSchedule) -> None:
-    """Check options that are numbers. Schedules are checked step by step: see option_ranges.py.
+def _check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
+    """Check options that are numbers, and return them as torch takes them. Schedules are checked step by step: see option_ranges.py.
 
     RAISES (ConfigError): One is out of its range.
     """
     for name, value in numbers.items():
-        if may_move(value):
-            continue
-        is_beta = name.startswith("beta")
-        if not isinstance(value, (int, float)) or not 0.0 <= value < (1.0 if is_beta else math.inf):
-            expected = "a number of at least 0 and below 1" if is_beta else "a number of at least 0"
-            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected {expected}, or a schedule of such, found {value!r}.")
+        if not may_move(value):
+            is_beta = name.startswith("beta")
+            expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
+            if isinstance(value, str):  # torch takes no numbers in quotes
+                OPTIMIZER.refuse(name, expected, value)
+            OPTIMIZER.number(name, value, expected, below=1.0 if is_beta else math.inf)
+    return list(map(as_plain, numbers.values()))
 
 
 def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

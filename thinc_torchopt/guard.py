@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .checks import check_count, check_parts
+from .checks import OPTIMIZER, check_count, check_parts
 from .errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
 from .params import Param
-from .scheduled_values import check_number
 from .types import CheckpointSettings, OnSpike, RollbackSettings
 
 DECAY = 0.99
@@ -98,16 +97,12 @@ class Guard:
     """
 
     def __init__(self, max_nonfinite: int, *, spike_factor: float = 0.0, on_spike: OnSpike = "skip"):
-        self.max_nonfinite = int(check_number("max_nonfinite", max_nonfinite))
-        self.spike_factor = check_number("spike_factor", spike_factor)
+        self.max_nonfinite = OPTIMIZER.whole("max_nonfinite", max_nonfinite)
+        self.spike_factor = OPTIMIZER.number("spike_factor", spike_factor, "a number above 1, or 0 for none")
         if 0.0 < self.spike_factor <= 1.0:
-            raise ConfigError(
-                f"Can't set 'spike_factor' in [training.optimizer]: expected a number above 1, or 0 for none, found {spike_factor!r}. "
-                "Norms of half of all updates are above their average."
-            )
-        if on_spike not in ("skip", "clip"):
-            raise ConfigError(f"Can't set 'on_spike' in [training.optimizer]: expected 'skip' or 'clip', found {on_spike!r}.")
-        self.on_spike: OnSpike = on_spike
+            advice = "Norms of half of all updates are above their average."
+            OPTIMIZER.refuse("spike_factor", "a number above 1, or 0 for none", spike_factor, advice)
+        self.on_spike: OnSpike = OPTIMIZER.choice("on_spike", on_spike, ("skip", "clip"))
         self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
         self.averages: dict[str, MovingAverage] = {}
         self._nonfinite_in_a_row: dict[str, int] = {}
@@ -239,13 +234,9 @@ def rollback_settings(
 
     RAISES (ConfigError): A setting that can't work.
     """
-    for name, value in (("rollback_after", after), ("max_rollbacks", at_most)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"Can't set '{name}' in [training.optimizer]: expected a whole number of at least 0, found {value!r}.")
-    if not 0.0 < check_number("rollback_factor", factor) <= 1.0:
-        raise ConfigError(
-            f"Can't set 'rollback_factor' in [training.optimizer]: expected a number above 0 and at most 1, found {factor!r}."
-        )
+    after, at_most = OPTIMIZER.whole("rollback_after", after), OPTIMIZER.whole("max_rollbacks", at_most)
+    if not OPTIMIZER.number("rollback_factor", factor, "a number above 0 and at most 1", at_most=1.0) > 0.0:
+        OPTIMIZER.refuse("rollback_factor", "a number above 0 and at most 1", factor)
     if not after:
         return None
     if checkpoint is None:

@@ -32,7 +32,7 @@ from .algorithm import Algorithm
 from .average_settings import AverageSettings, chosen_averages
 from .buffers import KeptBuffers
 from .cascade import Cascade
-from .checks import check_count, check_parts, check_version, own_errors
+from .checks import OPTIMIZER, check_count, check_number, check_parts, check_version, own_errors
 from .clipping import clip_grads, grad_norms, total_norm
 from .errors import ConfigError, ParamError, PipelineError, ScheduleWarning
 from .files import read_folder, write_folder
@@ -44,7 +44,7 @@ from .param_groups import FrozenGrads
 from .param_table import all_names
 from .params import Param, array_of, clear_grads, is_viewable, own_copy
 from .registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
-from .scheduled_values import Schedule, Schedules, check_number
+from .scheduled_values import Schedule, Schedules
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .threads import threads_for
 from .trained_params import TrainedParams
@@ -62,6 +62,8 @@ from .types import (
     SkipDecay,
 )
 
+_AN_ALGORITHM = 'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of torch_optimizers.py returns'
+_A_CHECKPOINT = 'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
 # After so many updates at a rate of 0 somebody should be told that the schedule does not move.
 IDLE_UPDATES = 50
 
@@ -177,32 +179,28 @@ class TorchOptimizer(Optimizer):
         self._settings: dict[str, Schedule] = {}
         self._set_or_schedule("learn_rate", learn_rate)
         self._set_or_schedule("grad_clip", grad_clip)
-        if clip_by not in (choices := get_args(ClipBy)):
-            raise ConfigError(
-                f"Can't set 'clip_by' in [training.optimizer]: expected one of {', '.join(map(repr, choices))}, found {clip_by!r}."
-            )
-        self.clip_by: ClipBy = clip_by
+        self.clip_by: ClipBy = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
         self.grad_norm: float | None = None
         self._guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
         self._idle_updates = 0
         self._cascade = Cascade(
-            algorithm,
+            OPTIMIZER.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM),
             self._schedules,
-            param_groups=param_groups or {},
-            per_param_lr=per_param_lr or {},
-            layer_decay=layer_decay or {},
+            param_groups={} if param_groups is None else param_groups,
+            per_param_lr={} if per_param_lr is None else per_param_lr,
+            layer_decay={} if layer_decay is None else layer_decay,
             skip_decay=skip_decay,
             new_params_warmup=new_params_warmup,
         )
-        if on_growth not in ("mean", "zero", "reset"):
-            raise ConfigError(f"Can't set 'on_growth' in [training.optimizer]: expected 'mean', 'zero' or 'reset', found {on_growth!r}.")
-        self._on_growth = on_growth
+        self._on_growth: OnGrowth = OPTIMIZER.choice("on_growth", on_growth, get_args(OnGrowth))
+        if checkpoint is not None:
+            OPTIMIZER.kind("checkpoint", checkpoint, CheckpointSettings, _A_CHECKPOINT)
         self.checkpoint = checkpoint
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, self._guard, checkpoint)
-        self._on_outside_write = on_outside_write
+        self._on_outside_write: OnOutsideWrite = OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite))
         self._schedule_steps = 0
         self._joint = False
-        chosen = chosen_averages(use_averages, averages)
+        chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._schedules)
         for algorithm in self._cascade.algorithms:
             algorithm.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)

@@ -9,12 +9,11 @@ Some sources watch the score of the development data: what they offer for it is 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import ConfigError, ScheduleError, ScheduleWarning
+from .errors import ScheduleError, ScheduleWarning
 
 
 class Schedule:
@@ -233,22 +232,3 @@ def current(value: Any) -> Any:
 def is_moving(value: Any) -> bool:
     """Whether a value is a schedule, or a tuple that holds one."""
     return isinstance(value, Schedule) or (isinstance(value, tuple) and any(map(is_moving, value)))
-
-
-def check_number(name: str, value: Any) -> float:
-    """Check a setting that must be a number of at least 0.
-
-    name (str): Its config path below [training.optimizer].
-    value (Any): What the config or a schedule gives.
-    RETURNS (float): The number.
-    RAISES (ConfigError): It is none, or negative, or not finite.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 <= number < math.inf:
-        raise ConfigError(
-            f"Can't set '{name}' in [training.optimizer]: expected a number of at least 0, or a schedule of such, found {value!r}."
-        )
-    return number

@@ -21,7 +21,8 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hi
 import torch
 
 from . import kernels
-from .algorithm import IN_ALGORITHM, Algorithm, accepts_all, as_torch_takes_it, takes_any_strides, try_out
+from .algorithm import IN_ALGORITHM, Algorithm, accepts_all, as_plain, as_torch_takes_it, takes_any_strides, try_out
+from .checks import Section
 from .compat import import_pytorch_optimizer
 from .errors import ConfigError
 from .kernels import FusedKernel
@@ -123,6 +124,13 @@ def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [
         author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
     SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
     """
+    section = Section(IN_ALGORITHM)
+    if not isinstance(fallback_params, list) or not all(isinstance(text, str) for text in fallback_params):
+        section.refuse("fallback_params", 'a list of patterns, as in ["*/E"]', fallback_params)
+    if fallback is not None:
+        section.kind(
+            "fallback", fallback, Algorithm, "a block with @torch_optimizers, or in Python what a function of torch_optimizers.py returns"
+        )
     muon = _muon(**options)
     return Algorithm(
         muon.label,
@@ -158,6 +166,9 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     RAISES (ConfigError): There is none of that name, it refuses an option, or it can't be driven by gradients alone.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
+    section = Section(IN_ALGORITHM)
+    section.kind("name", name, str, 'a name, as in "lion"')
+    section.section("options", options)
     label = f"pytorch-optimizer.create.v1 ({name})"
     library = import_pytorch_optimizer()
     if name.lower() not in library.get_supported_optimizers():
@@ -170,7 +181,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     cls = library.load_optimizer(name)
     known = {key: p for key, p in inspect.signature(cls.__init__).parameters.items() if key not in {"self", "params", "lr", "kwargs"}}
     defaults = {key: p.default for key, p in known.items() if p.default is not inspect.Parameter.empty}
-    options = defaults | {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    options = defaults | {key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()}
     matrices_only = name.lower() in _MATRICES_ONLY
     build = partial(_build, cls, frozenset(known), {"use_muon": True} if matrices_only else {})
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
