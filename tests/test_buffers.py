@@ -169,3 +169,12 @@ def test_buffers_of_all_kinds_are_put_back():
         kept.put_back([shim])
         assert all(torch.equal(value, before[name]) for name, value in module.named_buffers())
         assert module.mask is mask and module.none is None and set(before) == {name for name, _ in module.named_buffers()}
+
+
+def test_buffers_of_a_module_that_nobody_saw_before_begin_anew():
+    """A NaN in the very first batch, of an optimizer that was never told the pipeline: what the statistics were is not known."""
+    model, optimizer = PyTorchWrapper(module := normalizing_module()), TorchOptimizer(AdamW(), 0.01)
+    forward_and_backward(module, GOOD * torch.nan)
+    with pytest.warns(NonFiniteGradWarning):
+        model.finish_update(optimizer)
+    assert torch.equal(module[1].running_mean, torch.zeros(6)) and torch.equal(module[1].running_var, torch.ones(6))

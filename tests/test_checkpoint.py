@@ -292,7 +292,7 @@ def test_checkpoint_goes_on_from_that_of_an_earlier_version(corpus, tmp_path, mo
         run(config, tmp_path / "out", crash_at=12)
     newest = steps_of(tmp_path / "state")[-1]
     tree = read_folder(newest)
-    del tree["data"]["all"]
+    del tree["data"]["annotated"], tree["data"]["all"]
     write_folder(newest, {**tree, "output": str(tmp_path / "gone" / "model-last")})
     (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
     best = digests(tmp_path / "out")["model-best scores"]
@@ -366,11 +366,19 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
     changed["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
     with pytest.raises(StateError, match="Can't go on in the training data: expected 4 batches as those of the run"):
         run(changed, tmp_path / "out")
+    # The same texts with other annotations are other data too.
+    for annotation in ("tag_", "dep_"):
+        [doc] = DocBin(store_user_data=True, docs=docs[:1]).get_docs(docs[0].vocab)
+        one, other = next((a, b) for a in doc for b in doc if getattr(a, annotation) != getattr(b, annotation))
+        setattr(one, annotation, getattr(other, annotation))  # which is a label all the same
+        DocBin(docs=[doc, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
+        with pytest.raises(StateError, match="Can't go on in the training data"):
+            run(changed, tmp_path / "out")
     [*_, newest] = steps_of(tmp_path / "state")
     tree = read_folder(newest)
     stream = DataStream(iter([(0, [Example(docs[3], docs[3])])] * 4))
     list(stream)
-    del tree["data"]["all"]
+    del tree["data"]["annotated"], tree["data"]["all"]
     tree["data"]["last"] = 1
     write_folder(newest, tree)
     with pytest.raises(StateError, match="Can't go on in the training data"):

@@ -220,8 +220,14 @@ def change_layers(nlp, step):
         nlp.get_pipe("one").model = chain(Linear(4, 5), Linear(3, 4)).initialize()
 
 
+def add_component(nlp, step):
+    if step == 1:
+        nlp.add_pipe("sentencizer", first=True)
+
+
 REFUSED = {
-    "other layers": (change_layers, "expected the model with which it began, found other params"),
+    "other layers": (change_layers, "expected the pipeline with which it began, found other components, params or shapes"),
+    "other components": (add_component, "found other components.*component 'sentencizer'.*add_pipe"),
     "second model": (second_model, "Can't save the state of param .*a component's second one.*Make the model a part of"),
 }
 

@@ -194,3 +194,44 @@ def test_param_table_a_pattern_over_a_name_that_is_none_is_refused():
     optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"x": {"params": ["e/pytorch/*"]}})
     with pytest.raises(ConfigError, match="matches none of 12 params"):
         optimizer.initialize(nlp)
+
+
+@pytest.mark.parametrize("component", ["tagger", "ner", "textcat", "parser", "spancat"])
+def test_param_table_a_copied_model_keeps_names_settings_and_state(component):
+    """thinc's `Model.copy` does not copy refs, by which spaCy's layers are named. What is frozen stays frozen."""
+    nlp = toy_pipeline([component], shared=False)
+    examples = toy_examples(nlp, 40)
+    frozen = {"still": {"params": ["re:(hashembed|/E$)"], "freeze": True}}
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=frozen)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer.initialize(nlp)
+    for _ in range(2):
+        nlp.update(examples, sgd=optimizer)
+    names, before = sorted(info.name for info in optimizer.describe()), sorted(optimizer.nr_update.values())
+    pipe = nlp.get_pipe(component)
+    pipe.model = pipe.model.copy()
+    embedded = {node.id: node.get_param("E").copy() for node in pipe.model.walk() if node.has_param("E") is True}
+    nlp.update(examples, sgd=optimizer)
+    assert sorted(info.name for info in optimizer.describe()) == names
+    assert sorted(optimizer.nr_update.values()) == [count + 1 if count else 0 for count in before]
+    for node in pipe.model.walk():
+        if node.id in embedded:
+            assert numpy.array_equal(node.get_param("E"), embedded[node.id])
+    assert embedded
+    pipe.model = pipe.model.copy()  # a copy of the copy
+    with nlp.use_params(optimizer.averages):
+        pass
+    assert sorted(info.name for info in optimizer.describe()) == names
+
+
+def test_param_table_new_weights_begin_anew():
+    """`nlp.initialize` once more, on the same pipeline: as cross-validation may do it, too."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    for _ in range(2):
+        nlp.initialize(lambda: examples, sgd=optimizer)
+        assert optimizer.averages == {} and set(optimizer.nr_update.values()) == {0}
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer)
+        assert set(optimizer.nr_update.values()) == {3}

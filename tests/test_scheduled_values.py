@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import Adam, registry
 
+from thinc_torchopt.checks import check_number
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning
-from thinc_torchopt.scheduled_values import Schedules, check_number, current, is_moving
+from thinc_torchopt.scheduled_values import Schedules, current, is_moving
 from thinc_torchopt.schedules import plateau, sequence
 
 from .test_schedules import EXAMPLES

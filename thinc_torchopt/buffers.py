@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import Shim
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class KeptBuffers:
@@ -37,12 +38,20 @@ class KeptBuffers:
 
     @torch.no_grad()
     def put_back(self, shims: Iterable[Shim]) -> None:
-        """Bring buffers back to what they held. A module that was never seen before stays as it is."""
+        """Bring buffers back to what they held. Running statistics that nobody saw before begin anew, if they are not finite."""
         for shim in shims:
             kept = self._of.get(shim)
             if kept is not None and kept.module is shim._model:
                 for buffer in kept.buffers:
                     buffer.put_back()
+            elif isinstance(shim._model, torch.nn.Module):
+                _reset_statistics(shim._model)
+
+
+def _reset_statistics(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, _NormBase) and not all(buffer.isfinite().all() for buffer in part.buffers(recurse=False)):
+            part.reset_running_stats()
 
 
 class _Module:

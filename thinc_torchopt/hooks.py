@@ -196,16 +196,19 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
     return create_pretraining_model
 
 
-def _introduce(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """For a method of Language that hands out an optimizer: tell the optimizer its pipeline."""
+def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+    """For a method of Language that hands out an optimizer: tell the optimizer its pipeline. anew (bool): It has new weights."""
 
-    def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
-        optimizer = original(self, *args, **kwargs)
-        if isinstance(optimizer, _ours):
-            optimizer.introduce(self)  # type: ignore[attr-defined]
-        return optimizer
+    def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+        def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
+            optimizer = original(self, *args, **kwargs)
+            if isinstance(optimizer, _ours):
+                optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
+            return optimizer
 
-    return hook
+        return hook
+
+    return hook_for
 
 
 def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
@@ -283,7 +286,7 @@ _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (spacy.training.loop, "train"): _train,
     (spacy.training.loop, "clean_output_dir"): _clean_output_dir,
     (spacy.training.pretrain, "create_pretraining_model"): _create_pretraining_model,
-    (spacy.language.Language, "initialize"): _introduce,
-    (spacy.language.Language, "resume_training"): _introduce,
+    (spacy.language.Language, "initialize"): _introduce(anew=True),
+    (spacy.language.Language, "resume_training"): _introduce(anew=False),
     (spacy.language.Language, "use_params"): _use_params(_use_in_pipeline),
 }

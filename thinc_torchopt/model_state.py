@@ -74,7 +74,13 @@ def layout_of(nlp: Language) -> dict[str, Any]:
                 modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
             modules[path] = "a torch module" if _is_torch(shim) else "bytes"
         attrs[name] = sum(1 for _ in model.walk())
-    return {"params": params, "modules": modules, "attrs": attrs, "components": {name: "bytes" for name, _ in _other_components(nlp)}}
+    return {
+        "params": params,
+        "modules": modules,
+        "attrs": attrs,
+        "components": {name: "bytes" for name, _ in _other_components(nlp)},
+        "pipeline": {f"component '{name}'": nlp.get_pipe_meta(name).factory for name in nlp.component_names},
+    }
 
 
 def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_foreign_shims: bool) -> None:
@@ -86,9 +92,10 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
     different = _differences(at_start, layout_of(nlp))
     if different:
         raise StateError(
-            f"Can't save the training: expected the model with which it began, found other params, or other shapes: {_some(different)}. "
-            "A run that goes on builds its pipeline from the config, and could not take this one up. What changes the pipeline in "
-            "mid-training (add_label, replace_listeners) is often in before_update: do it before, in [initialize]."
+            f"Can't save the training: expected the pipeline with which it began, found other components, params or shapes: "
+            f"{_some(different)}. A run that goes on builds its pipeline from the config, and could not take this one up. What changes the "
+            "pipeline in mid-training (add_pipe, add_label, replace_listeners) is often in before_update: do it before, in [initialize]. "
+            "A layer that makes params of its own accord must make them before its first update."
         )
     foreign = [f"the {type(shim).__name__} '{path}'" for path, shim in _foreign_shims(nlp)]
     foreign += [f"the component '{name}'" for name, _ in _other_components(nlp)]
@@ -130,6 +137,7 @@ def _layout_of_saved(nlp: Language, saved: Mapping[str, Any]) -> dict[str, Any]:
         "modules": modules,
         "attrs": {name: len(nodes) if are_nodes[name] else "unknown" for name, nodes in saved["attrs"].items()},
         "components": {name: "bytes" if value is None or _is_bytes(value) else "unknown" for name, value in components.items()},
+        "pipeline": layout_of(nlp)["pipeline"],  # the config tells, which is compared by itself
     }
 
 

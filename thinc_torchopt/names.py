@@ -249,8 +249,44 @@ def _holds_layers(module: torch.nn.Module) -> bool:
     return any(isinstance(below, (torch.nn.ModuleList, torch.nn.Sequential)) for below in module.modules())
 
 
+class Form(NamedTuple):
+    """What is kept of a component's model, in case another one takes its place.
+
+    root (int): Its id in thinc. kinds (tuple): What each node is, outer ones first. paths (tuple[str, ...]): Where it is, below the
+    component's name.
+    """
+
+    root: int
+    kinds: tuple[Any, ...]
+    paths: tuple[str, ...]
+
+
+# Ids of models that took the place of another one, and the paths of its nodes.
+_successors: dict[int, tuple[str, ...]] = {}
+
+
+def form_of(root: Model, prefix: str, before: Optional[Form] = None) -> Form:
+    """The form of a component's model.
+
+    before (Form): That of the model that the component had before. If this one has the same nodes, its params keep their names: thinc's
+        `Model.copy` does not copy refs, after which layers are named.
+    """
+    found = list(_paths(root, clean(prefix)))
+    kinds = tuple((node.name, *node.param_names, *(type(shim).__name__ for shim in node.shims)) for node, _ in found)
+    paths = tuple(path.removeprefix(clean(prefix)) for _, path in found)
+    if before is not None and before.root != root.id and before.kinds == kinds and before.paths != paths:
+        _successors[root.id] = paths = before.paths
+    return Form(root.id, kinds, paths)
+
+
 def _paths(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
     """Each node below the root once, outer ones first, with its path."""
+    kept = _successors.get(root.id)
+    for i, (node, path) in enumerate(_paths_by_refs(root, prefix)):
+        yield node, path if kept is None or i >= len(kept) else prefix + kept[i]
+
+
+def _paths_by_refs(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
     bearing = _bearing_nodes(root)
     paths: dict[int, str] = {id(root): prefix}
     by_ref: dict[int, str] = {}

@@ -242,16 +242,19 @@ class TorchOptimizer(Optimizer):
         self._trained.table.bind(nlp, exclude)
         self._keep_all_buffers()
 
-    def introduce(self, nlp: Language) -> None:
-        """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins."""
-        self._meet(nlp)
+    def introduce(self, nlp: Language, *, anew: bool = False) -> None:
+        """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins.
+
+        anew (bool): The pipeline has got new weights, to which nothing of what was learned before belongs.
+        """
+        self._meet(nlp, anew)
         with suppress(PipelineError):
             self._trained.table.bind(nlp, ())
             self._keep_all_buffers()
 
-    def _meet(self, nlp: Language) -> None:
-        """Begin anew if this is another pipeline than before: in cross-validation, for example, each fold has its own."""
-        if not self._trained.table.may_be_of(nlp):
+    def _meet(self, nlp: Language, anew: bool = False) -> None:
+        """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for example."""
+        if anew or not self._trained.table.may_be_of(nlp):
             self._meet_no_params()
             self._guard.begin_anew()
 

@@ -19,7 +19,7 @@ from thinc.api import Model, Shim
 from .averages import Average, Averages
 from .errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
 from .kernels import may_overlap
-from .names import NamedParam, clean, escape, shim_paths, torch_params, walk
+from .names import Form, NamedParam, clean, escape, form_of, shim_paths, torch_params, walk
 from .param_groups import ParamGroups
 from .params import Param, is_viewable, own_copy, view_of
 from .state_fit import fit_param_state
@@ -55,6 +55,7 @@ class ParamTable:
         self._groups = groups
         self._nlp: Callable[[], Language | None] = lambda: None
         self._was_bound = False
+        self._forms: dict[str, Form] = {}
         # Whose the names under an `id` are: that of a param that is gone may be another's.
         self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
         self._of_pipeline: set[Key] = set()
@@ -368,7 +369,9 @@ class ParamTable:
 
     def _name_pipeline(self, nlp: Language) -> None:
         """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
-        walked = [found for name, model in components_with_model(nlp) for found in walk(model, name)]
+        components = components_with_model(nlp)
+        self._forms = {name: form_of(model, name, self._forms.get(name)) for name, model in components}
+        walked = [found for name, model in components for found in walk(model, name)]
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
         in_use = {name for name, *_ in names.values()}

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy
 import torch
+from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
+from spacy.tokens import Doc
 from spacy.training import Example
 
 from .checks import check_parts, own_errors
@@ -144,8 +146,8 @@ class DataStream:
         self._start = self._generators = read_generators()
         self._ahead: Batch | None = None
         self.position = 0
-        # Checksums of the last batch, and of all.
-        self._last = self._all = 0
+        # Checksums: of the texts of the last batch, and of all; and of all with their annotations.
+        self._last = self._all = self._annotated = 0
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -155,6 +157,8 @@ class DataStream:
         self.position += 1
         texts = "\n".join(example.reference.text for example in batch).encode("utf8")
         self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
+        for example in batch:
+            self._annotated = _checksum(example.reference, self._annotated)
         return epoch, batch
 
     def _draw(self) -> Batch:
@@ -178,7 +182,7 @@ class DataStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where it began, how many batches were drawn, and a checksum of them all."""
-        return {"start": _save_generators(self._start), "position": self.position, "all": self._all}
+        return {"start": _save_generators(self._start), "position": self.position, "all": self._all, "annotated": self._annotated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draw all batches that were drawn before.
@@ -191,14 +195,27 @@ class DataStream:
                 next(self)
         except StopIteration:
             pass
-        # Earlier versions had a checksum of the last batch only.
-        found, expected = (self._all, state["all"]) if "all" in state else (self._last, state["last"])
+        # Earlier versions had a checksum of the texts only, or of those of the last batch.
+        checksums = {"annotated": self._annotated, "all": self._all, "last": self._last}
+        found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
         if (self.position, found) != (state["position"], expected):
             raise StateError(
                 f"Can't go on in the training data: expected {state['position']} batches as those of the run that was saved, found others, "
                 "or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
                 "NumPy's global ones. Bring the old corpus back, or start anew with --training.optimizer.checkpoint.resume never."
             )
+
+
+_OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IOB, ENT_TYPE, ENT_KB_ID, ENT_ID]
+
+
+def _checksum(doc: Doc, before: int) -> int:
+    """A checksum of a document with its annotations, on top of another. The same in every process."""
+    spans = {
+        key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group] for key, group in doc.spans.items()
+    }
+    of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes(), before)
+    return zlib.crc32(repr((sorted(doc.cats.items()), sorted(spans.items()))).encode("utf8"), of_tokens)
 
 
 # ---------------------------------------------------------------------- random generators
