@@ -48,7 +48,7 @@ def run(config, output, *, crash_at=None):
             def log(info):
                 found = dict(latest_info(nlp))
                 scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
-                kept = {key: value for key, value in found.items() if key not in ("seconds", "other_scores", "output_path")}
+                kept = {key: value for key, value in found.items() if key not in ("seconds", "overruns", "other_scores", "output_path")}
                 infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
 
             return log, lambda: None

@@ -259,7 +259,8 @@ def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
 
 def test_loop_shows_what_others_write_to_learning_rates_and_when_rates_are_held():
     nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+    # A budget that is less than any clock can tell.
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, runtime_budgets={"rate_step": 1e-9})
     nlp.initialize(lambda: examples, sgd=optimizer)
 
     def before_update(nlp, args):
@@ -278,6 +279,7 @@ def test_loop_shows_what_others_write_to_learning_rates_and_when_rates_are_held(
     assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
     assert [info["conservative_mode"] for info in infos] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {info["learn_rates"]["default"] for info in infos} == {0.01}
+    assert [info["overruns"]["rate_step"] for info in infos] == list(range(1, 10))
     assert optimizer.controller.outside_writes == 5 and optimizer.controller.conservative
 
 

@@ -297,7 +297,7 @@ def _record(info: Info, losses: dict[str, float]) -> dict[str, Any]:
     record = {key: info[key] for key in ("step", "epoch", "seconds", "words") if key in info} | {"losses": losses}
     if info["score"] is not None:
         record |= {"score": info["score"], "scores": info["other_scores"]}
-    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *_COUNTS) if key in info}
+    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *_COUNTS, "overruns") if key in info}
 
 
 def _scalars(info: Info, losses: dict[str, float]) -> Iterator[tuple[str, float]]:

@@ -61,7 +61,7 @@ def train_while_improving(
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
         `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes`, `rollbacks`,
         `outside_writes` (of learning rates) and `conservative_mode` (how often it began) so far; and in `since_evaluation` those since the
-        evaluation before.
+        evaluation before. Also `overruns` (how often the controller of learning rates took longer than its budgets), if there were any.
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, rollback, progress, goes_on = None, None, Progress(), False
@@ -161,6 +161,8 @@ def train_while_improving(
                     **{f"learn_rate_{clean(group)}": rate for group, rate in learn_rates.items()},
                     "grad_norm": optimizer.grad_norm,
                     **counts,
+                    # Not always: it goes by how fast the machine is.
+                    **({"overruns": overruns} if (overruns := optimizer.controller.overruns) else {}),
                     "since_evaluation": {name: count - progress.counts.get(name, 0) for name, count in counts.items()},
                 }
                 _latest[nlp] = info

@@ -89,6 +89,8 @@ def create_optimizer(
     on_outside_write: OnOutsideWrite = "restore",
     on_growth: OnGrowth = "mean",
     new_params_warmup: int = 100,
+    enable_runtime_guards: bool = True,
+    runtime_budgets: Dict[str, float] = {},
     checkpoint: Optional[CheckpointSettings] = None,
 ) -> TorchOptimizer:
     """Train the whole pipeline with a torch optimizer. Registered as `thinc-torchopt.TorchOptimizer.v1`.
@@ -118,6 +120,9 @@ def create_optimizer(
         cells get. "reset": the param starts anew.
     new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm up in so many
         updates. 0: at the full rate from the start.
+    enable_runtime_guards (bool): False: nobody looks whether something else writes learning rates.
+    runtime_budgets (dict): Milliseconds that the learn rate controller may take: `rate_step` (5), `integrity_check` (2),
+        `state_preservation` (100), `adding_params` (20). What takes longer is counted, no more.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and go on from it.
     """
     return TorchOptimizer(
@@ -140,6 +145,8 @@ def create_optimizer(
         on_outside_write=on_outside_write,
         on_growth=on_growth,
         new_params_warmup=new_params_warmup,
+        enable_runtime_guards=enable_runtime_guards,
+        runtime_budgets=runtime_budgets,
         checkpoint=checkpoint,
     )
 
@@ -173,6 +180,8 @@ class TorchOptimizer(Optimizer):
         on_outside_write: OnOutsideWrite = "restore",
         on_growth: OnGrowth = "mean",
         new_params_warmup: int = 100,
+        enable_runtime_guards: bool = True,
+        runtime_budgets: Mapping[str, float] | None = None,
         checkpoint: CheckpointSettings | None = None,
     ):
         self._schedules = Schedules()
@@ -198,6 +207,8 @@ class TorchOptimizer(Optimizer):
         self.checkpoint = checkpoint
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, self._guard, checkpoint)
         self._on_outside_write: OnOutsideWrite = OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite))
+        self._enable_runtime_guards = enable_runtime_guards
+        self._runtime_budgets = runtime_budgets
         self._schedule_steps = 0
         self._joint = False
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
@@ -222,6 +233,8 @@ class TorchOptimizer(Optimizer):
             average_settings=self._average_settings,
             on_outside_write=self._on_outside_write,
             on_growth=self._on_growth,
+            enable_runtime_guards=self._enable_runtime_guards,
+            runtime_budgets=self._runtime_budgets,
         )
 
     # ------------------------------------------------------------------ pipeline and params

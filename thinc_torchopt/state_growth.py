@@ -63,6 +63,7 @@ def preserve_optimizer_state(
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
         finite. (ConfigError): The controller does not know the optimizer.
     """
+    started = 0.0 if controller is None else controller.guards.timer()
     check_on_growth(on_growth)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise StateError("Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a new one.")
@@ -79,6 +80,7 @@ def preserve_optimizer_state(
     made = _build_like(optimizer, groups, state)
     if controller is not None:
         controller.replace_optimizer(optimizer, made, param_names={member.param: member.name for member in members})
+        controller.took("state_preservation", started)
     return made
 
 

@@ -32,7 +32,7 @@ class TrainedParams:
     step (int): The step that comes.
     frozen_grads (FrozenGrads): The optimizer's.
     average_settings (AverageSettings | None): None: keep no averages.
-    on_outside_write, on_growth: As in `create_optimizer`.
+    on_outside_write, on_growth, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
 
     Public: `table` (the params by key), `groups`, `controller` (of the learning rates), `averages` (or None).
     """
@@ -47,8 +47,12 @@ class TrainedParams:
         average_settings: AverageSettings | None,
         on_outside_write: OnOutsideWrite,
         on_growth: OnGrowth,
+        enable_runtime_guards: bool = True,
+        runtime_budgets: Mapping[str, float] | None = None,
     ):
-        self.controller = LearnRateController(on_outside_write=on_outside_write)
+        self.controller = LearnRateController(
+            on_outside_write=on_outside_write, enable_runtime_guards=enable_runtime_guards, runtime_budgets=runtime_budgets
+        )
         self.groups = ParamGroups(cascade, self.controller, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
         self.table = ParamTable(self.groups, self.averages, on_growth)

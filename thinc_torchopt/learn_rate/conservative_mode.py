@@ -22,15 +22,18 @@ logger = logging.getLogger("thinc_torchopt.learn_rate")
 
 
 class ConservativeMode:
-    """Off, until the circuit breaker opens; then on, until a hundred steps in a row are clean.
+    """Off, until as many failures in a row as open the circuit breaker; then on, until a hundred steps in a row are clean.
 
-    breaker (CircuitBreaker): Is told of failures and of clean steps.
+    breaker (CircuitBreaker): Is told of failures and of clean steps, and of what is too slow, which turns nothing on: rates must not go by
+        how fast a machine is.
     """
 
     def __init__(self, breaker: CircuitBreaker):
         self.breaker = breaker
         self.is_on = False
         self.times = 0  # that it was turned on
+        self._in_a_row = 0  # failures
+        self._is_slow = False  # since the last step
         self._steps = 0  # since it is on
         self._clean_steps = 0
         self._failures = 0  # since the last report
@@ -46,8 +49,9 @@ class ConservativeMode:
         self._failed_since_step = True
         self._clean_steps = 0
         self._failures += 1
+        self._in_a_row += 1
         self.breaker.failed()
-        if not self.is_on and self.breaker.state != "closed":
+        if not self.is_on and self._in_a_row >= self.breaker.failures:
             self.is_on = True
             self.times += 1
             self._steps, self._failures = 0, 1
@@ -60,9 +64,15 @@ class ConservativeMode:
                 CLEAN_STEPS,
             )
 
+    def was_slow(self) -> None:
+        """Tell the breaker that something takes too long again and again."""
+        self._is_slow = True
+        self.breaker.failed()
+
     def end_step(self, step: int) -> None:
         """Count a step, which is clean if nothing failed since the one before. step (int): For the log."""
         failed, self._failed_since_step = self._failed_since_step, False
+        is_slow, self._is_slow = self._is_slow, False
         if self.is_on:
             self._steps += 1
             if self._steps % REPORT_STEPS == 0 and self._failures:
@@ -71,7 +81,9 @@ class ConservativeMode:
                 self._failures = 0
         if failed:
             return
-        self.breaker.succeeded()
+        self._in_a_row = 0
+        if not is_slow:
+            self.breaker.succeeded()
         if not self.is_on:
             return
         self._clean_steps += 1
@@ -85,6 +97,7 @@ class ConservativeMode:
         return {
             "is_on": self.is_on,
             "times": self.times,
+            "in_a_row": self._in_a_row,
             "steps": self._steps,
             "failures": self._failures,
             "clean_steps": self._clean_steps,
@@ -96,6 +109,8 @@ class ConservativeMode:
         """RAISES (KeyError | TypeError | ValueError): It is not the state of such a mode. Nothing has changed then."""
         is_on, clean_steps, failed = bool(state["is_on"]), int(state["clean_steps"]), bool(state["failed_since_step"])
         steps, failures, times = int(state.get("steps", 0)), int(state.get("failures", 0)), int(state.get("times", is_on))
+        in_a_row = int(state["breaker"]["failures_in_a_row"] if "in_a_row" not in state else state["in_a_row"])
         self.breaker.load_state_dict(state["breaker"])
+        self._in_a_row = in_a_row
         self._steps, self._failures, self.times = steps, failures, times
         self.is_on, self._clean_steps, self._failed_since_step = is_on, clean_steps, failed

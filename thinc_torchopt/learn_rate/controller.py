@@ -35,6 +35,7 @@ from .history import History, Layout
 from .new_params import check_new_params, find_parent, make_state
 from .policies import Constant, Policy, PolicyLike, PolicyReader, check_rate
 from .proportional import Warmup
+from .runtime_guards import RuntimeGuards
 from .watched_optimizer import Hooked, WatchedOptimizer, warn_of_steps
 
 # In conservative mode the history keeps one step in so many.
@@ -48,10 +49,13 @@ class LearnRateController:
         group; or let the policy go on from the value found; or raise LearnRateIntegrityError.
     breaker (CircuitBreaker): Opens after three failures in a row, by default.
     clock (Callable): The time of snapshots, in seconds.
+    enable_runtime_guards (bool): False: integrity is not checked. What others write is used then, up to the next `step`.
+    runtime_budgets (Mapping[str, float]): Milliseconds by kind, in place of `BUDGETS`: see runtime_guards.py.
+    timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
     RAISES (ConfigError): There is no such choice.
 
     Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found),
-    `scale` (multiplies all rates from the next step on; 1 unless it is set).
+    `guards` (budgets of time), `scale` (multiplies all rates from the next step on; 1 unless it is set).
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class LearnRateController:
         on_outside_write: OnOutsideWrite = "restore",
         breaker: CircuitBreaker | None = None,
         clock: Callable[[], float] = time.time,
+        enable_runtime_guards: bool = True,
+        runtime_budgets: Mapping[str, float] | None = None,
+        timer: Callable[[], float] = time.monotonic,
     ):
         if on_outside_write not in ("restore", "adopt", "raise"):
             raise ConfigError(
@@ -68,6 +75,7 @@ class LearnRateController:
             )
         self.on_outside_write: OnOutsideWrite = on_outside_write
         self._mode = ConservativeMode(CircuitBreaker() if breaker is None else breaker)
+        self.guards = RuntimeGuards(enable_runtime_guards, runtime_budgets, timer)
         self.history = History()
         self.step_count = 0
         self.outside_writes = 0
@@ -263,6 +271,7 @@ class LearnRateController:
         RETURNS (str): The id of the group.
         RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
         """
+        started = self.guards.timer()
         to = self._optimizer(optimizer)
         above = find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
@@ -279,6 +288,7 @@ class LearnRateController:
         made = WatchedGroup(self._new_id(to, group), policy, rate_of(group), self.step_count, parent=above)
         to.groups.append(self._watch(to, group, made))
         self._changed(to)
+        self.took("adding_params", started)
         return made.id
 
     # ------------------------------------------------------------------ one step
@@ -293,6 +303,7 @@ class LearnRateController:
         RAISES (ConfigError): A policy gives what is no rate. Nothing was written. (LearnRateIntegrityError): Somebody else wrote to a
             group, and `on_outside_write` is "raise".
         """
+        started = self.guards.timer()
         self._check(self._optimizers.values())
         for watched_optimizer in self._optimizers.values():
             watched_optimizer.have_the_last_word()
@@ -317,6 +328,7 @@ class LearnRateController:
         for policy in self._policies:
             if hasattr(policy, "advance"):
                 policy.advance()
+        self.took("rate_step", started)
         self.step_count += 1
         self._mode.end_step(step)
         return rates
@@ -364,6 +376,22 @@ class LearnRateController:
     def times_conservative(self) -> int:
         """How often conservative mode has begun so far."""
         return self._mode.times
+
+    @property
+    def overruns(self) -> dict[str, int]:
+        """What took longer than its budget, and how often: of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
+        return dict(self.guards.overruns)
+
+    def took(self, kind: str, started: float) -> None:
+        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to the breaker.
+
+        kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
+        """
+        if self.guards.ended(kind, started, self._size, self.step_count):
+            self._mode.was_slow()
+
+    def _size(self) -> tuple[int, int]:
+        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """What is not as the controller left it. Empty: all is well. Changes nothing."""
@@ -461,7 +489,12 @@ class LearnRateController:
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
         """Verify, and deal with what is found."""
-        if all(watched.is_untouched() for watched in optimizers):
+        if not self.guards.enabled:
+            return
+        started = self.guards.timer()
+        is_untouched = all(watched.is_untouched() for watched in optimizers)
+        self.took("integrity_check", started)
+        if is_untouched:
             return
         for watched in optimizers:
             if watched.keep_groups:
@@ -516,6 +549,8 @@ class LearnRateController:
 
         RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
         """
+        if not self.guards.enabled:
+            return
         to = self._optimizer(name)
         written = [watched for watched in to.groups if not watched.has_rate(watched.group)]
         errors = [to.rate_difference(watched, watched.group, self.step_count) for watched in written]
