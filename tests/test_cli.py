@@ -16,6 +16,7 @@ from thinc.api import compounding
 
 from thinc_torchopt.cli._util import print_table, sparkline
 from thinc_torchopt.cli.find_lr import _print as _print_range_test
+from thinc_torchopt.cli.params import show_params
 from thinc_torchopt.compat import has_matplotlib
 from thinc_torchopt.lr_finder import RangeTest
 from thinc_torchopt.schedules import warmup_cosine, warmup_linear
@@ -402,3 +403,47 @@ def test_cli_find_lr_says_when_its_suggestions_are_far_apart():
         _print_range_test(Console(file=file, width=200, markup=False), found, [setting], {"learn_rate": 0.1}, None)
         assert ("far apart" in file.getvalue()) == is_far
         assert file.getvalue().endswith("\n[training.optimizer]\nlearn_rate = 0.01\n")
+
+
+def run_params(path, capsys):
+    """The error of `spacy torchopt params`, in this process."""
+    with pytest.raises(SystemExit) as caught:
+        show_params(path, [], steps=None, as_json=False, code_path=None, use_gpu=-1)
+    assert caught.value.code == 1
+    return " ".join(capsys.readouterr().err.split())
+
+
+GROUPS = "training.optimizer.param_groups"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f"[{GROUPS}]\n", "", f"expected the section [{GROUPS}] above [{GROUPS}.shared], found none. * add the line [{GROUPS}]."),
+        (
+            f"[{GROUPS}.no_decay]",
+            f"[{GROUPS}.tagger.x]",
+            f"expected the section [{GROUPS}.tagger] above [{GROUPS}.tagger.x], * 'tagger.x' is the name of one block: * 'tagger_x'.",
+        ),
+        (
+            "[training.optimizer.per_param_lr.tagger/*]",
+            "[training.optimizer.per_param_lr.tagger.x]",
+            "add the line [training.optimizer.per_param_lr.tagger]. Or, if 'tagger.x' is one pattern: * have slashes: 'tagger/x'.",
+        ),
+    ],
+)
+def test_cli_says_which_section_is_missing(old, new, said, tmp_path, capsys):
+    text = PARAM_GROUPS.read_text()
+    assert old in text
+    (tmp_path / "config.cfg").write_text(text.replace(old, new))
+    found = run_params(tmp_path / "config.cfg", capsys)
+    assert found.startswith(f"Error: Can't read '{tmp_path / 'config.cfg'}': ")
+    for part in said.split(" * "):
+        assert part in found
+
+
+def test_cli_leaves_other_errors_of_a_config_to_spacy(tmp_path, capsys):
+    (tmp_path / "config.cfg").write_text("[nlp\nlang = 1")
+    with pytest.raises(SystemExit):
+        show_params(tmp_path / "config.cfg", [], steps=None, as_json=False, code_path=None, use_gpu=-1)
+    assert "Config validation error" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import spacy
 from click import NoSuchOption
-from confection import Config
+from confection import Config, ConfigValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +30,8 @@ from ..param_table import trainable_components
 # What is printed to no terminal is as wide as it has to be.
 _ANY_WIDTH = 100_000
 _BLOCKS = "▁▂▃▄▅▆▇█"
+# What confection says of a section without the one that it is in.
+_NOT_DEFINED = re.compile(r"Section '(.*)' is not defined")
 
 
 class Setup(NamedTuple):
@@ -78,7 +80,7 @@ def build(path: Path, args: list[str], *, code_path: Path | None = None, use_gpu
         with show_validation_error(path, hint_fill=False):
             nlp = spacy.load(path, config=overrides)
     else:
-        with show_validation_error(path):
+        with show_validation_error(path), missing_section_named(path):
             config = util.load_config(path, overrides=overrides, interpolate=False)
         with show_validation_error(path, hint_fill=False):
             nlp = init_nlp(config, use_gpu=use_gpu)
@@ -129,6 +131,39 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
             return
     print(f"Error: {text}", file=sys.stderr)
     sys.exit(1)
+
+
+@contextmanager
+def missing_section_named(path: Path) -> Iterator[None]:
+    """Inside, confection's error for a section without the one that it is in says what to write.
+
+    path (Path): Of the config.
+    RAISES (ConfigError): There is such a section.
+    """
+    try:
+        yield
+    except ConfigValidationError as error:
+        for found in error.errors or ():
+            place, missing = [str(part) for part in found["loc"]], _NOT_DEFINED.fullmatch(found["msg"])
+            places = [i for i, part in enumerate(place[:-1]) if missing is not None and part == missing[1]]
+            if places:
+                raise ConfigError(_tell_missing(path, place, places[-1])) from error
+        raise
+
+
+def _tell_missing(path: Path, place: Sequence[str], at: int) -> str:
+    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one that is not there."""
+    needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
+    block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
+    text = (
+        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all those that it is in, also "
+        f"where there is nothing to say in them: add the line [{needed}]."
+    )
+    if block in ("per_param_lr", "layer_decay"):
+        text += f" Or, if '{name}' is one pattern: a dot begins a section, and names of params have slashes: '{name.replace('.', '/')}'."
+    elif block == "param_groups":
+        text += f" Or, if '{name}' is the name of one block: a dot begins a section; call it '{name.replace('.', '_')}'."
+    return text
 
 
 @contextmanager
