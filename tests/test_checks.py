@@ -43,6 +43,8 @@ OF_OPTIMIZER = {
     "on_outside_write": [*CHOICE, None],
     "on_growth": [*CHOICE, None],
     "new_params_warmup": WHOLE,
+    "enable_runtime_guards": FLAG,
+    "runtime_budgets": SECTION[:3],
     "checkpoint": OTHER,
 }
 DROP_IN = {"learn_rate": NUMBER, "L2": NUMBER, "grad_clip": NUMBER, "L2_is_weight_decay": FLAG, "use_averages": FLAG}
@@ -76,7 +78,7 @@ def test_checks_know_every_argument(function):
     assert set(FUNCTIONS[function][1]) == set(inspect.signature(function).parameters)
 
 
-@pytest.mark.parametrize(("function", "name", "value"), BAD, ids=[f"{f.__name__}-{name}-{value!r}"[:60] for f, name, value in BAD])
+@pytest.mark.parametrize(("function", "name", "value"), BAD, ids=[f"{f.__name__}-{name}-{i}" for i, (f, name, _) in enumerate(BAD)])
 def test_checks_refuse_what_a_config_may_not_say(function, name, value):
     path, _, given = FUNCTIONS[function]
     with pytest.raises(ConfigError) as caught:

@@ -9,10 +9,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from numbers import Real
 
-from ..errors import ConfigError
+from ..checks import OPTIMIZER, Section
 
+_SECTION, _BUDGET = Section("[training.optimizer.runtime_budgets]"), "milliseconds, above 0"
 # In milliseconds.
 BUDGETS = {"rate_step": 5.0, "integrity_check": 2.0, "state_preservation": 100.0, "adding_params": 20.0}
 
@@ -38,18 +38,14 @@ class RuntimeGuards:
     """
 
     def __init__(self, enabled: bool = True, budgets: Mapping[str, float] | None = None, timer: Callable[[], float] = time.monotonic):
-        if not isinstance(enabled, bool):
-            raise ConfigError(f"Can't set 'enable_runtime_guards' in [training.optimizer]: expected true or false, found {enabled!r}.")
-        given = {} if budgets is None else budgets
-        if not isinstance(given, Mapping) or (unknown := sorted(map(str, set(given) - set(BUDGETS)))):
-            found = given if not isinstance(given, Mapping) else unknown
-            raise ConfigError(f"Can't read [training.optimizer.runtime_budgets]: expected budgets among {list(BUDGETS)}, found {found!r}.")
+        given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
+        if unknown := sorted(set(given) - set(BUDGETS)):
+            OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
         for kind, budget in given.items():
-            if isinstance(budget, bool) or not isinstance(budget, Real) or math.isnan(budget) or budget <= 0:
-                raise ConfigError(
-                    f"Can't set '{kind}' in [training.optimizer.runtime_budgets]: expected milliseconds, above 0, found {budget!r}."
-                )
-        self.enabled = enabled
+            # An infinite one is none.
+            if budget != math.inf and not _SECTION.number(kind, budget, _BUDGET):
+                _SECTION.refuse(kind, _BUDGET, budget)
+        self.enabled = OPTIMIZER.flag("enable_runtime_guards", enabled)
         self.budgets = {**BUDGETS, **given}
         self.timer = timer
         self.overruns: dict[str, int] = {}
