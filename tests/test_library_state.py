@@ -145,7 +145,7 @@ def test_library_state_of_all_params_stays_when_params_come(name):
 def test_library_state_goes_back(name):
     """What a checkpoint holds is not changed by the steps after it, and going back to it gives the same steps once more."""
     options = {"threshold": 10.0} if name == "sara" else {}
-    _, model, optimizer = pipeline(create(name, options), rollback_after=3, checkpoint=Checkpoint(path="unused"))
+    _nlp, model, optimizer = pipeline(create(name, options), rollback_after=3, checkpoint=Checkpoint(path="unused"))
     steps(optimizer, model, 2)
     saved = map_tensors(torch.Tensor.clone, optimizer.state_dict())
     weights, found = params_of(model), []

@@ -9,6 +9,14 @@ import pytest
 from thinc_torchopt.signals import NUMBERS, Signals
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_terminal():
+    """Where tests run in the background, SIGINT may be ignored from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def handlers():
     return [signal.getsignal(number) for number in NUMBERS]
 
