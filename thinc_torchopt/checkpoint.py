@@ -23,7 +23,7 @@ from spacy.language import Language
 from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
 
 from .best_model import BestModel
-from .checkpoint_folder import clear_leftovers, name_of, prune, remove, steps_of, whole_ones
+from .checkpoint_folder import clear_leftovers, name_of, newest_whole, prune, remove, steps_of
 from .checks import Section, check_count, check_parts, own_errors
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import write_folder
@@ -136,7 +136,7 @@ class Checkpoints:
         """The newest whole checkpoint, if the run is to go on from one."""
         if self.settings.resume == "never":
             return None
-        saved = next(whole_ones(self.folder, self._damaged), None)
+        saved = newest_whole(self.folder, self._damaged)
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(

@@ -36,9 +36,9 @@ def steps_of(folder: Path) -> list[Path]:
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
 
-def newest_whole(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is not damaged. Warns of those that are."""
-    return next(whole_ones(folder), None)
+def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:
+    """The first of `whole_ones`, if there is one."""
+    return next(whole_ones(folder, damaged), None)
 
 
 def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
