@@ -1,6 +1,6 @@
 """Files that are whole or not there: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
 
-A folder is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was written is refused.
+A folder, or a text, is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was written is refused.
 """
 
 from __future__ import annotations
@@ -61,6 +61,27 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file with its line endings as they are. If it is there already, it is replaced, and keeps its permissions.
+
+    path (Path): The file, or a link to it. Its parents are made.
+    RAISES (OSError): It can't be written. Then all is as before.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f"{UNFINISHED}{path.name}-{os.getpid()}"
+    try:
+        with unfinished.open("w", encoding="utf8", newline="") as file:
+            file.write(text)
+        if path.exists():
+            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
+        sync(unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def read_folder(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", ex
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
+_RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -97,6 +98,40 @@ def find_lr_cli(
         code_path=code_path,
         use_gpu=use_gpu,
     )
+
+
+@torchopt_cli.command("init")
+def init_cli(
+    config_path: Path = Arg(..., help="Path to config file, or - for stdin", exists=True, dir_okay=False, allow_dash=True),
+    output_path: Path = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout", dir_okay=False, allow_dash=True),
+    recipe: str = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}"),
+    code_path: Optional[Path] = _CODE,
+) -> None:
+    """
+    Give a config one of our optimizers. [training.optimizer] is rewritten: drop-in: the same arithmetic, computed by torch; adamw: torch's
+    AdamW; fine-tune: a low rate for what was trained before, a higher one for what is new; low-memory: Adafactor; robust: guards,
+    checkpoints and averages. Learning rate, schedules and decay are carried over. All else in the config stays as it is, comments too.
+    """
+    from .init import init_config
+
+    init_config(config_path, output_path, recipe=recipe, code_path=code_path)
+
+
+@torchopt_cli.command("explain", context_settings=_OVERRIDES)
+def explain_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Say in plain words what a training will do: which params learn at which rate when, what is frozen until when, what is clipped, averaged
+    and saved where, and what happens on NaN. The pipeline is built and initialized as `spacy train` would, so overrides such as
+    --paths.train train.spacy are needed here too. Nothing is trained or written.
+    """
+    from .explain import explain
+
+    explain(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
 
 
 @torchopt_cli.command("checkpoint")

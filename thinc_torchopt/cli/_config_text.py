@@ -1,0 +1,307 @@
+"""The text of a config with one section that can be changed, and everything around it as it was, to the last byte.
+
+confection reads a config and writes it anew, without its comments and in an order of its own. Here the lines of the section, and of those
+below it, are found as Python's configparser finds them; what is changed is written anew, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from typing import Any, Union
+
+from confection import VARIABLE_RE
+
+_HEADER = re.compile(r"\[(?P<name>.+)\]")
+_SETTING = re.compile(r"(?P<key>.*?)\s*(?:[=:]\s*(?P<value>.*))?$", re.DOTALL)
+_COMMENTS = ("#", ";")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a section.
+
+    value (str): As it stands in the text, perhaps in several lines.
+    above (tuple[str, ...]): Comments and empty lines above it.
+    text (str): Its own lines as they stand. Empty: it is new, or has changed.
+    """
+
+    key: str
+    value: str
+    above: tuple[str, ...] = ()
+    text: str = ""
+
+    def renamed(self, key: str) -> Setting:
+        """The same under another name."""
+        return self if key == self.key else replace(self, key=key, text="")
+
+    def changed(self, value: str) -> Setting:
+        """The same with another value."""
+        return self if value == self.value else replace(self, value=value, text="")
+
+
+Entry = Union[Setting, "Section"]
+
+
+@dataclass
+class Section:
+    """A section, with those below it.
+
+    above (list[str]): Comments right above its header.
+    below (list[str]): Comments below its last setting, with the empty lines around them.
+    """
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    sections: dict[str, Section] = field(default_factory=dict)
+    above: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+    place: _Place | None = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.settings or key in self.sections
+
+    def put(self, key: str, value: Any, *comments: str) -> None:
+        """Set a setting. value (Any): A number, a text, a list; or a `Raw`. comments (str): What to say of it, in lines above."""
+        text = value.text if isinstance(value, Raw) else json.dumps(value)
+        known = self.settings.get(key)
+        lines = tuple(f"# {line}\n" for line in comments)
+        if known is not None and known.value == text:
+            return
+        self.sections.pop(key, None)
+        self.settings[key] = Setting(key, text, (*(known.above if known is not None else ()), *lines))
+
+    def section(self, key: str, *comments: str) -> Section:
+        """The section of a name below this one. It is added if there is none. comments (str): What to say of it then."""
+        if key not in self.sections:
+            self.sections[key] = Section(above=[f"# {line}\n" for line in comments])
+        return self.sections[key]
+
+    def take(self, key: str) -> Entry | None:
+        """Take a setting or a section out."""
+        return self.settings.pop(key, None) or self.sections.pop(key, None)
+
+    def give(self, key: str, entry: Entry) -> None:
+        """Put in what was taken elsewhere, under a name of this section."""
+        if isinstance(entry, Section):
+            self.sections[key] = entry
+        else:
+            self.settings[key] = entry.renamed(key)
+
+    def drop(self, key: str) -> bool:
+        """Take something out, and keep its comments. RETURNS (bool): Whether it was there."""
+        entry = self.take(key)
+        if entry is not None:
+            self.below += [line for line in _comments_of(entry) if line.strip()]
+        return entry is not None
+
+    def is_as_found(self, path: str) -> bool:
+        """Whether it says what it said, at the same path."""
+        return (
+            self.place is not None
+            and self.place.path == path
+            and [id(setting) for setting in self.settings.values()] == [id(setting) for setting in self.place.settings]
+            and self.below == self.place.below
+        )
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A value as it is to stand in the text, e.g. `${training.max_steps}`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a section was found.
+
+    first, last (int): Its lines, from its header, or the comments right above it, to its last setting or comment.
+    """
+
+    path: str
+    first: int
+    header: int
+    last: int
+    settings: tuple[Setting, ...]
+    below: tuple[str, ...] | list[str]
+
+
+class ConfigText:
+    """The text of a config.
+
+    text (str): The text, with its line endings. confection can read it.
+    path (str): The section that is to be changed, e.g. "training.optimizer". What is above it may not be there.
+
+    Public: `section`, which may be changed; `found`, whether it was there.
+    """
+
+    def __init__(self, text: str, path: str):
+        self.path = path
+        self._lines = list(StringIO(text, newline="\n"))
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        self._all: dict[str, Section] = dict(_sections_of(self._lines))
+        self.found = path in self._all
+        self.section = self._all.get(path, Section())
+        for name, section in self._all.items():
+            if name.startswith(f"{path}."):
+                *parents, key = name.removeprefix(f"{path}.").split(".")
+                parent = self.section
+                for part in parents:
+                    parent = parent.section(part)
+                parent.sections[key] = section
+
+    def setting(self, path: str) -> Setting | None:
+        """A setting of another section. path (str): e.g. "training.optimizer"."""
+        section, _, key = path.rpartition(".")
+        return self._all[section].settings.get(key) if section in self._all else None
+
+    def __str__(self) -> str:
+        """The text with all changes. Sections that were not changed stay where they are; new ones come after the one above them."""
+        staying = {path for path, section in self._walk() if path != self.path and section.is_as_found(path)}
+        new = self._render(staying)
+        gone: set[int] = set()
+        for path, section in self._all.items():
+            if path == self.path or (path.startswith(f"{self.path}.") and path not in staying):
+                gone |= self._lines_of(section, with_comments=path != self.path)
+        at, before = self._insert_at()
+        out: list[str] = []
+        for i, line in enumerate(self._lines):
+            if i == at:
+                out += [*before, *new]
+            if i not in gone:
+                out.append(line)
+        if at >= len(self._lines):
+            if out and not out[-1].endswith("\n"):
+                out[-1] += self._newline
+            out += [*before, *new]
+        return "".join(out)
+
+    def _walk(self) -> Iterator[tuple[str, Section]]:
+        todo = [(self.path, self.section)]
+        while todo:
+            path, section = todo.pop(0)
+            yield path, section
+            todo = [(f"{path}.{key}", below) for key, below in section.sections.items()] + todo
+
+    def _render(self, staying: set[str]) -> list[str]:
+        """The lines of the section, and of those below it that don't stay where they are."""
+        lines: list[str] = []
+        for path, section in self._walk():
+            if path in staying:
+                continue
+            if lines:
+                lines.append("\n")
+            # The comments above the section itself are not its own.
+            lines += [] if path == self.path else section.above
+            lines.append(self._lines[section.place.header] if path == self.path and section.place else f"[{path}]\n")
+            for setting in section.settings.values():
+                lines += [*setting.above, setting.text or f"{setting.key} = {setting.value}\n"]
+            lines += section.below
+        return [_with_end(line, self._newline) for line in lines]
+
+    def _lines_of(self, section: Section, *, with_comments: bool) -> set[int]:
+        """Which lines go with a section: its own, and the empty ones below that part it from the next."""
+        place = section.place
+        assert place is not None
+        lines = set(range(place.first if with_comments else place.header, place.last + 1))
+        if with_comments:
+            end = place.last + 1
+            while end < len(self._lines) and not self._lines[end].strip():
+                lines.add(end)
+                end += 1
+        return lines
+
+    def _insert_at(self) -> tuple[int, list[str]]:
+        """At which line the section stands, or is to stand, and what comes before it."""
+        if self.section.place is not None:
+            return self.section.place.header, []
+        parent = self.path.rpartition(".")[0]
+        if parent in self._all:
+            place = self._all[parent].place
+            assert place is not None
+            return place.last + 1, [self._newline]
+        missing, parts = [], self.path.split(".")[:-1]
+        for i in range(len(parts)):
+            if (name := ".".join(parts[: i + 1])) not in self._all:
+                missing += [self._newline, f"[{name}]{self._newline}"]
+        return len(self._lines), [*missing, self._newline]
+
+
+def _with_end(line: str, newline: str) -> str:
+    """A line with its line ending: the last of a file may have none, and new ones have that of their system."""
+    return line if line.endswith(newline) else line.rstrip("\r\n") + newline
+
+
+def _comments_of(entry: Entry) -> list[str]:
+    if isinstance(entry, Setting):
+        return list(entry.above)
+    found = [*entry.above, *(line for setting in entry.settings.values() for line in setting.above), *entry.below]
+    return found + [line for below in entry.sections.values() for line in _comments_of(below)]
+
+
+def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
+    """Find the sections of a config and their settings, as configparser does: what is indented deeper than a setting goes on with it."""
+    starts: list[tuple[str, int, list[tuple[int, int]]]] = []  # name, header, first and last line of each setting
+    indent, in_setting = 0, False
+    for i, line in enumerate(lines):
+        stripped = line.strip()
+        if not stripped or stripped.startswith(_COMMENTS):
+            continue
+        depth = len(line) - len(line.lstrip())
+        if in_setting and depth > indent:
+            settings = starts[-1][2]
+            settings[-1] = settings[-1][0], i
+            continue
+        indent, in_setting = depth, False
+        if header := _HEADER.match(stripped):
+            starts.append((header["name"], i, []))
+        elif starts:
+            in_setting = True
+            starts[-1][2].append((i, i))
+    for place, (name, header, spans) in enumerate(starts):
+        following = starts[place + 1][1] if place + 1 < len(starts) else len(lines)
+        yield name, _read_section(lines, name, header, spans, following)
+
+
+def _read_section(lines: Sequence[str], name: str, header: int, spans: Sequence[tuple[int, int]], following: int) -> Section:
+    """following (int): The line of the next header, or the end."""
+    settings, end = [], header
+    for first, last in spans:
+        text = "".join(lines[first : last + 1])
+        parts = _SETTING.match(text.strip())
+        assert parts is not None
+        settings.append(Setting(parts["key"].strip(), parts["value"] or "", tuple(lines[end + 1 : first]), text))
+        end = last
+    # Comments right above the next header are that one's.
+    stop = following if following == len(lines) else _begin_of_comments(lines, following)
+    below = list(lines[end + 1 : stop])
+    while below and not below[-1].strip():
+        below.pop()
+    first = _begin_of_comments(lines, header)
+    section = Section({setting.key: setting for setting in settings}, {}, list(lines[first:header]), below)
+    section.place = _Place(name, first, header, end + len(below), tuple(settings), list(below))
+    return section
+
+
+def _begin_of_comments(lines: Sequence[str], header: int) -> int:
+    """The first of the comments right above a header, or the header itself."""
+    first = header
+    while first > 0 and lines[first - 1].strip().startswith(_COMMENTS):
+        first -= 1
+    return first
+
+
+def moved_value(value: str, interpolated: Any) -> str:
+    """A value that is to stand in another section, or beside others in a list: variables that are relative, or point to [training.optimizer],
+    which changes, become what they stand for.
+
+    value (str): As it stands in the text. interpolated (Any): What it stands for.
+    """
+    for found in VARIABLE_RE.findall(value):
+        path = found[2:-1].replace(":", ".")
+        if "." not in path or path.startswith("training.optimizer."):
+            return json.dumps(interpolated)
+    return value

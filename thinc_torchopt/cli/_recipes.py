@@ -1,0 +1,460 @@
+"""What `spacy torchopt init` writes: from the optimizer that a config has to one of ours, and what each recipe makes of that.
+
+A recipe changes the text of [training.optimizer]; values that it doesn't change are carried over as they stand, variables and schedules
+included. It says what it did in `told`, and what the user should look at in `warned`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from confection import Config
+from spacy.language import DEFAULT_CONFIG, Language
+from spacy.util import registry
+
+from ..errors import ConfigError
+from ..names import escape, shim_paths
+from ..param_table import all_names, components_with_model
+from ._config_text import Raw, Section, Setting, moved_value
+from ._util import short
+
+THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
+TORCH = "thinc-torchopt.TorchOptimizer.v1"
+_ADAMW = "torch.AdamW.v1"
+_PREFIX = "thinc-torchopt."
+# Peak rates up to here are those of somebody who thinks of a transformer.
+_SMALL_RATE = 2e-4
+_ENCODER_RATE = 5e-5
+_HEAD_RATE = 1e-3
+_GROUPS = ("param_groups", "per_param_lr", "layer_decay")
+
+
+class Recipe(str, Enum):
+    drop_in = "drop-in"
+    adamw = "adamw"
+    fine_tune = "fine-tune"
+    low_memory = "low-memory"
+    robust = "robust"
+
+
+@dataclass
+class Draft:
+    """A config whose optimizer is being rewritten.
+
+    section (Section): [training.optimizer] as text, which is changed.
+    config (Config): The whole config, interpolated, as it was.
+    build_nlp (Callable): Builds the pipeline, not initialized.
+    state_path (str): A folder for checkpoints.
+    """
+
+    section: Section
+    config: Config
+    build_nlp: Callable[[], Language]
+    state_path: str
+    told: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+    is_unchanged: bool = False
+
+    def __post_init__(self) -> None:
+        given = dict(self.config.get("training", {}).get("optimizer", {}))
+        # As spaCy fills it in: for its own Adam.v1, and for nothing else.
+        self.values: dict[str, Any] = Config({"optimizer": DEFAULT_CONFIG["training"]["optimizer"]}).merge({"optimizer": given})["optimizer"]
+        self.kind: str = self.values["@optimizers"]
+
+    @property
+    def max_steps(self) -> int:
+        """The last step of the training; 0: it has none."""
+        return int(self.config.get("training", {}).get("max_steps", DEFAULT_CONFIG["training"]["max_steps"]) or 0)
+
+    def apply(self, recipe: Recipe) -> None:
+        """Rewrite the optimizer.
+
+        RAISES (ConfigError): It is none that can be rewritten.
+        """
+        if self.kind not in (*THINC, *(_PREFIX + kind for kind in THINC), TORCH):
+            raise ConfigError(
+                f'Can\'t rewrite [training.optimizer]: expected @optimizers = {", ".join(map(_quoted, THINC))} of thinc or one of '
+                f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by hand, '
+                "docs/optimizers.md has one to copy; or remove [training.optimizer], and a recipe begins with spaCy's default."
+            )
+        if self.kind == TORCH and recipe == Recipe.drop_in:
+            raise ConfigError(
+                f'Can\'t use the recipe drop-in: expected an optimizer of thinc in [training.optimizer], found "{TORCH}", which is ours '
+                f"already. The other recipes keep what it has: {', '.join(other.value for other in Recipe if other != recipe)}."
+            )
+        if self.kind != TORCH:
+            self._check_thinc()
+            self._fill_in()
+        {
+            Recipe.drop_in: self._drop_in,
+            Recipe.adamw: self._adamw,
+            Recipe.fine_tune: self._fine_tune,
+            Recipe.low_memory: self._low_memory,
+            Recipe.robust: self._robust,
+        }[recipe]()
+
+    # ------------------------------------------------------------------ from thinc's optimizers
+
+    @property
+    def _arguments(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(registry.get("optimizers", self.kind)).parameters
+
+    def _check_thinc(self) -> None:
+        unknown = sorted(set(self.values) - set(self._arguments) - {"@optimizers"})
+        if unknown:
+            raise ConfigError(
+                f'Can\'t rewrite [training.optimizer]: expected settings of "{self.kind}" ({", ".join(self._arguments)}), found '
+                f"{', '.join(unknown)}. Correct or remove what is not among them."
+            )
+
+    def _fill_in(self) -> None:
+        """Write down what spaCy would fill in, and what another optimizer would not get."""
+        missing = [key for key in self.values if key not in self.section and key != "@optimizers"]
+        for i, key in enumerate(missing):
+            says = ["What spaCy fills in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
+            self.section.put(key, self.values[key], *says)
+        if missing:
+            self.told.append(f"Written down: {', '.join(missing)}, as spaCy fills them in for Adam.v1 and for no other optimizer.")
+
+    def _value(self, key: str) -> Any:
+        """A setting of the optimizer as it was, also where it is left out."""
+        return self.values[key] if key in self.values else self._arguments[key].default
+
+    def _drop_in(self) -> None:
+        if self.kind.startswith(_PREFIX):
+            self.told.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
+            self.is_unchanged = True
+            return
+        self._set_optimizer(_PREFIX + self.kind, f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.')
+        self.told.append(f'@optimizers: "{self.kind}" is "{_PREFIX + self.kind}" now. All settings are as they were.')
+        if self.kind == "RAdam.v1":
+            self.warned.append("thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md.")
+        if self._value("use_averages"):
+            self.told.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
+
+    def _set_optimizer(self, name: str, *comments: str) -> None:
+        rest = dict(self.section.settings)
+        known = rest.pop("@optimizers", None)
+        self.section.settings.clear()
+        lines = tuple(f"# {line}\n" for line in comments)
+        self.section.settings["@optimizers"] = Setting("@optimizers", f'"{name}"', (*(known.above if known else ()), *lines))
+        self.section.settings |= rest
+
+    def _as_torch(self) -> None:
+        """Go over to TorchOptimizer with the torch optimizer that is nearest to thinc's."""
+        if self.kind == TORCH:
+            return
+        kind, section = self.kind.removeprefix(_PREFIX), self.section
+        is_decay = self._value("L2_is_weight_decay")
+        name = {"Adam.v1": _ADAMW if is_decay else "torch.Adam.v1", "RAdam.v1": "torch.RAdam.v1", "SGD.v1": "torch.SGD.v1"}[kind]
+        self._set_optimizer(TORCH)
+        algorithm = Section()
+        algorithm.put("@torch_optimizers", name)
+        if kind != "SGD.v1":
+            self._move_betas(algorithm)
+            self._move("eps", algorithm, "eps")
+        self._move("L2", algorithm, "weight_decay")
+        if kind == "RAdam.v1":
+            algorithm.put("decoupled_weight_decay", bool(is_decay))
+        section.drop("L2_is_weight_decay")
+        if "use_averages" not in section:  # thinc's default is another than TorchOptimizer's
+            section.put("use_averages", bool(self._value("use_averages")))
+        if self._value("grad_clip") != 0:
+            section.put("clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.')
+        section.sections = {"algorithm": algorithm, **section.sections}
+        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate, grad_clip and use_averages are carried over.')
+        if self._value("grad_clip") != 0:
+            self.told.append('clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.')
+
+    def _move_betas(self, algorithm: Section) -> None:
+        """Two settings of thinc's are one list of torch's; or a section, if one of them is a schedule."""
+        found = {key: self.section.take(key) for key in ("beta1", "beta2")}
+        comments = [line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()]
+        values = {
+            key: json.dumps(self._value(key)) if entry is None else moved_value(entry.value, self._value(key))
+            for key, entry in found.items()
+            if not isinstance(entry, Section)
+        }
+        if len(values) == 2 and all(not isinstance(self._value(key), (dict, list)) for key in values):
+            algorithm.put("betas", Raw(f"[{values['beta1']}, {values['beta2']}]"))
+            algorithm.settings["betas"] = Setting("betas", algorithm.settings["betas"].value, tuple(comments))
+            return
+        betas = algorithm.section("betas")
+        for key, entry in found.items():
+            if isinstance(entry, Section):
+                betas.give(key, entry)
+            else:
+                betas.settings[key] = Setting(key, values[key], () if entry is None else entry.above)
+
+    def _move(self, key: str, algorithm: Section, name: str) -> None:
+        """Carry a setting over to the algorithm's section, under its name there."""
+        entry = self.section.take(key)
+        if entry is None:
+            algorithm.put(name, self._value(key))
+        elif isinstance(entry, Section):
+            algorithm.give(name, entry)
+        else:
+            algorithm.give(name, entry.changed(moved_value(entry.value, self._value(key))))
+
+    # ------------------------------------------------------------------ algorithms
+
+    def _use_algorithm(self, name: str, *kept: str) -> None:
+        """Go over to another algorithm. kept (str): Options that mean the same there."""
+        old = self.section.sections.get("algorithm")
+        if old is None:
+            raise ConfigError(
+                "Can't use the recipe: expected the section [training.optimizer.algorithm], found none. Add it, with "
+                f'@torch_optimizers = "{name}".'
+            )
+        before = str(self._algorithm_values(old))
+        if before == name:
+            return
+        old.put("@torch_optimizers", name)
+        for key in [key for key in (*old.settings, *old.sections) if key not in ("@torch_optimizers", *kept)]:
+            old.drop(key)
+            if self.kind == TORCH:
+                self.warned.append(f"'{key}' of {before} in [training.optimizer.algorithm] is gone: {name} does not have it.")
+        if self.kind == TORCH:
+            self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
+
+    def _algorithm_values(self, section: Section) -> str:
+        if self.kind == TORCH:
+            return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
+        return section.settings["@torch_optimizers"].value.strip('"')
+
+    def _adamw(self) -> None:
+        was_torch = self.kind == TORCH
+        self._as_torch()
+        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == _ADAMW:
+            self.told.append(f'@torch_optimizers = "{_ADAMW}" is there already: the algorithm was not changed.')
+        self._use_algorithm(_ADAMW, "betas", "eps", "weight_decay")
+        if not was_torch:
+            self._tell_decay(_ADAMW)
+            self._tell_rate(_ADAMW)
+
+    def _tell_decay(self, name: str) -> None:
+        L2 = self._value("L2")
+        shown = "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
+        is_decay = self._value("L2_is_weight_decay")
+        if is_decay or L2 == 0:
+            self.told.append(f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step.")
+        else:
+            self.warned.append(
+                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it is taken off the "
+                "weights, which is something else in strength. Try other values, 0.01 for example."
+            )
+
+    def _tell_rate(self, name: str) -> None:
+        if self.kind.endswith("SGD.v1"):
+            self.warned.append(
+                f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy torchopt find-lr."
+            )
+
+    def _low_memory(self) -> None:
+        was_torch = self.kind == TORCH
+        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
+            self.told.append('@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.')
+        else:
+            self._as_torch()
+            self._use_algorithm("torch.Adafactor.v1", "weight_decay")
+            algorithm = self.section.sections["algorithm"]
+            _comment(algorithm, "@torch_optimizers", "Of a matrix it keeps a number for each row and column; Adam keeps two for each cell.")
+            algorithm.put("eps", [None, 1.0], "The second: with 1.0 learn_rate means what it means in Adam, and is not relative to the weights.")
+            self.told.append("torch.Adafactor.v1 keeps a number for each row and each column of a matrix, where Adam keeps two for each cell.")
+            self.told.append("eps = [null, 1.0]: with it a learning rate that fits Adam fits Adafactor. torch's default makes rates relative.")
+            if not was_torch:
+                self._tell_decay("torch.Adafactor.v1")
+                self._tell_rate("torch.Adafactor.v1")
+        if self.section.drop("averages") or self._value("use_averages"):
+            self.section.put("use_averages", False, "Averages are one more copy of all params.")
+            self.told.append("use_averages = false: averages are one more copy of all params.")
+
+    # ------------------------------------------------------------------ robust
+
+    def _robust(self) -> None:
+        self._as_torch()
+        section = self.section
+        told = self.told
+        for key, value, comment in (
+            ("max_nonfinite", 20, "An update with a NaN or infinite gradient is skipped; after so many in a row the training stops."),
+            ("spike_factor", 10.0, "Gradients with a norm above so many times the usual are a spike: they are scaled down to that."),
+            ("on_spike", "clip", '"skip" if single batches are known to be bad.'),
+            ("rollback_after", 5, "After so many such updates in a row: back to the last checkpoint, and on at half the learning rate."),
+            ("rollback_factor", 0.5, ""),
+            ("max_rollbacks", 3, "After so many times the training stops."),
+        ):
+            if key not in section:
+                section.put(key, value, *([comment] if comment else []))
+        told.append("max_nonfinite, spike_factor, on_spike: updates with a NaN are skipped, far too large gradients are scaled down.")
+        told.append("rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training goes back.")
+        if "averages" not in section and not self._value("use_averages"):
+            section.put("use_averages", True, "Averages of all params are evaluated and saved.")
+            told.append("use_averages = true: averages of all params are evaluated and saved.")
+        if "checkpoint" not in section:
+            checkpoint = section.section("checkpoint", "A run that was killed goes on with the same command.")
+            checkpoint.put("@misc", "thinc-torchopt.Checkpoint.v1")
+            checkpoint.put("path", self.state_path, "A folder for this run alone.")
+            checkpoint.put("every", 500)
+            checkpoint.put("keep", 3, "More than one, so that there is an older one to go back to.")
+            told.append(
+                f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
+                "The same command goes on from it after a crash. Give each run a folder of its own."
+            )
+
+    # ------------------------------------------------------------------ fine-tune
+
+    def _fine_tune(self) -> None:
+        for key in _GROUPS:
+            if key in self.section:
+                raise ConfigError(
+                    f"Can't use the recipe fine-tune: expected no groups of params yet, found [training.optimizer.{key}]. Change it there, "
+                    "or remove it and try again."
+                )
+        self._adamw()
+        found = find_pretrained(self.build_nlp(), self.config)
+        peak = self._peak_rate()
+        if not found.encoders and not found.sourced and not found.vectors:
+            self.warned.append(
+                "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a source, no "
+                "init_tok2vec. So all params learn at one rate, as with the recipe adamw."
+            )
+        self.section.put("skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers.")
+        self.told.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
+        if found.encoders or found.sourced:
+            self._warm_up()
+        if found.encoders or found.sourced or found.vectors:
+            self._group(found, peak)
+
+    def _group(self, found: Pretrained, peak: float) -> None:
+        # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
+        is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
+        head_rate = _HEAD_RATE if is_encoders else peak
+        groups = self.section.section("param_groups", "Which params learn at which rate. A param that is in no group learns at learn_rate.")
+
+        def add(name: str, params: list[str], rate: float, what: str) -> None:
+            scale = _rounded(rate / peak) if peak else 1.0
+            if params and scale != 1.0:
+                group = groups.section(name, f"{what}: up to {short(peak * scale)}.")
+                group.put("params", params)
+                group.put("lr_scale", scale)
+            if params:
+                self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {scale:g} times learn_rate.")
+
+        add("heads", found.heads, head_rate, "New components")
+        add("encoder", found.encoders, peak if is_encoders else _ENCODER_RATE, "The transformer, which was trained before")
+        add("trained", found.sourced, head_rate / 10, "Components that were trained before")
+        add(
+            "static_vectors",
+            found.vectors,
+            head_rate / 10,
+            "What maps the static vectors, which themselves are never trained, and changes slowly so that near words stay near",
+        )
+        if found.encoders:
+            decay = self.section.section("layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it.")
+            for pattern in found.encoders:
+                decay.put(pattern, 0.9)
+            self.told.append("layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer.")
+        if not groups.sections:
+            self.section.drop("param_groups")
+
+    def _peak_rate(self) -> float:
+        """The highest learning rate of the training."""
+        rate = self.values.get("learn_rate", 0.001)
+        if isinstance(rate, dict):
+            rate = registry.resolve({"learn_rate": rate})["learn_rate"]
+        if isinstance(rate, (int, float)):
+            return float(rate)
+        return max((float(value) for value in islice(rate, (self.max_steps or 20000) + 1)), default=0.0)
+
+    def _warm_up(self) -> None:
+        """Give a rate that does not move a warm-up."""
+        rate = self.values.get("learn_rate", 0.001)
+        if not isinstance(rate, (int, float)):
+            return
+        given = self.section.take("learn_rate")
+        schedule = Section(above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"])
+        steps = self.max_steps
+        name = "warmup_linear" if steps else "inverse_sqrt"
+        schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
+        if isinstance(given, Setting):
+            value = moved_value(given.value, rate)
+            schedule.settings["initial_rate"] = Setting("initial_rate", value, given.above)
+        else:
+            schedule.put("initial_rate", rate)
+        warmup = min(250, steps // 10) if steps else 250
+        schedule.put("warmup_steps", warmup)
+        if steps:
+            has_setting = "max_steps" in self.config.get("training", {})
+            schedule.put("total_steps", Raw("${training.max_steps}") if has_setting else steps)
+        self.section.sections = {"learn_rate": schedule, **self.section.sections}
+        self.told.append(f"learn_rate: rises to {short(rate)} over {warmup} steps, and falls from there. It was {short(rate)} all the time.")
+
+
+@dataclass
+class Pretrained:
+    """Patterns over the params of a pipeline.
+
+    encoders (list[str]): Of transformers.
+    sourced (list[str]): Of other components that were trained before.
+    vectors (list[str]): Of the layers that map static vectors, in what is new.
+    heads (list[str]): Of components that are new.
+    """
+
+    encoders: list[str] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+
+
+def find_pretrained(nlp: Language, config: Config) -> Pretrained:
+    """Find what was trained before in a pipeline.
+
+    nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
+    """
+    frozen = config.get("training", {}).get("frozen_components", [])
+    components = config.get("components", {})
+    initialize, found = config.get("initialize", {}), Pretrained()
+    pretrained = {name for name, block in components.items() if "source" in block}
+    if initialize.get("init_tok2vec"):
+        # spaCy loads it into the component that [pretraining] names.
+        pretrained.add(config.get("pretraining", {}).get("component", "tok2vec"))
+    trained = {escape(name): name for name in nlp.pipe_names if name not in frozen}
+    for escaped, model in components_with_model(nlp):
+        if escaped not in trained:
+            continue
+        paths = [path for path, shim in shim_paths(model, escaped) if type(shim).__name__ == "HFShim"]
+        is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
+        if is_encoder:
+            found.encoders.append(f"{escaped}/*")
+        elif trained[escaped] in pretrained:
+            found.sourced.append(f"{escaped}/*")
+        else:
+            found.heads.append(f"{escaped}/*")
+            found.encoders += [f"{path}/*" for path in paths]
+    names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
+    found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
+    return found
+
+
+def _comment(section: Section, key: str, comment: str) -> None:
+    setting = section.settings[key]
+    line = f"# {comment}\n"
+    if line not in setting.above:
+        section.settings[key] = Setting(key, setting.value, (*setting.above, line))
+
+
+def _rounded(number: float) -> float:
+    """To two digits, as one would write it."""
+    return float(f"{number:.2g}") if math.isfinite(number) else 1.0
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+

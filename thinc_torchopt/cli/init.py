@@ -1,0 +1,137 @@
+"""`spacy torchopt init`: give a config one of our optimizers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from confection import Config, ConfigValidationError
+from spacy import util
+from spacy.cli._util import COMMAND, import_code, show_validation_error
+from spacy.language import Language
+from wasabi import Printer
+
+from ..errors import ConfigError
+from ..files import write_text
+from ._config_text import ConfigText
+from ._recipes import Draft, Recipe
+from ._util import errors_shown, missing_section_named, resolve_optimizer
+
+_SECTION = "training.optimizer"
+
+
+def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path: Path | None = None) -> None:
+    """Rewrite the optimizer of a config, and say what was done.
+
+    config_path, output_path (Path): "-": stdin and stdout. Then stdout gets the config alone.
+    """
+    to_stdout = str(output_path) == "-"
+    with errors_shown(as_json=to_stdout):
+        import_code(code_path)
+        chosen = _recipe_of(recipe)
+        stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
+        draft, text = rewrite(_read(config_path), config_path, chosen, f"training/{stem}-state")
+        if not to_stdout:
+            _write(output_path, text)
+    if to_stdout:
+        sys.stdout.write(text)
+        for line in draft.warned:
+            print(f"Warning: {line}", file=sys.stderr)
+        return
+    msg = Printer()
+    msg.good(f"Saved config with the recipe '{chosen.value}'", output_path)
+    for line in draft.told:
+        msg.text(f"- {line}")
+    for line in draft.warned:
+        msg.warn(line)
+    msg.text("What it will do, in plain words:")
+    print(f"{COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
+
+
+def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Draft, str]:
+    """Rewrite the optimizer in the text of a config.
+
+    path (Path): Where the text is from, for errors. state_path (str): A folder for checkpoints.
+    RETURNS (tuple[Draft, str]): What was done, and the new text.
+    RAISES (ConfigError): The optimizer is none that can be rewritten, or what is around it would change.
+    """
+    with show_validation_error(path, hint_fill=False), missing_section_named(path):
+        raw = Config().from_str(text, interpolate=False)
+        config = raw.interpolate()
+    lines = ConfigText(text, _SECTION)
+    inline = lines.setting(_SECTION)
+    if inline is not None:
+        raise ConfigError(
+            f"Can't rewrite 'optimizer' in [training]: expected a section [{_SECTION}], found a value, {inline.value}. "
+            "Write its settings into such a section."
+        )
+
+    def build_nlp() -> Language:
+        with show_validation_error(path, hint_fill=False):
+            return util.load_model_from_config(raw, auto_fill=True)
+
+    with show_validation_error(path, hint_fill=False):
+        draft = Draft(lines.section, config, build_nlp, state_path)
+        draft.apply(recipe)
+    new = text if draft.is_unchanged else str(lines)
+    with show_validation_error(path, hint_fill=False):
+        resolve_optimizer(_check_rest(text, new)["training"]["optimizer"])
+    return draft, new
+
+
+def _check_rest(text: str, new: str) -> Config:
+    """Check that nothing else has changed. RETURNS (Config): The new config, interpolated.
+
+    RAISES (ConfigError): Another setting refers to one that has moved.
+    """
+    found = []
+    for interpolate in (False, True):
+        before = Config().from_str(text, interpolate=interpolate)
+        try:
+            after = Config().from_str(new, interpolate=interpolate)
+        except ConfigValidationError as error:
+            raise _refers(error.desc or str(error)) from error
+        for config in (rest := [_without_optimizer(before), _without_optimizer(after)]):
+            config.setdefault("training", {})
+        if rest[0] != rest[1]:
+            changed = sorted(name for name in rest[0] | rest[1] if rest[0].get(name) != rest[1].get(name))
+            raise _refers(f"other values in [{'], ['.join(changed)}]")
+        found.append(after)
+    return found[-1]
+
+
+def _refers(found: str) -> ConfigError:
+    return ConfigError(
+        f"Can't rewrite [{_SECTION}]: expected no variable elsewhere that refers to a setting in there, which would change, found: "
+        f"{found.strip()}. Give the value a place of its own, e.g. in a section [vars], and let both refer to that."
+    )
+
+
+def _without_optimizer(config: Config) -> dict[str, Any]:
+    rest = dict(config)
+    if "training" in rest:
+        rest["training"] = {key: value for key, value in rest["training"].items() if key != "optimizer"}
+    return rest
+
+
+def _recipe_of(name: str) -> Recipe:
+    try:
+        return Recipe(name)
+    except ValueError:
+        known = ", ".join(recipe.value for recipe in Recipe)
+        raise ConfigError(f"Can't use the recipe '{name}': expected one of {known}. They are explained in docs/command-line.md.") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"Can't write '{path}': {error}. What was there is as it was.") from error
