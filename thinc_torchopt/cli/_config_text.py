@@ -177,7 +177,8 @@ class ConfigText:
             if out and not out[-1].endswith("\n"):
                 out[-1] += self._newline
             out += [*before, *new]
-        return "".join(out)
+        text = "".join(out)
+        return text if not self._lines or self._lines[-1].endswith("\n") else text.removesuffix(self._newline)
 
     def _walk(self) -> Iterator[tuple[str, Section]]:
         todo = [(self.path, self.section)]

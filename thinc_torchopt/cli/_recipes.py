@@ -170,6 +170,7 @@ class Draft:
             section.put("clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.')
         section.sections = {"algorithm": algorithm, **section.sections}
         self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate, grad_clip and use_averages are carried over.')
+        self.told.append(f'[training.optimizer.algorithm]: "{name}"; the settings of the algorithm have moved there, under torch\'s names.')
         if self._value("grad_clip") != 0:
             self.told.append('clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.')
 
@@ -345,7 +346,8 @@ class Draft:
                 group.put("params", params)
                 group.put("lr_scale", scale)
             if params:
-                self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {scale:g} times learn_rate.")
+                times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
+                self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {times}.")
 
         add("heads", found.heads, head_rate, "New components")
         add("encoder", found.encoders, peak if is_encoders else _ENCODER_RATE, "The transformer, which was trained before")
@@ -354,7 +356,7 @@ class Draft:
             "static_vectors",
             found.vectors,
             head_rate / 10,
-            "What maps the static vectors, which themselves are never trained, and changes slowly so that near words stay near",
+            "The layer that maps static vectors, slowly so that near words stay near; the vectors themselves are never trained",
         )
         if found.encoders:
             decay = self.section.section("layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it.")

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,11 +66,19 @@ class Setup(NamedTuple):
             self.optimizer.initialize(self.nlp, self.frozen)
 
 
-def build(path: Path, args: list[str], *, code_path: Path | None = None, use_gpu: int = -1) -> Setup:
+def build(
+    path: Path,
+    args: list[str],
+    *,
+    code_path: Path | None = None,
+    use_gpu: int = -1,
+    resolve: Callable[[dict[str, Any]], TorchOptimizer] | None = None,
+) -> Setup:
     """Build pipeline and optimizer.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides from the command line.
+    resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
     RAISES (ConfigError): The optimizer is not ours.
     """
     overrides = parse_config_overrides(list(args))
@@ -86,7 +94,7 @@ def build(path: Path, args: list[str], *, code_path: Path | None = None, use_gpu
             nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
     with show_validation_error(path, hint_fill=False):
-        return Setup(nlp, config, resolve_optimizer(config["training"]["optimizer"]))
+        return Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
 
 
 def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
@@ -100,7 +108,7 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
         raise ConfigError(
             "Can't look into [training.optimizer]: expected an optimizer of thinc-torchopt, found "
             f'"{block.get("@optimizers")}". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1" and add a block '
-            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1".'
+            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or let a command do it: spacy torchopt init.'
         )
     return optimizer
 

@@ -39,7 +39,7 @@ def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path:
         for line in draft.warned:
             print(f"Warning: {line}", file=sys.stderr)
         return
-    msg = Printer()
+    msg = Printer(pretty=sys.stdout.isatty())
     msg.good(f"Saved config with the recipe '{chosen.value}'", output_path)
     for line in draft.told:
         msg.text(f"- {line}")

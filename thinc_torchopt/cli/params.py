@@ -56,14 +56,14 @@ def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool
     """
     with errors_shown(as_json=as_json), schedule_notes() as notes:
         setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
-        unmatched, problem = _tell_pipeline(setup)
-        now = _describe(setup)
+        unmatched, problem = tell_pipeline(setup)
+        now = describe(setup)
         if steps is not None:
             for _ in range(steps):
                 setup.optimizer.step_schedules()
-        rows = list(_rows(setup, now, None if steps is None else _describe(setup)))
+        rows = list(rows_of(setup, now, None if steps is None else describe(setup)))
     notes += note_on_scores(setup.optimizer)
-    groups, components = _sums_by_group(rows), _sums_by_component(rows)
+    groups, components = _sums_by_group(rows), sums_by_component(rows)
     if as_json:
         print_json(
             {
@@ -89,7 +89,7 @@ def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool
 # ---------------------------------------------------------------------- what there is
 
 
-def _tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
+def tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
     """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would refuse."""
     names = all_names(setup.nlp)
     unmatched: list[dict[str, str]] = []
@@ -110,11 +110,11 @@ def _tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
     return unmatched, None
 
 
-def _describe(setup: Setup) -> dict[str, ParamInfo]:
+def describe(setup: Setup) -> dict[str, ParamInfo]:
     return {info.name: info for info in setup.optimizer.describe()}
 
 
-def _rows(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
+def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
     """Every param in the order of the pipeline, those that the optimizer doesn't know as well."""
     reasons = _why_not_trained(setup.nlp, setup.frozen)
     seen: set[Any] = set()
@@ -186,7 +186,7 @@ def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
     return sorted(sums.values(), key=lambda found: found["group"] is None)
 
 
-def _sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
+def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
         found = sums.setdefault(row.component, {"component": row.component, "params": 0, "size": 0, "trained_size": 0})

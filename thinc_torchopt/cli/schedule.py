@@ -44,7 +44,7 @@ def show_schedule(
                 "no end. Add --steps."
             )
         setup.initialize()
-        rates = _rates_over_steps(setup.optimizer, steps)
+        rates = rates_over_steps(setup.optimizer, steps)
         if output_path is not None:
             plot_schedule(rates, output_path, log=log)
     notes += note_on_scores(setup.optimizer)
@@ -58,7 +58,7 @@ def show_schedule(
         console.print(f"Saved the picture to {output_path}")
 
 
-def _rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
+def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
     """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a `max_steps`."""
     # One param stands for its group: to describe each of them at each step takes long.
     one_of = {info.group: info.name for info in optimizer.describe()}

@@ -1,0 +1,335 @@
+"""`spacy torchopt explain`: what a training will do, in plain words."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from spacy.util import registry
+from wasabi import Printer, color
+from wasabi.util import supports_ansi
+
+from ..optimizers import TorchOptimizer
+from ..types import ParamInfo
+from ._util import Setup, build, errors_shown, note_on_scores, resolve_optimizer, schedule_notes
+from .params import Row, describe, rows_of, sums_by_component, tell_pipeline
+from .schedule import rates_over_steps
+
+# Of a training without an end so many steps are told.
+_NO_END = 20_000
+_MOST_GROUPS = 6
+_MOST_TURNS = 6
+_THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
+_WIDTH = 110
+
+
+def explain(path: Path, args: list[str], *, code_path: Path | None, use_gpu: int) -> None:
+    """Print it. Ends the program with 1 if training would refuse the optimizer's settings.
+
+    path (Path): A config, or the folder of a trained pipeline.
+    args (list[str]): Overrides of settings.
+    """
+    with errors_shown(as_json=False), schedule_notes() as notes:
+        setup = build(path, args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
+        unmatched, problem = tell_pipeline(setup)
+        lines = list(_lines(setup))
+    notes += note_on_scores(setup.optimizer)
+    msg = Printer(pretty=sys.stdout.isatty())
+    msg.divider(f"What a training with {path.name} does")
+    _print(lines)
+    for note in notes:
+        msg.info(note)
+    for text in [*(found["message"] for found in unmatched), *([problem] if problem else [])]:
+        msg.fail(f"Training would stop at once: {text}")
+    if unmatched or problem:
+        sys.exit(1)
+
+
+def _resolve(block: dict[str, Any]) -> TorchOptimizer:
+    """The optimizer of a config; for one of thinc's the drop-in, which does the same."""
+    name = block["@optimizers"]
+    return resolve_optimizer(block | {"@optimizers": f"thinc-torchopt.{name}"} if name in _THINC else block)
+
+
+def _print(lines: Sequence[tuple[str, str]]) -> None:
+    indent = max(len(label) for label, _ in lines) + 2
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    colored = sys.stdout.isatty() and supports_ansi()
+    for label, text in lines:
+        first, *others = textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False)
+        head = label.ljust(indent)
+        print((color(head, fg="blue") if colored else head) + first)
+        for other in others:
+            print(" " * indent + other)
+
+
+# ---------------------------------------------------------------------- the lines
+
+
+def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
+    """What is told: of what, and the words."""
+    block = setup.config["training"]["optimizer"]
+    is_thinc = block["@optimizers"] in _THINC
+    settings = registry.fill({"optimizer": block})["optimizer"]
+    now = describe(setup)
+    rows = list(rows_of(setup, now, None))
+    yield "Trains", _trained(rows)
+    if left := _not_trained(rows):
+        yield "Doesn't train", left
+    yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
+    yield from _rates(setup, now, rows)
+    yield "Clipping", _clipping(settings, setup.optimizer)
+    yield "On NaN", _on_nan(settings, is_thinc)
+    if settings.get("spike_factor"):
+        does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
+        yield "Spikes", f"An update whose gradients are more than {plain(settings['spike_factor'])} times as large as usual {does}."
+    if (rollback := setup.optimizer.rollback) is not None:
+        yield (
+            "Goes back",
+            f"After {_count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, and on at "
+            f"{plain(rollback.factor)} times the learning rates; it stops when that has happened {_count(rollback.at_most, 'time')}.",
+        )
+    yield "Averages", _averages(settings, is_thinc)
+    yield "Ends", _end(setup.config["training"])
+    yield "Saves", _saves(setup.optimizer, setup.config["training"])
+    if is_thinc:
+        yield "Note", (
+            f"{block['@optimizers']} is thinc's own optimizer. With torch's, resuming, guards and groups: "
+            "spacy torchopt init CONFIG OUTPUT --recipe drop-in"
+        )
+
+
+def _trained(rows: Sequence[Row]) -> str:
+    trained = [row for row in rows if row.frozen_until is not None]
+    if not trained:
+        return "Nothing."
+    parts = [f"{found['component']} {found['trained_size']:,}" for found in sums_by_component(list(rows)) if found["trained_size"]]
+    where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
+    return f"{sum(row.size for row in trained):,} numbers in {_count(len(trained), 'param')} on {where}: {', '.join(parts)}."
+
+
+def _not_trained(rows: Sequence[Row]) -> str:
+    reasons: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row.frozen_until is None and row.size:
+            reason = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}.get(str(row.frozen), row.frozen)
+            reasons[row.component, str(reason)] = reasons.get((row.component, str(reason)), 0) + row.size
+    return "; ".join(f"{size:,} numbers of {component}: {reason}" for (component, reason), size in reasons.items())
+
+
+def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc: bool) -> str:
+    name = settings["@optimizers"]
+    if is_thinc:
+        text = f"thinc's {name}."
+    elif "algorithm" not in settings:
+        text = f"{name}: the arithmetic of thinc's {name.removeprefix('thinc-torchopt.')}, computed by torch."
+    else:
+        algorithm = settings["algorithm"]
+        found = algorithm["@torch_optimizers"]
+        text = f"{found if found != 'pytorch-optimizer.create.v1' else algorithm['name'] + ' of pytorch-optimizer'}."
+        if algorithm.get("fallback"):
+            text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
+    decays = sorted({_decay_of(info) for info in infos if info.frozen_until != float("inf")} - {0.0})
+    if not decays:
+        return f"{text} No weight decay."
+    none = sum(1 for info in infos if not _decay_of(info))
+    moves = any(isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2"))
+    text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
+    return f"{text}, none for {_count(none, 'param')}." if none else f"{text}."
+
+
+def _options(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    algorithm: Mapping[str, Any] = settings.get("algorithm", settings)
+    return algorithm.get("options", algorithm)
+
+
+def _decay_of(info: ParamInfo) -> float:
+    return float(info.options.get("weight_decay", info.options.get("L2", 0.0)) or 0.0)
+
+
+def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    limit = settings.get("grad_clip", 0.0)
+    if limit == 0:
+        return "None."
+    shown = plain(optimizer.grad_clip) + (" at first, then by its schedule" if isinstance(limit, (dict, list)) else "")
+    if optimizer.clip_by == "value":
+        return f"Each number of a gradient is cut to {shown}."
+    if optimizer.clip_by == "adaptive":
+        return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
+    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[optimizer.clip_by]
+    return f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} scaled down to that."
+
+
+def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
+    if is_thinc:
+        return "thinc does not look: one gradient with a NaN makes weights NaN for good."
+    most = settings.get("max_nonfinite", 20)
+    if not most:
+        return "Nobody looks: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
+    return f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training stops with an error."
+
+
+def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
+    averages = settings.get("averages")
+    if not averages and not settings.get("use_averages"):
+        return "None. The params themselves are evaluated and saved."
+    if is_thinc:
+        return "Of thinc's params; torch models are evaluated and saved without. They look back over 10,000 updates."
+    saved = "They are evaluated and saved, and the training goes on with the params."
+    if not averages:
+        return f"Moving averages of all params, by thinc's formula. {saved}"
+    begin = f", from update {averages['start_step']:,} of a param on" if averages.get("start_step") else ""
+    if averages["@misc"] == "thinc-torchopt.SWA.v1":
+        return f"The plain mean of all values of a param{begin}. {saved}"
+    decay = averages["decay"]
+    shown = "a decay by schedule" if isinstance(decay, (dict, list)) else f"decay {plain(decay)}"
+    return f"Moving averages of all params with {shown}{begin}. {saved}"
+
+
+def _end(training: Mapping[str, Any]) -> str:
+    ends = []
+    if training["max_steps"]:
+        ends.append(f"at step {training['max_steps']:,} (max_steps)")
+    if training["max_epochs"] > 0:
+        ends.append(f"after epoch {training['max_epochs']:,} (max_epochs)")
+    if training["max_epochs"] < 0:
+        ends.append("when the data ends (max_epochs = -1)")
+    if training["patience"]:
+        ends.append(f"when the score got no better for {training['patience']:,} steps (patience)")
+    text = f"{', or '.join(ends)}, whichever comes first." if len(ends) > 1 else f"{ends[0]}." if ends else "Never by itself."
+    return f"{text[0].upper()}{text[1:]} The score is taken every {_count(training['eval_frequency'], 'step')}."
+
+
+def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
+    text = "model-best and model-last, in the folder of --output."
+    checkpoint = optimizer.checkpoint
+    if checkpoint is None:
+        return f"{text} No checkpoints: a training that is killed has to begin anew."
+    every = f"every {_count(checkpoint.every, 'step')} and " if checkpoint.every else ""
+    kept = "the newest is kept" if checkpoint.keep == 1 else f"the newest {checkpoint.keep} are kept"
+    again = {
+        "auto": "The same command goes on from the newest, if there is one.",
+        "must": "The run goes on from the newest, and stops if there is none.",
+        "never": "Each run begins anew, and removes those of the one before.",
+    }[checkpoint.resume]
+    return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
+
+
+# ---------------------------------------------------------------------- learning rates
+
+
+def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """A line for each group of params, and one for what is frozen at first."""
+    if not now:
+        return
+    steps = setup.config["training"]["max_steps"] or _NO_END
+    sizes = {row.name: row.size for row in rows}
+    # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
+    groups: dict[str, dict[str, list[ParamInfo]]] = {}
+    for info in now.values():
+        groups.setdefault(_group_of(info.group), {}).setdefault(info.group, []).append(info)
+    rates = rates_over_steps(setup.optimizer, steps)
+    told = 0
+    for name, labels in groups.items():
+        begins = {label: min(info.frozen_until for info in infos) for label, infos in labels.items()}
+        trained = {label: rates[label][int(begin) :] for label, begin in begins.items() if begin <= steps}
+        if not trained:
+            continue
+        told += 1
+        if told > _MOST_GROUPS:
+            continue
+        infos = [info for found in labels.values() for info in found]
+        size = sum(sizes[info.name] for info in infos)
+        highest = max(trained, key=lambda label: max(trained[label]))
+        text = tell_rates(trained[highest], int(begins[highest]))
+        lowest = min(max(values) for values in trained.values())
+        if lowest < max(trained[highest]) * 0.999:
+            text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
+        if any(_is_adaptive(setup, part) for part in name.split("+")):
+            text += "; lower when its metric gets no better (policy)"
+        if len(groups) > 1:
+            text = f"{name} ({_count(len(infos), 'param')}, {size:,} numbers): {text}"
+        yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
+    if told > _MOST_GROUPS:
+        yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
+    frozen = sorted((info.frozen_until, _group_of(info.group), sizes[info.name]) for info in now.values() if 0 < info.frozen_until < float("inf"))
+    for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
+        members = list(found)
+        numbers = sum(size for *_, size in members)
+        yield "Frozen", f"{name} ({_count(len(members), 'param')}, {numbers:,} numbers) until step {until:,.0f}, which is the first to train it."
+
+
+def _is_adaptive(setup: Setup, block: str) -> bool:
+    groups = setup.config["training"]["optimizer"].get("param_groups", {})
+    return bool(groups.get(block, {}).get("policy") == "adaptive")
+
+
+def _group_of(label: str) -> str:
+    """What the user calls a group: without layers, and without what only says that there is no decay."""
+    parts = [part for part in label.rsplit("/layer-", 1)[0].split("+") if part != "skip_decay"]
+    return "+".join(parts) or "default"
+
+
+def tell_rates(values: Sequence[float], begin: int = 0) -> str:
+    """Say in words how a rate moves.
+
+    values (Sequence[float]): The rate of each step. begin (int): The step of the first.
+    """
+    runs = _runs(values)
+    first, last = values[0], begin + len(values) - 1
+    if not runs:
+        return f"{plain(first)} all the time" if first else "0 all the time: nothing is learned"
+    if len(runs) > _MOST_TURNS:
+        return (
+            f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: spacy torchopt schedule"
+        )
+    texts = []
+    for i, (direction, end) in enumerate(runs):
+        step = begin + end
+        if direction == 0:
+            until = "from there on" if step == last else f"until step {step:,}"
+            texts.append(f"stays at {plain(values[end])} {until}")
+        else:
+            start = f"from {plain(first)} " if i == 0 and first else ""
+            texts.append(f"{'rises' if direction > 0 else 'falls'} {start}to {plain(values[end])} at step {step:,}")
+    return ", then ".join(texts)
+
+
+def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
+    """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it never moves."""
+    runs: list[tuple[int, int]] = []
+    for i, (value, following) in enumerate(zip(values, values[1:])):
+        direction = 0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
+        if runs and runs[-1][0] == direction:
+            runs[-1] = direction, i + 1
+        else:
+            runs.append((direction, i + 1))
+    # A step at the top is no stay: warm-ups and falls meet there.
+    kept: list[tuple[int, int]] = []
+    for direction, end in runs:
+        start = kept[-1][1] if kept else 0
+        if direction == 0 and end - start <= 1 and kept:
+            kept[-1] = kept[-1][0], end
+        elif kept and kept[-1][0] == direction:
+            kept[-1] = direction, end
+        else:
+            kept.append((direction, end))
+    return [] if all(direction == 0 for direction, _ in kept) else kept
+
+
+def plain(value: float) -> str:
+    """A number for people, without an exponent where that can be read."""
+    rounded = float(f"{value:.3g}")
+    if rounded and not 1e-6 <= abs(rounded) < 1e6:
+        return f"{rounded:g}"
+    text = f"{rounded:.9f}".rstrip("0").rstrip(".")
+    return text or "0"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
