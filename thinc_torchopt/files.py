@@ -1,6 +1,7 @@
 """Files that are whole or not there: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
 
-A folder, or a text, is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was written is refused.
+A folder, or a text, is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was
+written is refused.
 """
 
 from __future__ import annotations

@@ -10,7 +10,10 @@ import typer
 from spacy.cli._util import Arg, Opt, app
 
 torchopt_cli = typer.Typer(
-    name="torchopt", help="Look at what an optimizer of thinc-torchopt will do to a pipeline.", no_args_is_help=True, rich_markup_mode=None
+    name="torchopt",
+    help="Give a config an optimizer of thinc-torchopt, and look at what it will do.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(torchopt_cli)
 
@@ -22,6 +25,9 @@ _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
+_RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
+_CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin", exists=True, dir_okay=False, allow_dash=True)
+_OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout", dir_okay=False, allow_dash=True)
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -102,9 +108,9 @@ def find_lr_cli(
 
 @torchopt_cli.command("init")
 def init_cli(
-    config_path: Path = Arg(..., help="Path to config file, or - for stdin", exists=True, dir_okay=False, allow_dash=True),
-    output_path: Path = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout", dir_okay=False, allow_dash=True),
-    recipe: str = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}"),
+    config_path: Path = _CONFIG_FILE,
+    output_path: Path = _OUTPUT_FILE,
+    recipe: str = _RECIPE,
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """

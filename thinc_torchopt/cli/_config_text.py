@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Union
 
-from confection import VARIABLE_RE
-
 _HEADER = re.compile(r"\[(?P<name>.+)\]")
 _SETTING = re.compile(r"(?P<key>.*?)\s*(?:[=:]\s*(?P<value>.*))?$", re.DOTALL)
 _COMMENTS = ("#", ";")
+_VARIABLE = re.compile(r"\$\{([\w.:]+)\}")
 
 
 @dataclass(frozen=True)
@@ -257,8 +256,8 @@ def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
             settings[-1] = settings[-1][0], i
             continue
         indent, in_setting = depth, False
-        if header := _HEADER.match(stripped):
-            starts.append((header["name"], i, []))
+        if found := _HEADER.match(stripped):
+            starts.append((found["name"], i, []))
         elif starts:
             in_setting = True
             starts[-1][2].append((i, i))
@@ -296,13 +295,12 @@ def _begin_of_comments(lines: Sequence[str], header: int) -> int:
 
 
 def moved_value(value: str, interpolated: Any) -> str:
-    """A value that is to stand in another section, or beside others in a list: variables that are relative, or point to [training.optimizer],
-    which changes, become what they stand for.
+    """A value that is to stand in another section. Variables that are relative, or point to [training.optimizer], become what they stand for.
 
     value (str): As it stands in the text. interpolated (Any): What it stands for.
     """
-    for found in VARIABLE_RE.findall(value):
-        path = found[2:-1].replace(":", ".")
+    for found in _VARIABLE.findall(value):
+        path = found.replace(":", ".")
         if "." not in path or path.startswith("training.optimizer."):
             return json.dumps(interpolated)
     return value

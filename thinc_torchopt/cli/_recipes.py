@@ -65,7 +65,8 @@ class Draft:
     def __post_init__(self) -> None:
         given = dict(self.config.get("training", {}).get("optimizer", {}))
         # As spaCy fills it in: for its own Adam.v1, and for nothing else.
-        self.values: dict[str, Any] = Config({"optimizer": DEFAULT_CONFIG["training"]["optimizer"]}).merge({"optimizer": given})["optimizer"]
+        default = Config({"optimizer": DEFAULT_CONFIG["training"]["optimizer"]})
+        self.values: dict[str, Any] = default.merge({"optimizer": given})["optimizer"]
         self.kind: str = self.values["@optimizers"]
 
     @property
@@ -80,7 +81,7 @@ class Draft:
         """
         if self.kind not in (*THINC, *(_PREFIX + kind for kind in THINC), TORCH):
             raise ConfigError(
-                f'Can\'t rewrite [training.optimizer]: expected @optimizers = {", ".join(map(_quoted, THINC))} of thinc or one of '
+                f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) or one of "
                 f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by hand, '
                 "docs/optimizers.md has one to copy; or remove [training.optimizer], and a recipe begins with spaCy's default."
             )
@@ -267,9 +268,9 @@ class Draft:
             self._use_algorithm("torch.Adafactor.v1", "weight_decay")
             algorithm = self.section.sections["algorithm"]
             _comment(algorithm, "@torch_optimizers", "Of a matrix it keeps a number for each row and column; Adam keeps two for each cell.")
-            algorithm.put("eps", [None, 1.0], "The second: with 1.0 learn_rate means what it means in Adam, and is not relative to the weights.")
-            self.told.append("torch.Adafactor.v1 keeps a number for each row and each column of a matrix, where Adam keeps two for each cell.")
-            self.told.append("eps = [null, 1.0]: with it a learning rate that fits Adam fits Adafactor. torch's default makes rates relative.")
+            algorithm.put("eps", [None, 1.0], "With 1.0 learn_rate means what it means in Adam; it is not relative to the weights.")
+            self.told.append("torch.Adafactor.v1 keeps a number for each row and column of a matrix; Adam keeps two for each cell.")
+            self.told.append("eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative.")
             if not was_torch:
                 self._tell_decay("torch.Adafactor.v1")
                 self._tell_rate("torch.Adafactor.v1")
@@ -396,7 +397,7 @@ class Draft:
             has_setting = "max_steps" in self.config.get("training", {})
             schedule.put("total_steps", Raw("${training.max_steps}") if has_setting else steps)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
-        self.told.append(f"learn_rate: rises to {short(rate)} over {warmup} steps, and falls from there. It was {short(rate)} all the time.")
+        self.told.append(f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from there.")
 
 
 @dataclass
@@ -455,8 +456,3 @@ def _comment(section: Section, key: str, comment: str) -> None:
 def _rounded(number: float) -> float:
     """To two digits, as one would write it."""
     return float(f"{number:.2g}") if math.isfinite(number) else 1.0
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
-

@@ -6,13 +6,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from spacy.util import registry
-from wasabi import Printer, color
-from wasabi.util import supports_ansi
+from wasabi.printer import Printer
+from wasabi.util import color, supports_ansi
 
 from ..optimizers import TorchOptimizer
 from ..types import ParamInfo
@@ -26,6 +26,7 @@ _MOST_GROUPS = 6
 _MOST_TURNS = 6
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
+_REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
 def explain(path: Path, args: list[str], *, code_path: Path | None, use_gpu: int) -> None:
@@ -98,10 +99,7 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
     yield "Ends", _end(setup.config["training"])
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
     if is_thinc:
-        yield "Note", (
-            f"{block['@optimizers']} is thinc's own optimizer. With torch's, resuming, guards and groups: "
-            "spacy torchopt init CONFIG OUTPUT --recipe drop-in"
-        )
+        yield "Note", "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
 
 
 def _trained(rows: Sequence[Row]) -> str:
@@ -116,10 +114,11 @@ def _trained(rows: Sequence[Row]) -> str:
 def _not_trained(rows: Sequence[Row]) -> str:
     reasons: dict[tuple[str, str], int] = {}
     for row in rows:
-        if row.frozen_until is None and row.size:
-            reason = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}.get(str(row.frozen), row.frozen)
-            reasons[row.component, str(reason)] = reasons.get((row.component, str(reason)), 0) + row.size
-    return "; ".join(f"{size:,} numbers of {component}: {reason}" for (component, reason), size in reasons.items())
+        if row.frozen_until is None and row.frozen != "no value":
+            key = row.component, _REASONS.get(str(row.frozen), str(row.frozen))
+            reasons[key] = reasons.get(key, 0) + row.size
+    # spaCy does not initialize what is frozen, if it is not from elsewhere: then there are no numbers yet.
+    return "; ".join(f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items())
 
 
 def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc: bool) -> str:
@@ -257,11 +256,13 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
         yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
     if told > _MOST_GROUPS:
         yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
-    frozen = sorted((info.frozen_until, _group_of(info.group), sizes[info.name]) for info in now.values() if 0 < info.frozen_until < float("inf"))
+    waiting = [info for info in now.values() if 0 < info.frozen_until < float("inf")]
+    frozen = sorted((info.frozen_until, _group_of(info.group), sizes[info.name]) for info in waiting)
     for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
         members = list(found)
         numbers = sum(size for *_, size in members)
-        yield "Frozen", f"{name} ({_count(len(members), 'param')}, {numbers:,} numbers) until step {until:,.0f}, which is the first to train it."
+        what = f"{name} ({_count(len(members), 'param')}, {numbers:,} numbers)"
+        yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
 
 
 def _is_adaptive(setup: Setup, block: str) -> bool:
@@ -285,9 +286,7 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
     if not runs:
         return f"{plain(first)} all the time" if first else "0 all the time: nothing is learned"
     if len(runs) > _MOST_TURNS:
-        return (
-            f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: spacy torchopt schedule"
-        )
+        return f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: spacy torchopt schedule"
     texts = []
     for i, (direction, end) in enumerate(runs):
         step = begin + end
@@ -303,7 +302,7 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
 def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
     """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it never moves."""
     runs: list[tuple[int, int]] = []
-    for i, (value, following) in enumerate(zip(values, values[1:])):
+    for i, (value, following) in enumerate(pairwise(values)):
         direction = 0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
         if runs and runs[-1][0] == direction:
             runs[-1] = direction, i + 1

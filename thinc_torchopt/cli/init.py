@@ -10,7 +10,7 @@ from confection import Config, ConfigValidationError
 from spacy import util
 from spacy.cli._util import COMMAND, import_code, show_validation_error
 from spacy.language import Language
-from wasabi import Printer
+from wasabi.printer import Printer
 
 from ..errors import ConfigError
 from ..files import write_text
