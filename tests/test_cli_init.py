@@ -375,7 +375,7 @@ def test_init_fine_tune_with_a_transformer(tmp_path):
     small = '[training.optimizer.learn_rate]\n@schedules = "warmup_linear.v1"\ninitial_rate = 0.00004\n'
     small += "warmup_steps = 10\ntotal_steps = 100\n"
     _, block, _ = fine_tuned(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\n\n{small}', tmp_path)
-    assert block["param_groups"] == {"heads": {"params": ["ner/*"], "lr_scale": 25.0}}
+    assert block["param_groups"] == {"heads": {"params": ["ner/*"], "lr_scale": 25.0}, "encoder": {"params": ["transformer/*"]}}
     assert block["layer_decay"] == {"transformer/*": 0.9} and block["skip_decay"] == "bias_and_norm"
     assert block["learn_rate"]["initial_rate"] == 0.00004
     # With a rate for what is new it is the transformer's that is another.

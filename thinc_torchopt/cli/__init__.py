@@ -26,8 +26,8 @@ _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
-_CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin", exists=True, dir_okay=False, allow_dash=True)
-_OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout", dir_okay=False, allow_dash=True)
+_CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
+_OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout")
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 

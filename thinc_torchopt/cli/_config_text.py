@@ -295,7 +295,7 @@ def _begin_of_comments(lines: Sequence[str], header: int) -> int:
 
 
 def moved_value(value: str, interpolated: Any) -> str:
-    """A value that is to stand in another section. Variables that are relative, or point to [training.optimizer], become what they stand for.
+    """A value that is to stand in another section. Variables that are relative, or point to the optimizer, become what they stand for.
 
     value (str): As it stands in the text. interpolated (Any): What it stands for.
     """

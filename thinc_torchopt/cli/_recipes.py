@@ -100,6 +100,10 @@ class Draft:
             Recipe.low_memory: self._low_memory,
             Recipe.robust: self._robust,
         }[recipe]()
+        if self.kind != TORCH and recipe != Recipe.drop_in:
+            name = self._algorithm_name(self.section.sections["algorithm"])
+            place = next(i for i, line in enumerate(self.told) if line.startswith("@optimizers")) + 1
+            self.told.insert(place, f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.')
 
     # ------------------------------------------------------------------ from thinc's optimizers
 
@@ -170,8 +174,7 @@ class Draft:
         if self._value("grad_clip") != 0:
             section.put("clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.')
         section.sections = {"algorithm": algorithm, **section.sections}
-        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate, grad_clip and use_averages are carried over.')
-        self.told.append(f'[training.optimizer.algorithm]: "{name}"; the settings of the algorithm have moved there, under torch\'s names.')
+        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate and grad_clip are carried over.')
         if self._value("grad_clip") != 0:
             self.told.append('clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.')
 
@@ -215,7 +218,7 @@ class Draft:
                 "Can't use the recipe: expected the section [training.optimizer.algorithm], found none. Add it, with "
                 f'@torch_optimizers = "{name}".'
             )
-        before = str(self._algorithm_values(old))
+        before = self._algorithm_name(old)
         if before == name:
             return
         old.put("@torch_optimizers", name)
@@ -226,7 +229,7 @@ class Draft:
         if self.kind == TORCH:
             self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
 
-    def _algorithm_values(self, section: Section) -> str:
+    def _algorithm_name(self, section: Section) -> str:
         if self.kind == TORCH:
             return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
         return section.settings["@torch_optimizers"].value.strip('"')
@@ -342,10 +345,12 @@ class Draft:
 
         def add(name: str, params: list[str], rate: float, what: str) -> None:
             scale = _rounded(rate / peak) if peak else 1.0
-            if params and scale != 1.0:
+            # A group at the rate of all is a name for the transformer, and nothing for others.
+            if params and (scale != 1.0 or name == "encoder"):
                 group = groups.section(name, f"{what}: up to {short(peak * scale)}.")
                 group.put("params", params)
-                group.put("lr_scale", scale)
+                if scale != 1.0:
+                    group.put("lr_scale", scale)
             if params:
                 times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
                 self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {times}.")
@@ -357,7 +362,7 @@ class Draft:
             "static_vectors",
             found.vectors,
             head_rate / 10,
-            "The layer that maps static vectors, slowly so that near words stay near; the vectors themselves are never trained",
+            "The layer that maps static vectors, which themselves are never trained",
         )
         if found.encoders:
             decay = self.section.section("layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it.")

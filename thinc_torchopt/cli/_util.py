@@ -130,8 +130,8 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
             text = error.format_message()
         except (TorchOptError, ImportError) as error:
             text = str(error)
-        except ValueError as error:
-            # spaCy's own, e.g. a corpus without a path.
+        except (ValueError, OSError) as error:
+            # spaCy's own, e.g. a corpus without a path, or vectors that are not installed.
             if not re.match(r"\[E\d+\]", str(error)):
                 raise
             text = str(error)

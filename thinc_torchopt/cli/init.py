@@ -126,6 +126,8 @@ def _recipe_of(name: str) -> Recipe:
 def _read(path: Path) -> str:
     try:
         return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
+    except OSError as error:
+        raise ConfigError(f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?") from error
 
