@@ -107,6 +107,11 @@ class Checkpoints:
         self._layout = layout_of(nlp)
         self._settings = {"config": collect_config(nlp), "values": collect_values(nlp), "identity": collect_identity(nlp)}
 
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that this run has written, or went on from."""
+        return self._written
+
     # ------------------------------------------------------------------ going on
 
     def open(self, progress: Progress, dropouts: Iterator[float]) -> bool:

@@ -44,6 +44,8 @@ _TOLD = {
     "outside_writes": "rates written by others",
     "conservative_mode": "times conservative",
 }
+# What it tells if there was any.
+_IF_ANY = ("overruns", "last_checkpoint", "last_rollback")
 # More groups than that, and the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
 
@@ -295,9 +297,11 @@ def _log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float
 def _record(info: Info, losses: dict[str, float]) -> dict[str, Any]:
     """What a line of JSON holds."""
     record = {key: info[key] for key in ("step", "epoch", "seconds", "words") if key in info} | {"losses": losses}
+    if "elapsed" in info:
+        record["seconds"] = round(info["elapsed"], 3)
     if info["score"] is not None:
         record |= {"score": info["score"], "scores": info["other_scores"]}
-    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *_COUNTS, "overruns") if key in info}
+    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *_COUNTS, *_IF_ANY) if key in info}
 
 
 def _scalars(info: Info, losses: dict[str, float]) -> Iterator[tuple[str, float]]:

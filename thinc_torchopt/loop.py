@@ -61,7 +61,9 @@ def train_while_improving(
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
         `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes`, `rollbacks`,
         `outside_writes` (of learning rates) and `conservative_mode` (how often it began) so far; and in `since_evaluation` those since the
-        evaluation before. Also `overruns` (how often the controller of learning rates took longer than its budgets), if there were any.
+        evaluation before. `elapsed` is `seconds`, not rounded down. If there were any: `overruns` (how often the controller of learning
+        rates took longer than its budgets), `last_checkpoint` (the step of the newest one; that of this step is yet to be written) and
+        `last_rollback` (after which step, and to which).
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, rollback, progress, goes_on = None, None, Progress(), False
@@ -155,6 +157,7 @@ def train_while_improving(
                     "losses": losses,
                     "checkpoints": progress.results,
                     "seconds": int(progress.seconds),
+                    "elapsed": progress.seconds,
                     "words": progress.words,
                     "learn_rates": learn_rates,
                     # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
@@ -163,6 +166,7 @@ def train_while_improving(
                     **counts,
                     # Not always: it goes by how fast the machine is.
                     **({"overruns": overruns} if (overruns := optimizer.controller.overruns) else {}),
+                    **_safety_net(progress, checkpoints),
                     "since_evaluation": {name: count - progress.counts.get(name, 0) for name, count in counts.items()},
                 }
                 _latest[nlp] = info
@@ -201,6 +205,16 @@ def latest_info(nlp: Language) -> dict[str, Any] | None:
         goes on, or not with our optimizer.
     """
     return _latest.get(nlp)
+
+
+def _safety_net(progress: Progress, checkpoints: Checkpoints | None) -> dict[str, Any]:
+    """What loggers get of checkpoints and rollbacks, as far as there were any."""
+    newest = None if checkpoints is None else checkpoints.newest
+    if not progress.rollbacks:
+        return {} if newest is None else {"last_checkpoint": newest}
+    after, to = progress.rollbacks[-1]
+    # Going back removed those that were newer.
+    return {"last_checkpoint": to if newest is None or newest <= after else newest, "last_rollback": (after, to)}
 
 
 def is_trained(proc: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,24 @@ def plot_range_test(
     _save(figure, path)
 
 
+@contextmanager
+def save_whole(path: Path) -> Iterator[Path]:
+    """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.
+
+    RAISES (ConfigError): It can't be written.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
 def _start(x: str, y: str) -> tuple[Any, Any]:
     figure = import_figure()(figsize=(9, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -113,10 +132,5 @@ def _add_legend(axes: Any, lines: list[Any], names: list[str]) -> None:
 
 def _save(figure: Any, path: Path) -> None:
     """Write a picture whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with save_whole(path) as unfinished:
         figure.savefig(unfinished, format=path.suffix.lower().lstrip("."))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

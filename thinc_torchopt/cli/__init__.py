@@ -20,6 +20,7 @@ app.add_typer(torchopt_cli)
 # What is left over are overrides of settings in the config, as in spaCy's own commands.
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 _CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
+_LOGS = Arg(..., help="Logs that JSONLinesLogger wrote. Several: their runs in one picture", exists=True, dir_okay=False)
 _CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
@@ -152,3 +153,18 @@ def checkpoint_cli(
     from .checkpoint import show_checkpoint
 
     show_checkpoint(path, as_json=as_json)
+
+
+@torchopt_cli.command("report")
+def report_cli(
+    log_paths: list[Path] = _LOGS,
+    output_path: Optional[Path] = Opt(None, "--output", "-o", help="The report: .html, .png, .svg or .pdf. Needs the extra 'plot'"),
+    as_json: bool = _JSON,
+) -> None:
+    """
+    Draw a training from its log, or several to compare them: losses, scores, learning rates, the norm of the gradients and the speed, with
+    spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is printed.
+    """
+    from .report import show_report
+
+    show_report(log_paths, output_path=output_path, as_json=as_json)

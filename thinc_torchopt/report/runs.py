@@ -1,0 +1,412 @@
+"""Training logs, as `JSONLinesLogger` writes them, read as runs.
+
+A *run* is one training, from one log or several: one that was resumed may go on in the next numbered file. Logs come from older versions,
+from trainings that were killed, and from strangers, so nothing in them is taken for granted: what is no number is a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ..checks import MAX_STEPS
+from ..errors import ConfigError
+
+# What counts so far are called when one of them is marked.
+_COUNTED = {
+    "grad_spikes": "spike",
+    "skipped_updates": "skip",
+    "outside_writes": "outside_write",
+    "conservative_mode": "conservative",
+}
+_NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", "rollbacks", *_COUNTED)
+_BY_NAME = ("losses", "scores", "learn_rates")
+# log-2.jsonl, log-3.jsonl ...: see loggers.py.
+_NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
+# Words of some scripts are not written without them, and they are not printable to Python.
+_JOINERS = "\u200c\u200d"
+# More damaged lines than that are not named.
+_MAX_NAMED = 5
+# Speeds are shown as means over so many stretches at most.
+_STRETCHES = 150
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to mark.
+
+    kind (str): "spike", "skip", "rollback", "checkpoint", "outside_write", "conservative" or "resumed".
+    step (int): When. With `every` above 1, of the line that told of it.
+    count (int): How many between two lines.
+    to (int | None): To which step a rollback went, if that is known.
+    """
+
+    kind: str
+    step: int
+    count: int = 1
+    to: int | None = None
+
+
+@dataclass
+class Run:
+    """One training.
+
+    label (str): How it is called, other than the rest.
+    paths (list[Path]): Its logs.
+    steps (numpy.ndarray): The step of each line, rising. Shape: (n,)
+    columns (dict): By key, and by name below it ("" if there is none): the value of each line, NaN where there is none. Shape: (n,)
+    events (list[Event]): In the order of their steps.
+    notes (list[str]): What was not as it should be.
+    """
+
+    label: str
+    paths: list[Path]
+    steps: numpy.ndarray
+    columns: dict[str, dict[str, numpy.ndarray]]
+    events: list[Event]
+    notes: list[str] = field(default_factory=list)
+
+    def numbers(self, key: str) -> numpy.ndarray:
+        """A column that is one number a line; all NaN if there is none."""
+        return self.columns.get(key, {}).get("", numpy.full(len(self.steps), math.nan))
+
+    def last(self, key: str) -> float | None:
+        """The last value of such a column."""
+        found = self.numbers(key)
+        found = found[numpy.isfinite(found)]
+        return float(found[-1]) if len(found) else None
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The highest score, and its step: the first, as spaCy keeps it."""
+        scores = self.numbers("score")
+        return None if numpy.isnan(scores).all() else (float(numpy.nanmax(scores)), int(self.steps[numpy.nanargmax(scores)]))
+
+    @property
+    def final_rates(self) -> dict[str, float]:
+        """The rates of the last line that has any."""
+        rates = self.columns.get("learn_rates", {})
+        for i in range(len(self.steps) - 1, -1, -1):
+            found = {name: float(values[i]) for name, values in rates.items() if math.isfinite(values[i])}
+            if found:
+                return found
+        return {}
+
+    def speeds(self) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Words per second, as means over stretches of the run, each at the step with which it ends.
+
+        Time for evaluations is left out where the log tells it apart: not if it has seconds as whole numbers, or hardly any lines but
+        evaluations.
+        """
+        stretches = self._stretches()
+        total = sum(seconds for _, seconds in stretches.values())
+        at_least = max(total / _STRETCHES, 0.0 if self._has_exact_seconds else 5.0)
+        steps, speeds, words, seconds = [], [], 0.0, 0.0
+        for step, (more_words, more_seconds) in stretches.items():
+            words, seconds = words + more_words, seconds + more_seconds
+            if seconds > 0.0 and seconds >= at_least:
+                steps.append(step)
+                speeds.append(words / seconds)
+                words = seconds = 0.0
+        if not steps and seconds > 0.0:
+            steps, speeds = [int(self.steps[-1])], [words / seconds]
+        return numpy.array(steps, dtype="int64"), numpy.array(speeds)
+
+    @property
+    def speed(self) -> float | None:
+        """Words per second, of the whole run."""
+        stretches = self._stretches().values()
+        seconds = sum(seconds for _, seconds in stretches)
+        return sum(words for words, _ in stretches) / seconds if seconds > 0.0 else None
+
+    @property
+    def _has_exact_seconds(self) -> bool:
+        seconds = self.numbers("seconds")
+        return bool((seconds[numpy.isfinite(seconds)] % 1.0).any())
+
+    def _stretches(self) -> dict[int, tuple[float, float]]:
+        """Words and seconds from one line to the next, by the step of the next."""
+        words, seconds = self.numbers("words"), self.numbers("seconds")
+        known = numpy.isfinite(words) & numpy.isfinite(seconds)
+        words, seconds, steps, evaluated = words[known], seconds[known], self.steps[known], numpy.isfinite(self.numbers("score"))[known]
+        if not len(steps):
+            return {}
+        # Not that to the first line: a training begins slowly, and a log need not begin with it.
+        more_words, more_seconds = (numpy.diff(column, prepend=math.nan) for column in (words, seconds))
+        counts = (more_words >= 0.0) & (more_seconds >= 0.0)
+        if self._has_exact_seconds and evaluated.mean() < 0.5:
+            counts &= ~numpy.concatenate([[False], evaluated[:-1]])
+        return {int(step): (float(w), float(s)) for step, w, s in zip(steps[counts], more_words[counts], more_seconds[counts])}
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read logs.
+
+    paths (Sequence[Path]): The logs. One of a run that was resumed is taken together with the one before it, if both are given.
+    RETURNS (list[Run]): In the order of the logs, with labels that differ.
+    RAISES (ConfigError): A file is no such log, or can't be read; or all of them are empty.
+    """
+    given = list(dict.fromkeys(path.absolute() for path in paths))
+    logs = {path: _Log.read(path) for path in given}
+    filled = [path for path in given if logs[path].steps]
+    if not filled:
+        raise ConfigError(
+            f"Can't make a report of {', '.join(map(str, paths))}: expected at least one line, found an empty file. A training writes its "
+            "first line after its first step."
+        )
+    chains = _chains(filled, logs)
+    labels = _labels([chain[0] for chain in chains])
+    runs = [_join(label, chain, logs) for label, chain in zip(labels, chains)]
+    empty = [f"{path.name} is empty, and left out." for path in given if path not in filled]
+    runs[0].notes[:0] = empty
+    return runs
+
+
+# ---------------------------------------------------------------------- one log
+
+
+class _Log:
+    """A log, column by column, as its lines are read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.steps = array("q")
+        self.columns: dict[tuple[str, str], array[float]] = {}
+        self.rollbacks: dict[tuple[int, int], int] = {}  # after and to, by the step of the line that told first
+        self.checkpoints: dict[int, None] = {}
+        self.notes: list[str] = []
+
+    @classmethod
+    def read(cls, path: Path) -> _Log:
+        """RAISES (ConfigError): It is no log, or can't be read."""
+        log, damaged, first_damaged, n = cls(path), [], "", 0
+        try:
+            with path.open("rb") as file:
+                for n, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    record = _parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
+                    if record is None:
+                        damaged.append(n)
+                        first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                    else:
+                        log._add(record, n)
+        except OSError as error:
+            raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+        if damaged and len(damaged) >= len(log.steps):
+            raise ConfigError(
+                f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as JSONLinesLogger writes them, "
+                f"found in line {damaged[0]}: {first_damaged!r}. Give the file that 'path' names in the block of "
+                "'thinc-torchopt.JSONLinesLogger.v1'."
+            )
+        if damaged == [n]:
+            log.notes.append(f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or goes on.")
+        elif damaged:
+            named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
+            log.notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+        return log
+
+    def _add(self, record: Mapping[str, Any], line: int) -> None:
+        step = record["step"]
+        if self.steps and step <= self.steps[-1]:
+            if step < self.steps[-1]:
+                self.notes.append(
+                    f"{self.path.name} goes back from step {self.steps[-1]} to step {step} in line {line}: shown is what comes later."
+                )
+            self.cut(step)
+        for key in _NUMBERS:
+            if key in record:
+                self._put((key, ""), record[key])
+        for key in _BY_NAME:
+            values = record.get(key)
+            if isinstance(values, dict):
+                for name, value in values.items():
+                    if not isinstance(value, (dict, list, str)):
+                        self._put((key, name), value)
+        saved, back = record.get("last_checkpoint"), record.get("last_rollback")
+        if _is_step(saved):
+            self.checkpoints.setdefault(saved)
+        if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
+            self.rollbacks.setdefault((back[0], back[1]), step)
+        self.steps.append(step)
+
+    def _put(self, column: tuple[str, str], value: Any) -> None:
+        values = self.columns.setdefault(column, array("d"))
+        while len(values) < len(self.steps):
+            values.append(math.nan)
+        values.append(_number(value))
+
+    def cut(self, step: int) -> None:
+        """Forget all from a step on."""
+        n = bisect_left(self.steps, step)
+        for values in (self.steps, *self.columns.values()):
+            del values[n:]
+        self.checkpoints = {saved: None for saved in self.checkpoints if saved < step}
+        self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """RETURNS (dict | None): None if it is no line of a log."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not _is_step(record.get("step")) or not isinstance(record.get("losses"), dict):
+        return None
+    return record
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
+
+
+def _number(value: Any) -> float:
+    """A finite number, or NaN."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value) if math.isfinite(value) else math.nan
+        except OverflowError:
+            pass
+    return math.nan
+
+
+# ---------------------------------------------------------------------- logs of one run
+
+
+def _chains(paths: Sequence[Path], logs: Mapping[Path, _Log]) -> list[list[Path]]:
+    """Which logs belong together: one that doesn't begin at step 0 goes on with the one numbered before it."""
+    chains: dict[Path, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: _stem_and_number(path)[1]):
+        before = _before(path)
+        chain = chains.get(before) if before is not None and logs[path].steps[0] > 0 else None
+        if chain is not None and logs[chain[0]].steps[0] < logs[path].steps[0]:
+            chains[path] = chain
+            chain.append(path)
+        else:
+            chains[path] = [path]
+    return [chains[path] for path in paths if chains[path][0] == path]
+
+
+def _stem_and_number(path: Path) -> tuple[str, int]:
+    found = _NUMBERED.fullmatch(path.stem)
+    return (path.stem, 1) if found is None else (found[1], int(found[2]))
+
+
+def _sibling(path: Path, further: int) -> Path | None:
+    stem, number = _stem_and_number(path)
+    number += further
+    return None if number < 1 else path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
+
+
+def _before(path: Path) -> Path | None:
+    return _sibling(path, -1)
+
+
+def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, _Log]) -> Run:
+    """Put the logs of a run together."""
+    first, *others = (logs[path] for path in chain)
+    notes, resumed = list(first.notes), []
+    for log in others:
+        first.cut(log.steps[0])
+        n = len(first.steps)
+        for key, values in log.columns.items():
+            column = first.columns.setdefault(key, array("d"))
+            column.extend([math.nan] * (n - len(column)))
+            column.extend(values)
+        first.steps.extend(log.steps)
+        first.checkpoints |= log.checkpoints
+        first.rollbacks = log.rollbacks | first.rollbacks
+        resumed.append(Event("resumed", log.steps[0]))
+        notes += [*log.notes, f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run."]
+    notes += _hints(chain, first.steps[0])
+    steps, columns = numpy.array(first.steps, dtype="int64"), _as_arrays(first)
+    events = sorted([*_events(steps, columns, first), *resumed], key=lambda event: event.step)
+    return Run(label, list(chain), steps, columns, events, notes)
+
+
+def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
+    """What else belongs to the run, perhaps, and was not given."""
+    before, after = _before(chain[0]), _sibling(chain[-1], 1)
+    if first_step > 0:
+        where = f": the steps before may be in {before.name}. Give both" if before is not None and before.is_file() else ""
+        yield f"{chain[0].name} begins at step {first_step}{where}."
+    if after is not None and after.is_file() and (_first_step(after) or 0) > 0:
+        yield f"The run goes on in {after.name}, it seems. Give both."
+
+
+def _first_step(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:
+            record = _parse(next(islice(file, 1), b""))
+    except OSError:
+        return None
+    return None if record is None else record["step"]
+
+
+def _as_arrays(log: _Log) -> dict[str, dict[str, numpy.ndarray]]:
+    columns: dict[str, dict[str, numpy.ndarray]] = {}
+    for (key, name), values in log.columns.items():
+        column = numpy.full(len(log.steps), math.nan)
+        column[: len(values)] = values
+        if numpy.isfinite(column).any():
+            columns.setdefault(key, {})[name] = column
+    return columns
+
+
+def _events(steps: numpy.ndarray, columns: Mapping[str, Mapping[str, numpy.ndarray]], log: _Log) -> Iterator[Event]:
+    for key, kind in _COUNTED.items():
+        for step, count in _increases(steps, columns.get(key, {}).get("")):
+            yield Event(kind, step, count)
+    if log.rollbacks:
+        for after, to in log.rollbacks:
+            yield Event("rollback", after, 1, to)
+    else:  # older versions did not tell more
+        for step, count in _increases(steps, columns.get("rollbacks", {}).get("")):
+            yield Event("rollback", step, count)
+    for step in log.checkpoints:
+        yield Event("checkpoint", step)
+
+
+def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[tuple[int, int]]:
+    """Where a count so far rises, and by how much."""
+    if counts is None:
+        return
+    known = numpy.isfinite(counts)
+    steps, counts = steps[known], counts[known]
+    # What was counted before a log that doesn't begin at step 0 was not counted at its first line.
+    more = numpy.diff(counts, prepend=0.0 if steps[0] == 0 else counts[0])
+    for i in numpy.flatnonzero(more > 0):
+        yield int(steps[i]), int(more[i])
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Names of runs that differ: as little of the path as will do."""
+    parts = [[*path.parts[:-1], path.stem] for path in paths]
+    if len(paths) == 1:
+        return [printable("/".join(parts[0][-2:]).lstrip("/"))]
+    n, longest = 1, max(map(len, parts))
+    while n < longest and len({tuple(part[-n:]) for part in parts}) < len(parts):
+        n += 1
+    parts = [part[-n:] for part in parts]
+    while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]
+    names = [printable("/".join(part).replace("//", "/")) for part in parts]
+    return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
+
+
+def printable(text: str) -> str:
+    """A name as it can be shown: without line breaks and other control characters."""
+    return "".join(character if character.isprintable() or character in _JOINERS else "\ufffd" for character in text)

@@ -1,0 +1,61 @@
+"""A report, from runs to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..compat import import_figure
+from ..errors import ConfigError
+from ..plots import save_whole
+from .drawing import draw_picture
+from .page import make_page
+from .panels import make_panels
+from .runs import Run
+from .summary import facts_of
+
+_ENDINGS = (".html", ".pdf", ".png", ".svg")
+
+
+def check_output(path: Path) -> None:
+    """Check that a report can be written, before the work that leads to it.
+
+    path (Path): Where it will be.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): It is no such file.
+    """
+    if path.suffix.lower() not in _ENDINGS:
+        raise ConfigError(
+            f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}, found "
+            f"'{path.suffix}'. Change --output."
+        )
+    if path.is_dir():
+        raise ConfigError(f"Can't write the report {path}: expected a file, found a folder. Add the name of a file to --output.")
+    import_figure()
+
+
+def write_report(runs: Sequence[Run], path: Path) -> None:
+    """Draw runs, into one file.
+
+    path (Path): .html is a page, .png, .svg and .pdf are one picture. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to draw.
+    """
+    check_output(path)
+    panels = make_panels(runs)
+    if not panels:
+        raise ConfigError(
+            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: expected losses, scores, learning rates or norms, "
+            "found no number in any line."
+        )
+    steps = min(int(run.steps[0]) for run in runs), max(int(run.steps[-1]) for run in runs)
+    title = f"Training of {runs[0].label}" if len(runs) == 1 else f"{len(runs)} trainings compared"
+    if path.suffix.lower() == ".html":
+        page = make_page(runs, panels, title, steps)
+        with save_whole(path) as unfinished:
+            unfinished.write_text(page, encoding="utf8")
+    else:
+        draw_picture(panels, [_head(run, None if len(runs) == 1 else i) for i, run in enumerate(runs)], title, path, steps)
+
+
+def _head(run: Run, colour: int | None) -> tuple[str, int | None]:
+    facts = ",  ".join(f"{fact.name} {fact.value}{f' {fact.more}' if fact.more else ''}" for fact in facts_of(run) if fact.value)
+    return (facts if colour is None else f"{run.label}:  {facts}"), colour
