@@ -48,7 +48,9 @@ def run(config, output, *, crash_at=None):
             def log(info):
                 found = dict(latest_info(nlp))
                 scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
-                kept = {key: value for key, value in found.items() if key not in ("seconds", "overruns", "other_scores", "output_path")}
+                # What counts time, and what tells of the disk, is not the same in a run that was stopped.
+                others = ("seconds", "elapsed", "overruns", "other_scores", "output_path", "last_checkpoint")
+                kept = {key: value for key, value in found.items() if key not in others}
                 infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
 
             return log, lambda: None

@@ -263,7 +263,8 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
         assert ("score" in line, "scores" in line) == (evaluated, evaluated)
         if evaluated:
             assert line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
-        assert line == {key: info[key] for key in ("step", "epoch", "seconds", "words", "learn_rates", "grad_norm", *COUNTS)}
+        assert line.pop("seconds") == round(info["elapsed"], 3) and info["seconds"] == int(info["elapsed"])
+        assert line == {key: info[key] for key in ("step", "epoch", "words", "learn_rates", "grad_norm", *COUNTS)}
         assert line["learn_rates"] == {"default": RATES[info["step"]]} and line["grad_norm"] > 0
 
 

@@ -214,7 +214,7 @@ def _safety_net(progress: Progress, checkpoints: Checkpoints | None) -> dict[str
         return {} if newest is None else {"last_checkpoint": newest}
     after, to = progress.rollbacks[-1]
     # Going back removed those that were newer.
-    return {"last_checkpoint": to if newest is None or newest <= after else newest, "last_rollback": (after, to)}
+    return {"last_checkpoint": to if newest is None or newest < after else newest, "last_rollback": (after, to)}
 
 
 def is_trained(proc: Any) -> bool:

@@ -11,7 +11,7 @@ from spacy.cli._util import Arg, Opt, app
 
 torchopt_cli = typer.Typer(
     name="torchopt",
-    help="Give a config an optimizer of thinc-torchopt, and look at what it will do.",
+    help="Give a config an optimizer of thinc-torchopt; see what it will do, and what it did.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -24,6 +24,7 @@ _LOGS = Arg(..., help="Logs that JSONLinesLogger wrote. Several: their runs in o
 _CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
+_REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
@@ -158,7 +159,7 @@ def checkpoint_cli(
 @torchopt_cli.command("report")
 def report_cli(
     log_paths: list[Path] = _LOGS,
-    output_path: Optional[Path] = Opt(None, "--output", "-o", help="The report: .html, .png, .svg or .pdf. Needs the extra 'plot'"),
+    output_path: Optional[Path] = _REPORT,
     as_json: bool = _JSON,
 ) -> None:
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -39,35 +40,58 @@ _WIDTHS = {"line": 1.7, "thin": 1.0, "faint": 0.7, "points": 2.0}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 8, 42
 # More names than that don't fit beside a plot.
 _MAX_NAMES, _MAX_NAME = 12, 30
+# In inches, of the table above the plots.
+_LINE_HEIGHT = 0.21
+_LINE_CHARACTERS = 150
 _ID = re.compile(r'\bid="([^"]*)"')
 _REFERENCE = re.compile(r'((?:xlink:)?href="#|url\(#)')
 
 
-def draw_picture(panels: Sequence[Panel], heads: Sequence[tuple[str, int | None]], title: str, path: Path, steps: tuple[int, int]) -> None:
-    """Draw panels below each other, into a file.
+def draw_picture(
+    panels: Sequence[Panel], title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], path: Path, steps: tuple[int, int]
+) -> None:
+    """Draw panels below each other, and a table above them, into a file.
 
-    heads (Sequence): Lines above them, each with the colour of a run.
+    headers (Sequence[str]), rows (Sequence): The table: a row for each run, which begins with its name.
     path (Path): Its ending says what kind of picture. Replaced if it is there.
     steps (tuple[int, int]): The first and the last one.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written.
     """
-    with _style([title, *(text for text, _ in heads), *(curve.name for panel in panels for curve in panel.curves)]):
-        heights = [2.2 if len(panel.named) + len(panel.marks) <= _MAX_NAMES - 2 else 2.8 for panel in panels]
-        figure = import_figure()(figsize=(12, 1.0 + 0.22 * len(heads) + sum(heights)), dpi=130, layout="constrained", facecolor="white")
-        figure.suptitle(title, fontsize=14, fontweight="bold", x=0.01, ha="left")
-        handles = [_line2d([], [], color=curve_colour(colour), linewidth=0 if colour is None else 3) for _, colour in heads]
-        figure.legend(
-            handles, [text for text, _ in heads], loc="outside upper left", frameon=False, fontsize=10, handlelength=1.2 if heads[0][1] is not None else 0
-        )
+    names = [name for panel in panels for name in (panel.title, panel.caption, *(curve.name for curve in panel.curves))]
+    with _style([title, *(row[0] for row in rows), *names]):
+        heights = [max(2.1, 0.19 * (2 + len(_legend_of(panel)))) for panel in panels]
+        head = 0.85 + _LINE_HEIGHT * len(rows)
+        height = head + sum(heights)
+        figure = import_figure()(figsize=(12, height), dpi=130, layout="constrained", facecolor="white")
+        figure.get_layout_engine().set(rect=(0.0, 0.0, 1.0, 1.0 - head / height))
+        figure.text(0.012, 1.0 - 0.3 / height, title, fontsize=14, fontweight="bold")
+        _add_table(figure, height, headers, rows)
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for axes, panel in zip(all_axes, panels):
             _draw(axes, panel, steps)
             axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=4)
             axes.set_title(panel.caption, loc="right", fontsize=8, color=MUTED, pad=4)
-            _add_legend(axes, panel)
+            handles, labels = zip(*_legend_of(panel))
+            axes.legend(handles, labels, fontsize=8.5, loc="upper left", bbox_to_anchor=(1.005, 1.03), frameon=False, borderaxespad=0.0)
         all_axes[-1].set_xlabel("step")
+        figure.align_ylabels(all_axes)
         with save_whole(path) as unfinished:
             figure.savefig(unfinished, format=path.suffix.lower().lstrip("."))
+
+
+def _add_table(figure: Any, height: float, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Below the title, as wide as the figure."""
+    cells = [[_shortened(text) for text in row] for row in (headers, *rows)]
+    if len(rows) == 1:
+        cells = [row[1:] for row in cells]  # the title says which
+    widths = [3 + max(map(len, column)) for column in zip(*cells)]
+    size = min(9.5, 9.5 * _LINE_CHARACTERS / sum(widths))
+    for n, row in enumerate(cells):
+        for i, text in enumerate(row):
+            colour = MUTED if n == 0 else curve_colour(n - 1) if i == 0 and len(rows) > 1 else TEXT
+            weight = "bold" if n and (i == 0 or len(rows) == 1) else "normal"
+            x, y = 0.012 + sum(widths[:i]) / max(sum(widths), _LINE_CHARACTERS), 1.0 - (0.58 + _LINE_HEIGHT * n) / height
+            figure.text(x, y, text, fontsize=size, color=colour, fontweight=weight)
 
 
 def draw_svg(panel: Panel, size: tuple[int, int], steps: tuple[int, int], prefix: str) -> str:
@@ -109,7 +133,7 @@ def _class_or_id(name: str, prefix: str) -> str:
 def _draw(axes: Any, panel: Panel, steps: tuple[int, int], *, is_narrow: bool = False) -> None:
     from matplotlib import ticker
 
-    number = 0
+    number, faint = 0, 0.35 if len(panel.named) <= 4 else 0.15
     for curve in panel.curves:
         colour, gid = curve_colour(curve.colour), f"curve-{number}"
         if curve.low is not None:
@@ -117,7 +141,7 @@ def _draw(axes: Any, panel: Panel, steps: tuple[int, int], *, is_narrow: bool = 
             axes.plot(curve.x, curve.low, color=colour, linewidth=1.0, gid=gid)
         dots = {"marker": "o", "markersize": 3.5} if curve.look == "points" or len(curve.x) == 1 else {}
         is_faint = curve.look == "faint"
-        look = {"linewidth": _WIDTHS[curve.look], "alpha": 0.35 if is_faint else 1.0, "zorder": 2.0 if is_faint else 2.5}
+        look = {"linewidth": _WIDTHS[curve.look], "alpha": faint if is_faint else 1.0, "zorder": 2.0 if is_faint else 2.5}
         axes.plot(curve.x, curve.y, color=colour, gid=gid, **look, **dots)
         number += bool(curve.name)
     axes.set_xlim(*padded(steps))
@@ -129,7 +153,7 @@ def _draw(axes: Any, panel: Panel, steps: tuple[int, int], *, is_narrow: bool = 
         axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=_subs(axes.get_ylim()), numticks=8))
     else:
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _number(value)))
     axes.xaxis.set_major_locator(ticker.MaxNLocator(4 if is_narrow else 10, integer=True, steps=[1, 2, 2.5, 5, 10]))
@@ -157,7 +181,8 @@ def _mark(axes: Any, marks: Marks, curve: int | None) -> None:
         for step in marks.x:
             axes.axvline(step, color=colour, linewidth=1.3, linestyle=_dashes(marks.kind), gid=gid, zorder=2.2)
         return
-    look = {"linestyle": "none", "marker": GLYPHS[marks.kind][0], "markersize": 11 if marks.kind == "best" else 6, "color": colour}
+    size = 11 if marks.kind == "best" else 6
+    look: dict[str, Any] = {"linestyle": "none", "marker": GLYPHS[marks.kind][0], "markersize": size, "color": colour}
     if marks.kind == "skip":
         look["markeredgewidth"] = 1.6
     at = axes.get_xaxis_transform()
@@ -180,23 +205,23 @@ def _dashes(kind: str) -> str:
     return "--" if kind == "rollback" else ":"
 
 
-def _add_legend(axes: Any, panel: Panel) -> None:
-    """Beside the plot."""
+def _legend_of(panel: Panel) -> list[tuple[Any, str]]:
+    """What goes beside a plot, each with its name. Of many curves some are named, in their order."""
     shown = panel.named
     if len(shown) > _MAX_NAMES:
-        shown = [panel.named[i * (len(shown) - 1) // (_MAX_NAMES - 1)] for i in range(_MAX_NAMES)]
-    handles = [_line2d([], [], color=curve_colour(curve.colour), linewidth=_WIDTHS[curve.look]) for curve in shown]
-    names = [_shortened(curve.name) for curve in shown]
+        shown = [shown[i * (len(shown) - 1) // (_MAX_NAMES - 1)] for i in range(_MAX_NAMES)]
+    found = [(_line2d(color=curve_colour(curve.colour), linewidth=_WIDTHS[curve.look]), _shortened(curve.name)) for curve in shown]
     if len(shown) < len(panel.named):
-        handles.append(_line2d([], [], linewidth=0))
-        names.append(f"(and {len(panel.named) - len(shown)} between them)")
+        found.append((_line2d(linewidth=0), f"({len(panel.named) - len(shown)} more between these)"))
     for kind in dict.fromkeys(marks.kind for marks in panel.marks):
         of_kind = [marks for marks in panel.marks if marks.kind == kind]
         colour = mark_colour(of_kind[0]) if len(of_kind) == 1 else TEXT
-        line = {"linestyle": _dashes(kind), "linewidth": 1.3} if kind in _LINES else {"linestyle": "none", "marker": GLYPHS[kind][0], "markersize": 6}
-        handles.append(_line2d([], [], color=colour, **line))
-        names.append(of_kind[0].texts[0] if kind == "best" and len(of_kind) == 1 else WORDS[kind])
-    axes.legend(handles, names, fontsize=8.5, loc="upper left", bbox_to_anchor=(1.005, 1.03), frameon=False, borderaxespad=0.0)
+        if kind in _LINES:
+            handle = _line2d(color=colour, linestyle=_dashes(kind), linewidth=1.3)
+        else:
+            handle = _line2d(color=colour, linestyle="none", marker=GLYPHS[kind][0], markersize=6)
+        found.append((handle, of_kind[0].texts[0] if kind == "best" and len(of_kind) == 1 else WORDS[kind]))
+    return found
 
 
 def _shortened(name: str) -> str:
@@ -218,10 +243,10 @@ def curve_colour(colour: int | float | None) -> str:
     return to_hex(colormaps["turbo"](0.08 + 0.84 * colour))
 
 
-def _line2d(*args: Any, **kwargs: Any) -> Any:
+def _line2d(**look: Any) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D(*args, **kwargs)
+    return Line2D([], [], **look)
 
 
 def _number(value: float) -> str:
@@ -244,7 +269,7 @@ def _style(texts: Collection[str], size: float = 9.5) -> Iterator[None]:
     import_figure()
     from matplotlib import rc_context
 
-    settings = {
+    settings: Any = {
         "font.family": ["DejaVu Sans", *_fonts_for({character for text in texts for character in text})],
         "font.size": size,
         "axes.edgecolor": LINE,
@@ -259,10 +284,16 @@ def _style(texts: Collection[str], size: float = 9.5) -> Iterator[None]:
         "text.parse_math": False,
         "path.simplify_threshold": 0.3,
     }
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
     with rc_context(settings), warnings.catch_warnings():
-        # A character that no font has is drawn as an empty box.
+        # A character that no font has is drawn as a box; one that has no bold form, as it is.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _fonts_for(characters: Collection[str]) -> list[str]:
@@ -280,7 +311,9 @@ def _fonts_for(characters: Collection[str]) -> list[str]:
     missing = {character for character in characters if not character.isascii()}
     missing = without_glyph(findfont(FontProperties(family="DejaVu Sans")), missing)
     found: list[str] = []
-    for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.weight not in (400, "normal"), font.name)):
+    # matplotlib's own last resort has boxes for all of them.
+    fonts = [font for font in fontManager.ttflist if not font.name.startswith("Last Resort")]
+    for font in sorted(fonts, key=lambda font: (font.style != "normal", font.weight not in (400, "normal"), font.name)):
         if not missing:
             break
         rest = without_glyph(font.fname, missing)

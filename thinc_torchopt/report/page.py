@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from .drawing import BAD, COLOURS, COLOURS_IN_THE_DARK, GLYPHS, GRID, LINE, TEXT, draw_svg, mark_colour, plot_edges, curve_colour, padded
+from .drawing import BAD, COLOURS, COLOURS_IN_THE_DARK, GLYPHS, GRID, LINE, TEXT, curve_colour, draw_svg, mark_colour, padded, plot_edges
 from .panels import WORDS, Curve, Marks, Panel, describe
 from .runs import Run, printable
 from .summary import Fact, facts_of
@@ -124,8 +124,8 @@ def _mark_keys(found: Sequence[Marks]) -> Iterator[str]:
         of_kind = [marks for marks in found if marks.kind == kind]
         colour = _css(mark_colour(of_kind[0])) if len(of_kind) == 1 else "inherit"
         text = of_kind[0].texts[0] if kind == "best" and len(of_kind) == 1 else WORDS[kind]
-        glyph = f'<i class="{_DASHED[kind]}" style="color:{colour}"></i>' if kind in _DASHED else f'<b style="color:{colour}">{GLYPHS[kind][1]}</b>'
-        yield f'<span class="key">{glyph}{escape(text)}</span>'
+        tag, look, glyph = ("i", _DASHED[kind], "") if kind in _DASHED else ("b", "", GLYPHS[kind][1])
+        yield f'<span class="key"><{tag} class="{look}" style="color:{colour}">{glyph}</{tag}>{escape(text)}</span>'
 
 
 def _data(panels: Sequence[Panel], steps: tuple[int, int]) -> dict[str, Any]:
@@ -185,8 +185,12 @@ def _scores(runs: Sequence[Run]) -> Iterator[str]:
         found.append({name: float(value) for name, value in scores.items() if math.isfinite(value)})
     names = list(dict.fromkeys(name for scores in found for name in scores))
     if names:
-        rows = [[printable(name), *(f"{scores[name]:,.4g}" if name in scores else _NONE for scores in found)] for name in names]
+        rows = [[printable(name), *(_number(scores[name]) if name in scores else _NONE for scores in found)] for name in names]
         yield _table("All scores at the best step", ["score", *_heads(runs)], rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:

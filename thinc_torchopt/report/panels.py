@@ -198,7 +198,7 @@ def _losses(runs: Sequence[Run], span: int) -> Iterator[Panel]:
 
 def _rates(runs: Sequence[Run], span: int) -> Iterator[Panel]:
     panel = Panel("Learning rate", "learning rate")
-    by_run = [{name: values for name, values in run.columns.get("learn_rates", {}).items()} for run in runs]
+    by_run = [run.columns.get("learn_rates", {}) for run in runs]
     highest = [float(numpy.nanmax(values)) for rates in by_run for values in rates.values()]
     active = [rate for rate in highest if rate > 0.0]
     panel.is_log = bool(active) and max(active) / min(active) > _LOG_FROM
@@ -213,12 +213,17 @@ def _rates(runs: Sequence[Run], span: int) -> Iterator[Panel]:
         if any(len(rates) > 1 for rates in by_run):
             panel.caption = "From the lowest to the highest rate of a run's param groups; those at 0, which are frozen, are left out."
     else:
-        groups = _alike(by_run[0])
+        frozen = [printable(name) for name, values in by_run[0].items() if active and numpy.nanmax(values) == 0.0]
+        groups = _alike({name: values for name, values in by_run[0].items() if printable(name) not in frozen})
         groups.sort(key=lambda group: -float(numpy.nanmax(group[1])))
+        look: Look = "line" if len(groups) <= MAX_COLOURS else "thin"
+        most = max(300, _MAX_POINTS * MAX_COLOURS // max(MAX_COLOURS, len(groups)))
         for i, (names, values) in enumerate(groups):
-            panel.curves += _curve(runs[0], values, _name_groups(names), _colour(i, len(groups)), "line" if len(groups) <= MAX_COLOURS else "thin")
-        if len(groups) < len(by_run[0]):
+            panel.curves += _curve(runs[0], values, _name_groups(names), _colour(i, len(groups)), look, most=most)
+        if len(groups) < len(by_run[0]) - len(frozen):
             panel.caption = "Param groups with the same rates at every step share a curve."
+        if frozen:
+            panel.caption += f" Always at 0, and left out: {_name_groups(frozen)}."
     if panel.is_log:
         panel.caption += " Rates of 0 have no place on this scale."
         for curve in panel.curves:
@@ -251,6 +256,7 @@ def _speed(runs: Sequence[Run], span: int) -> Iterator[Panel]:
         x, y = run.speeds()
         panel.curves.append(Curve("words per second" if len(runs) == 1 else run.label, i, x, y))
     panel.curves = [curve for curve in panel.curves if len(curve.x)]
+    panel.limits = 0.0, 1.08 * max((float(curve.y.max()) for curve in panel.curves), default=1.0)
     yield panel
 
 
@@ -262,7 +268,7 @@ def _colour(i: int, n: int) -> int | float:
 
 
 def _curve(
-    run: Run, values: numpy.ndarray, name: str, colour: int | float, look: Look, low: numpy.ndarray | None = None
+    run: Run, values: numpy.ndarray, name: str, colour: int | float, look: Look, low: numpy.ndarray | None = None, most: int = _MAX_POINTS
 ) -> list[Curve]:
     """A curve of the lines that have a value, or none."""
     known = numpy.isfinite(values)
@@ -270,19 +276,19 @@ def _curve(
     if not len(x):
         return []
     if low is None:
-        x, y = _thinned(x, y)
+        x, y = _thinned(x, y, most)
     elif len(x) > _MAX_POINTS:
         kept = numpy.unique(numpy.linspace(0, len(x) - 1, _MAX_POINTS).astype("int64"))
         x, y, low = x[kept], y[kept], low[kept]
     return [Curve(name, colour, x, y, low, look)]
 
 
-def _thinned(x: numpy.ndarray, y: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The lowest and the highest point of each of some stretches, in their order: no peak is lost."""
-    if len(x) <= _MAX_POINTS:
+    if len(x) <= most:
         return x, y
     kept = [0, len(x) - 1]
-    for part in numpy.array_split(numpy.arange(len(x)), _MAX_POINTS // 2):
+    for part in numpy.array_split(numpy.arange(len(x)), most // 2):
         kept += [int(part[y[part].argmin()]), int(part[y[part].argmax()])]
     chosen = numpy.unique(kept)
     return x[chosen], y[chosen]
@@ -315,8 +321,8 @@ def _trimmed_mean(values: numpy.ndarray) -> float:
 def _finish_smoothed(panel: Panel, windows: Sequence[int], *, in_full: bool = False) -> Panel:
     """Say how curves were smoothed, and choose the scale. in_full (bool): What is faint must not leave the picture."""
     if any(window > 1 for window in windows):
-        low, high = min(window for window in windows if window > 1), max(windows)
-        over = str(high) if low == high else f"{low} to {high}"
+        fewest, most = min(window for window in windows if window > 1), max(windows)
+        over = str(most) if fewest == most else f"{fewest} to {most}"
         panel.caption += f"Bold: the mean of {over} lines of the log, without the most extreme. Faint: each line."
     panel.is_log = _needs_log([curve.y for curve in panel.curves], of_all=in_full)
     if panel.is_log:

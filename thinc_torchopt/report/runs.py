@@ -234,8 +234,8 @@ class _Log:
                     if not isinstance(value, (dict, list, str)):
                         self._put((key, name), value)
         saved, back = record.get("last_checkpoint"), record.get("last_rollback")
-        if _is_step(saved):
-            self.checkpoints.setdefault(saved)
+        if saved is not None and _is_step(saved):
+            self.checkpoints[saved] = None
         if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
             self.rollbacks.setdefault((back[0], back[1]), step)
         self.steps.append(step)
@@ -249,7 +249,8 @@ class _Log:
     def cut(self, step: int) -> None:
         """Forget all from a step on."""
         n = bisect_left(self.steps, step)
-        for values in (self.steps, *self.columns.values()):
+        del self.steps[n:]
+        for values in self.columns.values():
             del values[n:]
         self.checkpoints = {saved: None for saved in self.checkpoints if saved < step}
         self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
@@ -395,6 +396,8 @@ def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[t
 def _labels(paths: Sequence[Path]) -> list[str]:
     """Names of runs that differ: as little of the path as will do."""
     parts = [[*path.parts[:-1], path.stem] for path in paths]
+    if len({tuple(part) for part in parts}) < len(parts):
+        parts = [list(path.parts) for path in paths]
     if len(paths) == 1:
         return [printable("/".join(parts[0][-2:]).lstrip("/"))]
     n, longest = 1, max(map(len, parts))

@@ -20,7 +20,6 @@ def facts_of(run: Run) -> list[Fact]:
     found = summarize(run)
     best = f"at step {found['best_step']:,}" if found["best_step"] is not None else ""
     low, high = found["lowest_final_rate"], found["highest_final_rate"]
-    rates = "" if high is None else f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
     return [
         Fact("best score", _short(found["best_score"]), best),
         Fact("last score", _short(found["last_score"])),
@@ -30,7 +29,7 @@ def facts_of(run: Run) -> list[Fact]:
         Fact("skipped updates", _count(found["skipped_updates"])),
         Fact("gradient spikes", _count(found["grad_spikes"])),
         Fact("rollbacks", _count(found["rollbacks"])),
-        Fact("final rate" if low == high else "final rates", rates),
+        Fact("final rate", "" if high is None else f"{high:.3g}", "" if low == high else f"down to {low:.3g}"),
     ]
 
 

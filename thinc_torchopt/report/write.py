@@ -53,9 +53,8 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         with save_whole(path) as unfinished:
             unfinished.write_text(page, encoding="utf8")
     else:
-        draw_picture(panels, [_head(run, None if len(runs) == 1 else i) for i, run in enumerate(runs)], title, path, steps)
-
-
-def _head(run: Run, colour: int | None) -> tuple[str, int | None]:
-    facts = ",  ".join(f"{fact.name} {fact.value}{f' {fact.more}' if fact.more else ''}" for fact in facts_of(run) if fact.value)
-    return (facts if colour is None else f"{run.label}:  {facts}"), colour
+        facts = [facts_of(run) for run in runs]
+        shown = [i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)]
+        headers = ["run", *(facts[0][i].name for i in shown)]
+        rows = [[run.label, *(f"{row[i].value} {row[i].more}".strip() for i in shown)] for run, row in zip(runs, facts)]
+        draw_picture(panels, title, headers, rows, path, steps)
