@@ -211,7 +211,7 @@ def _rates(runs: Sequence[Run], span: int) -> Iterator[Panel]:
             top, bottom = _edges(list(rates.values()))
             panel.curves += _curve(run, top, run.label, i, "line", bottom if len(rates) > 1 else None)
         if any(len(rates) > 1 for rates in by_run):
-            panel.caption = "From the lowest to the highest rate of a run's param groups; those at 0, which are frozen, are left out."
+            panel.caption = "From the lowest to the highest rate of a run's param groups, without those that are frozen."
     else:
         frozen = [printable(name) for name, values in by_run[0].items() if active and numpy.nanmax(values) == 0.0]
         groups = _alike({name: values for name, values in by_run[0].items() if printable(name) not in frozen})
