@@ -54,8 +54,8 @@ def run(loop, *, steps=12, exclude=(), **settings):
 
     yielded = []
     for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
-        info.pop("seconds")
-        info.pop("elapsed", None)
+        for time in ("seconds", "elapsed", "overruns"):
+            info.pop(time, None)
         ours = {key: info.pop(key, None) for key in OURS}
         if loop is not SPACYS:
             rate = 0.01 / (info["step"] + 1)
