@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from .drop_ins import SGD, Adam, RAdam
     from .learn_rate import LearnRateController
     from .optimizers import TorchOptimizer
+    from .own_loop import Checkpoints
     from .state_growth import StateMapping, preserve_optimizer_state
 
 _HOME = {
     "Adam": "drop_ins",
     "Algorithm": "algorithm",
+    "Checkpoints": "own_loop",
     "LearnRateController": "learn_rate",
     "RAdam": "drop_ins",
     "SGD": "drop_ins",
@@ -30,6 +32,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Algorithm",
+    "Checkpoints",
     "LearnRateController",
     "RAdam",
     "StateMapping",

@@ -51,6 +51,7 @@ def Checkpoint(
     resume: Literal["auto", "must", "never"] = "auto",
     on_config_change: Literal["refuse", "warn"] = "refuse",
     allow_foreign_shims: bool = False,
+    progress_bar: bool = True,
 ) -> CheckpointSettings:
     """Save the state of a training run, and go on from it. Registered as `thinc-torchopt.Checkpoint.v1`.
 
@@ -62,6 +63,7 @@ def Checkpoint(
         `eval_frequency`, the logger and this block may change.
     allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and components whose
         model is none of thinc's. Their `from_bytes` gets what is in the folder.
+    progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a notebook.
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(_BLOCK)
@@ -75,21 +77,32 @@ def Checkpoint(
         section.choice("resume", resume, ("auto", "must", "never")),
         section.choice("on_config_change", on_config_change, ("refuse", "warn")),
         section.flag("allow_foreign_shims", allow_foreign_shims),
+        section.flag("progress_bar", progress_bar),
     )
 
 
-class Checkpoints:
-    """The checkpoints of a run.
+class RunCheckpoints:
+    """The checkpoints of a run: of `spacy train`, or of a loop of the user's own (see own_loop.py).
 
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
-    batches (Iterator): The batches of the run.
+    batches (Iterator): Epoch and batch of each step.
+    own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy train`.
 
-    Public: `stream` (the batches, which a run that goes on can draw again) and `signals` (which stop the run after its step).
+    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its step), `own`.
     """
 
-    def __init__(self, settings: CheckpointSettings, nlp: Language, optimizer: TorchOptimizer, batches: Iterator[Any]):
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        batches: Iterator[Any],
+        *,
+        own: dict[str, Any] | None = None,
+    ):
         self.settings = settings
+        self.own = own
         self.folder = Path(settings.path).absolute()
         self.stream = DataStream(batches)
         self.signals = Signals()
@@ -160,12 +173,16 @@ class Checkpoints:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(changes)
             if self.settings.on_config_change == "refuse":
                 raise StateError(
-                    f"Can't go on: {text}\nTo go on all the same: --training.optimizer.checkpoint.on_config_change warn. To start anew: "
-                    "--training.optimizer.checkpoint.resume never, or another path."
+                    f"Can't go on: {text}\nTo go on all the same: {self._setting('on_config_change', 'warn')}. To start anew: "
+                    f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Going on although {text}"), stacklevel=4)
         check_model(self._nlp, saved["model"], allow_foreign_shims=self.settings.allow_foreign_shims)
         return saved
+
+    def _setting(self, name: str, value: str) -> str:
+        """How to set one, for messages."""
+        return f"--training.optimizer.checkpoint.{name} {value}" if self.own is None else f'{name}="{value}"'
 
     def _changes(self, saved: Mapping[str, Any]) -> list[str]:
         """What is another than in the run that goes on, a line each. Older versions saved less."""
@@ -184,25 +201,35 @@ class Checkpoints:
         except (ConfigError, ScheduleError) as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
         with own_errors(f"the training in '{self.folder}'"):
-            self._restore_run(saved, progress, dropouts)
+            self._restore_run(saved, progress)
+            for _ in range(self.stream.position):
+                next(dropouts)
 
-    def _restore_run(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
-        self.stream.load_state_dict(saved["data"])
+    def _restore_run(self, saved: Mapping[str, Any], progress: Progress) -> None:
+        if self.own is not None:
+            check_parts("your own values", saved.get("own", {}))
+            self.own = dict(saved.get("own", {}))
+        batches = saved["data"]["position"]
+        logger.info("Resuming from step %s: reading past %s batches.", f"{batches:,}", f"{batches:,}")
+        try:
+            self.stream.load_state_dict(saved["data"], progress_bar=self.settings.progress_bar)
+        except StateError as error:
+            raise StateError(f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}.") from error
         progress.load_state_dict(saved["progress"])
-        for _ in range(self.stream.position):
-            next(dropouts)
         self._written, self._best_step = progress.step, progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
 
-    @staticmethod
-    def _check_place(saved: Mapping[str, Any]) -> None:
+    def _check_place(self, saved: Mapping[str, Any]) -> None:
         """RAISES (StateError): The run was at no step at which it can have been. To go there would take for ever."""
         for part in ("progress", "data", "optimizer"):
             check_parts(f"the {part}", saved[part])
         batches, done, of_optimizer = saved["data"].get("position"), saved["progress"].get("step"), saved["optimizer"].get("step")
         steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
-        if check_count("data.position", batches) != steps or check_count("optimizer.step", of_optimizer) != steps:
+        # A loop of the user's own may move its schedules when it likes.
+        moves_each_step = self.own is None
+        check_count("optimizer.step", of_optimizer)
+        if check_count("data.position", batches) != steps or (moves_each_step and of_optimizer != steps):
             raise StateError(
                 f"Can't go on: expected as many batches as steps, found {batches} and {steps}, and {of_optimizer} steps of the optimizer. "
                 "The checkpoint is damaged."
@@ -335,6 +362,11 @@ class Checkpoints:
         just_did = bool(progress.rollbacks) and progress.rollbacks[-1][0] == progress.step
         return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
 
+    def save(self, progress: Progress) -> None:
+        """Save now, if that has not been done."""
+        if self._written != progress.step:
+            self._write(progress, keep=self.settings.keep)
+
     def _write(self, progress: Progress, *, keep: int | None) -> None:
         path = self.folder / name_of(progress.step)
         check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
@@ -346,6 +378,7 @@ class Checkpoints:
             "data": self.stream.state_dict(),
             "random": collect_random(),
             "performance": plain_scores(self._nlp.meta.get("performance", {})),
+            **({} if self.own is None else {"own": self.own}),
         }
         try:
             self._lock.check()

@@ -20,7 +20,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from . import hooks
-from .checkpoint import Checkpoints
+from .checkpoint import RunCheckpoints
 from .errors import PipelineError, PipelineWarning
 from .names import clean
 from .optimizers import TorchOptimizer
@@ -74,7 +74,7 @@ def train_while_improving(
         if before_update is None:
             raise  # or else the hook may be what puts the pipeline in order
     if optimizer.checkpoint is not None:
-        checkpoints = Checkpoints(optimizer.checkpoint, nlp, optimizer, batches)
+        checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, batches)
         batches, goes_on = checkpoints.stream, checkpoints.open(progress, dropouts)
         rollback = None if optimizer.rollback is None else Rollback(nlp, optimizer)
         hooks.tell_output_to(checkpoints)  # spaCy cleans its folder next

@@ -265,6 +265,10 @@ class TorchOptimizer(Optimizer):
             self._trained.table.bind(nlp, ())
             self._keep_all_buffers()
 
+    def knows(self, nlp: Language) -> bool:
+        """Whether this is the pipeline that it was told last."""
+        return self._trained.table.is_bound_to(nlp)
+
     def _meet(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for example."""
         if anew or not self._trained.table.may_be_of(nlp):
@@ -588,6 +592,11 @@ class TorchOptimizer(Optimizer):
         self._trained.roll_back(saved)
         self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
         self._guard.bad_in_a_row = 0
+
+    def check_can_be_saved(self) -> None:
+        """RAISES (ConfigError): An algorithm keeps what no file takes."""
+        for algorithm in self._cascade.algorithms:
+            algorithm.check_settings(averages=False, checkpoint=True)
 
     def to_disk(self, path: str | Path) -> None:
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""

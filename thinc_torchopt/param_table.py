@@ -75,6 +75,10 @@ class ParamTable:
         """Whether what it has may be a pipeline's: not if it was told another one before."""
         return not self._was_bound or self._nlp() is nlp
 
+    def is_bound_to(self, nlp: Language) -> bool:
+        """Whether this is the pipeline that it was told."""
+        return self._nlp() is nlp
+
     def bound_to(self) -> tuple[Language, Collection[str]]:
         """The pipeline that it was told, and which components of it are not trained.
 

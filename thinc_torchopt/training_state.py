@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from spacy.training import Example
 
 from .checks import check_parts, own_errors
 from .errors import StateError
+from .progress_bars import show_progress
 
 Batch = tuple[int, list[Example]]
 
@@ -155,9 +157,10 @@ class DataStream:
     def __next__(self) -> Batch:
         (epoch, batch), self._ahead = self._ahead or self._draw(), None
         self.position += 1
-        texts = "\n".join(example.reference.text for example in batch).encode("utf8")
+        examples = _examples_in(batch)
+        texts = "\n".join(example.reference.text for example in examples).encode("utf8")
         self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
-        for example in batch:
+        for example in examples:
             self._annotated = _checksum(example.reference, self._annotated)
         return epoch, batch
 
@@ -184,26 +187,31 @@ class DataStream:
         """Where it began, how many batches were drawn, and a checksum of them all."""
         return {"start": _save_generators(self._start), "position": self.position, "all": self._all, "annotated": self._annotated}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, progress_bar: bool = False) -> None:
         """Draw all batches that were drawn before.
 
+        progress_bar (bool): Show how far it is: with much data that takes minutes.
         RAISES (StateError): The data is not what it was.
         """
         self._start = self._generators = _load_generators(state["start"])
-        try:
+        with suppress(StopIteration), show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar:
             for _ in range(state["position"]):
                 next(self)
-        except StopIteration:
-            pass
+                bar.update()
         # Earlier versions had a checksum of the texts only, or of those of the last batch.
         checksums = {"annotated": self._annotated, "all": self._all, "last": self._last}
         found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
         if (self.position, found) != (state["position"], expected):
             raise StateError(
                 f"Can't go on in the training data: expected {state['position']} batches as those of the run that was saved, found others, "
-                "or less data. The corpus has changed, or its reader draws from random generators other than Python's and "
-                "NumPy's global ones. Bring the old corpus back, or start anew with --training.optimizer.checkpoint.resume never."
+                "or less data. The data has changed, or was used up or shuffled in place before, or its reader draws from random "
+                "generators other than Python's and NumPy's global ones."
             )
+
+
+def _examples_in(batch: Any) -> list[Example]:
+    """What is compared of a batch. In a loop of the user's own it may be anything."""
+    return [example for example in batch if isinstance(example, Example)] if isinstance(batch, (list, tuple)) else []
 
 
 _OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IOB, ENT_TYPE, ENT_KB_ID, ENT_ID]

@@ -59,3 +59,4 @@ class CheckpointSettings:
     resume: Literal["auto", "must", "never"]
     on_config_change: Literal["refuse", "warn"]
     allow_foreign_shims: bool = False
+    progress_bar: bool = True

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import tqdm
 from rich.console import Console
 
 from ..lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from ..plots import check_picture, plot_range_test
+from ..progress_bars import show_progress
 from ._util import build, errors_shown, make_console, print_json, print_table, short, sparkline
 
 _CHART_WIDTH = 60
@@ -51,7 +51,7 @@ def show_range_test(
             check_picture(output_path)
         setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
         peaks = learn_rate_settings(setup.config)
-        with tqdm.tqdm(total=steps, disable=None, leave=False) as bar:
+        with show_progress(steps, "Training at rising rates") as bar:
             found = run_range_test(
                 setup.nlp, setup.config, min_rate=min_rate, max_rate=max_rate, steps=steps, smoothing=smoothing, progress=bar.update
             )
