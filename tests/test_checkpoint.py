@@ -85,6 +85,20 @@ def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
+def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(corpus, tmp_path):
+    """thinc's params move on by momentum then, in a run that goes on as well: here the second half of the data has no trees."""
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    docs[36:] = [Doc(doc.vocab, words=[token.text for token in doc], tags=[token.tag_ for token in doc]) for doc in docs[36:]]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    changes = {"steps": 6, "training__max_epochs": -1}
+    paths = {**corpus, "train": tmp_path / "train.spacy"}
+    whole = run(config_for(tmp_path / "whole", paths, **changes), tmp_path / "whole")
+    config = config_for(tmp_path / "broken", paths, **changes)
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (4, None)]
+    assert list(parts[1]) == [4, 5, 6] and parts[0] | parts[1] == whole
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
 def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
     """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started again."""
     config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)

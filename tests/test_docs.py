@@ -15,9 +15,10 @@ from confection import Config
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
+from thinc_torchopt.checkpoint_folder import steps_of
 from thinc_torchopt.compat import has_matplotlib, has_pytorch_optimizer, has_tensorboard
 
-from .models import toy_examples, toy_pipeline
+from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,7 @@ def run_spacy(args, folder, monkeypatch):
         assert list((folder / "training").iterdir())
 
 
-@pytest.mark.parametrize("text", blocks("python"))
+@pytest.mark.parametrize("text", [block for block in blocks("python") if not block.id.startswith("python.md")])
 def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     """With the names that the text around them explains: an optimizer, and models with gradients."""
     nlp = toy_pipeline(["tagger"], shared=False)
@@ -118,6 +119,24 @@ def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
         assert set(optimizer.nr_update.values()) == {1} and optimizer.learn_rate > 0
     if "print(" in text and "optimizer.params" in text:
         assert "tagger/output_layer/W" in capsys.readouterr().out
+
+
+def test_docs_python_page_runs(tmp_path, monkeypatch):
+    """From top to bottom, as in a notebook. Then the cell with the checkpoints once more, in which nothing is left to do."""
+    monkeypatch.chdir(tmp_path)
+    cells = [block.values[0] for block in blocks("python") if block.id.startswith("python.md")]
+    names = {}
+    for cell in cells:
+        exec(cell, names)
+        if "Checkpoints(" in cell:
+            weights = pipeline_params(names["nlp"])["ner"]
+            exec(cell, names)
+            assert same(pipeline_params(names["nlp"])["ner"], weights) and names["step"] == 19
+            exec(cell.replace("keep=2", 'resume="never"'), names)
+            assert same(pipeline_params(names["nlp"])["ner"], weights)
+    assert (tmp_path / "model-best" / "meta.json").is_file() and names["scores"]["ents_f"] > 0.5
+    found = [path.name for path in steps_of(tmp_path / "training" / "state")]
+    assert found == ["step-00000015", "step-00000019"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

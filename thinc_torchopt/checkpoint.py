@@ -27,7 +27,16 @@ from .checkpoint_folder import clear_leftovers, name_of, newest_whole, prune, re
 from .checks import Section, check_count, check_parts, own_errors
 from .errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from .files import write_folder
-from .model_state import check_can_be_saved, check_model, collect_model, layout_of, restore_model, restore_setup
+from .model_state import (
+    check_can_be_saved,
+    check_model,
+    collect_grads,
+    collect_model,
+    layout_of,
+    restore_grads,
+    restore_model,
+    restore_setup,
+)
 from .old_names import model_by_names_of_now
 from .optimizers import TorchOptimizer
 from .run_config import collect_config, collect_identity, collect_values, compare_configs, compare_identities
@@ -200,6 +209,7 @@ class RunCheckpoints:
             self._optimizer.load_state_dict(saved["optimizer"])
         except (ConfigError, ScheduleError) as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
+        restore_grads(self._nlp, saved.get("grads"), {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved, progress)
             for _ in range(self.stream.position):
@@ -378,7 +388,7 @@ class RunCheckpoints:
             "data": self.stream.state_dict(),
             "random": collect_random(),
             "performance": plain_scores(self._nlp.meta.get("performance", {})),
-            **({} if self.own is None else {"own": self.own}),
+            **({} if self.own is None else {"own": self.own, "grads": collect_grads(self._nlp)}),
         }
         try:
             self._lock.check()

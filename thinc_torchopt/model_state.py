@@ -244,6 +244,51 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+# ---------------------------------------------------------------------- gradients
+
+
+def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
+    """Gradients that wait for an update, by lasting names. None: of zeros.
+
+    After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` there may be: it updates a shared tok2vec
+    before the components that listen to it come to their backward passes, so their gradients wait in it for the next batch.
+    """
+    grads: dict[str, torch.Tensor | None] = {}
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is None:
+                if found.param is not None and found.param.grad is not None:
+                    grads[found.name] = found.param.grad
+            elif found.owner.has_grad(param):
+                grad = found.owner.get_grad(param)
+                grads[found.name] = saved_tensor(grad, found.name) if grad.any() else None
+    return grads
+
+
+def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None, updated: Collection[Any]) -> None:
+    """Give params the gradients that they had. Others are dropped.
+
+    thinc's params keep their gradient for good, if only zeros: so each update of their model moves them on by momentum and weight decay,
+    also where a batch has nothing for them.
+    saved (Mapping): From `collect_grads`. None: as after a step of spaCy's training loop.
+    updated (Collection[Key]): Keys of the params that had updates: after such a step, those that have a gradient.
+    RAISES (StateError): One has not its param's shape.
+    """
+    with own_errors("the gradients"):
+        for name, model in components_with_model(nlp):
+            for found in walk(model, name):
+                grad = None if saved is None else saved.get(found.name)
+                if (param := _thinc_param(found)) is None:
+                    if found.param is not None:
+                        found.param.grad = None if grad is None else grad.to(found.param.device, copy=True)
+                    continue
+                node, had_one = found.owner, found.key in updated if saved is None else found.name in saved
+                if had_one and not node.has_grad(param):
+                    node.set_grad(param, node.ops.xp.zeros_like(node.get_param(param)))
+                if node.has_grad(param):
+                    node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(grad.numpy())
+
+
 # ---------------------------------------------------------------------- the parts of a model
 
 

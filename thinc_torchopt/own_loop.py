@@ -24,7 +24,6 @@ from .checkpoint import Checkpoint, RunCheckpoints
 from .checks import Section
 from .errors import ConfigWarning, StateError
 from .optimizers import TorchOptimizer
-from .param_table import components_with_model
 from .training_state import Progress
 
 Batch = TypeVar("Batch")
@@ -117,8 +116,6 @@ class Checkpoints:
         goes_on = run.open(progress, repeat(0.0))
         run.begin()
         if goes_on:
-            # In this process, a step may have been broken off.
-            _drop_gradients(self._nlp)
             self._optimizer.keep_buffers()
             run.report(progress, is_over=False)
         assert run.own is not None
@@ -152,14 +149,3 @@ class Checkpoints:
         if self._run is not None:
             self._run.close()
             self._run = None
-
-
-def _drop_gradients(nlp: Language) -> None:
-    for _, model in components_with_model(nlp):
-        for node in model.walk():
-            for name in node.param_names:
-                if node.has_grad(name):
-                    node.get_grad(name)[...] = 0
-            for shim in node.shims:
-                for param in getattr(shim._model, "parameters", lambda: ())():
-                    param.grad = None

@@ -26,6 +26,7 @@ from spacy.util import registry
 from ..errors import ConfigError, ScheduleWarning, TorchOptError
 from ..optimizers import TorchOptimizer
 from ..param_table import trainable_components
+from ..progress_bars import show_activity
 
 # What is printed to no terminal is as wide as it has to be.
 _ANY_WIDTH = 100_000
@@ -85,12 +86,13 @@ def build(
     import_code(code_path)
     setup_gpu(use_gpu, silent=True)
     if path.is_dir():
-        with show_validation_error(path, hint_fill=False):
+        with show_validation_error(path, hint_fill=False), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
     else:
         with show_validation_error(path), missing_section_named(path):
             config = util.load_config(path, overrides=overrides, interpolate=False)
-        with show_validation_error(path, hint_fill=False):
+        # It reads all of the data, for the labels.
+        with show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
             nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
     with show_validation_error(path, hint_fill=False):
