@@ -1,5 +1,6 @@
 """Training without a config: loops of the user's own, and their checkpoints. What was stopped and went on ends as what was not."""
 
+import json
 import os
 import random
 import subprocess
@@ -17,6 +18,7 @@ from thinc_torchopt.algorithm import Algorithm, Trial
 from thinc_torchopt.average_settings import EMA
 from thinc_torchopt.checkpoint import Checkpoint
 from thinc_torchopt.checkpoint_folder import steps_of
+from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
 from thinc_torchopt.files import read_folder, write_folder
 from thinc_torchopt.schedules import plateau, warmup_linear
@@ -219,9 +221,13 @@ def test_python_loop_says_what_can_not_be_saved_before_it_begins(tmp_path):
         Checkpoints(tmp_path / "state", nlp, optimizer).resume([])
 
 
-def test_python_loop_takes_the_older_one_when_the_newest_is_damaged(tmp_path):
+def test_python_loop_takes_the_older_one_when_the_newest_is_damaged(tmp_path, capsys):
     whole = train(tmp_path / "state", pipeline())
     damage(steps_of(tmp_path / "state")[-1], random.Random(0))
+    show_checkpoint(tmp_path / "state", as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert [(entry["name"], entry["whole"]) for entry in shown] == [("step-00000009", True), ("step-00000011", False)]
+    assert shown[0]["step"] == 9 and shown[0]["params"] > 1000
     with pytest.warns(CheckpointWarning, match="The next older checkpoint is taken"):
         found = train(tmp_path / "state", pipeline())
     assert found[-1] == [10, 11] and same(found[0], whole[0])
@@ -284,10 +290,10 @@ def test_python_loop_keeps_gradients_that_wait(tmp_path):
         backprop(model, rng)
         assert len(waiting) > 4 and not same(grads_of(model), waiting)
         del steps
-    for nlp, found in (nlp, model), mixed():
-        with Checkpoints(tmp_path / "state", nlp, TorchOptimizer(AdamW())) as checkpoints:
+    for pair in (nlp, model), mixed():
+        with Checkpoints(tmp_path / "state", pair[0], TorchOptimizer(AdamW())) as checkpoints:
             checkpoints.resume(range(3))
-            assert same(grads_of(found), waiting)
+            assert same(grads_of(pair[1]), waiting)
     tree = read_folder(path := steps_of(tmp_path / "state")[0])
     tree["grads"] = {name: torch.zeros(7, 7) for name in tree["grads"]}
     write_folder(path, tree)
