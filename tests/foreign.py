@@ -2,6 +2,7 @@
 
 import io
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy
@@ -82,17 +83,18 @@ def chinese_docs(numbers: range) -> list[Doc]:
 def make_files(folder: Path) -> dict[str, Path]:
     """Write everything. RETURNS: Where it is, by the names in [paths]; the Chinese corpora are zh_train and zh_dev."""
     import_file("foreign_functions", FUNCTIONS)
-    parts = {"train": english_docs(range(40)), "dev": english_docs(range(40, 46))}
-    parts |= {"zh_train": chinese_docs(range(40)), "zh_dev": chinese_docs(range(40, 46))}
+    parts = {"train": english_docs(range(40)), "dev": english_docs(range(40, 44))}
+    parts |= {"zh_train": chinese_docs(range(40)), "zh_dev": chinese_docs(range(40, 44))}
     paths = {name: folder / f"{name}.spacy" for name in parts}
     for name, docs in parts.items():
         DocBin(docs=docs, store_user_data=True).to_disk(paths[name])
     paths |= {"raw_text": folder / "raw_text.jsonl", "labels": folder / "labels.json"}
     paths["raw_text"].write_text("".join(json.dumps({"text": doc.text}) + "\n" for doc in parts["train"]))
-    for name in ("vectors", "floret", "kb", "source"):
+    for name in ("vectors", "floret", "kb", "source", "pieces", "transformer"):
         paths[name] = folder / name
     _write_vectors(paths["vectors"], paths["floret"])
     _write_kb(paths["kb"])
+    _write_transformer(paths["transformer"], paths["pieces"])
     _write_pipeline(paths["source"], paths)
     return paths
 
@@ -119,6 +121,18 @@ def _write_kb(folder: Path) -> None:
     for i, person in enumerate(PEOPLE):
         kb.add_alias(alias=person, entities=[f"Q{i}", f"Q{i + 1}"], probabilities=[0.5, 0.4])
     kb.to_disk(folder)
+
+
+def _write_transformer(folder: Path, pieces: Path) -> None:
+    """The pieces of a BERT that reads letters; and, where there is the library, such a BERT itself."""
+    letters = sorted({letter for doc in english_docs(range(20)) for letter in doc.text.lower() if not letter.isspace()})
+    pieces.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]))
+    if find_spec("transformers"):
+        from transformers import BertConfig, BertModel, BertTokenizerFast
+
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 80}
+        BertModel(BertConfig(**sizes)).save_pretrained(folder)
+        BertTokenizerFast(str(pieces)).save_pretrained(folder)
 
 
 def _write_pipeline(folder: Path, paths: dict[str, Path]) -> None:

@@ -1,0 +1,218 @@
+"""Configs as public projects of spaCy's users have them train with our optimizers as they do with thinc's. See foreign_configs/README.md."""
+
+import io
+import json
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import spacy
+import torch
+from confection import Config
+from spacy.language import Language
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train
+from spacy.training.pretrain import pretrain
+from spacy.util import registry
+
+from thinc_torchopt.cli.params import show_params
+
+from .foreign import FOLDER, FUNCTIONS, make_files
+from .models import pipeline_params, same, slots
+from .runs import digests, run
+from .spacy_cli import spacy_cli
+
+STEPS = 10
+
+# Which components each of them trains.
+TRAINED = {
+    "biaffine_parser.cfg": {"tok2vec", "senter", "biaffine_parser"},
+    "character_tokenizer.cfg": {"ner"},
+    "characters.cfg": {"tok2vec", "ner", "textcat"},
+    "entity_linker.cfg": {"entity_linker"},
+    "ner_floret.cfg": {"ner"},
+    "ner_static_vectors.cfg": {"tok2vec", "ner"},
+    "parser_senter_characters.cfg": {"parser", "senter"},
+    "pretrain.cfg": {"tok2vec", "tagger", "parser"},
+    "relations.cfg": {"tok2vec", "relation_extractor"},
+    "sourced_and_frozen.cfg": {"parser", "ner_tok2vec", "ner"},
+    "spancat.cfg": {"tok2vec", "spancat", "span_finder", "spancat_singlelabel"},
+    "tagger_morphologizer_lemmatizer.cfg": {"tok2vec", "tagger", "morphologizer", "trainable_lemmatizer"},
+    "textcat_ensemble.cfg": {"tok2vec", "textcat", "textcat_bow", "textcat_cnn"},
+    "textcat_multilabel.cfg": {"textcat_multilabel", "attention"},
+    "torch_encoder.cfg": {"encoder", "ner", "tagger"},
+    "transformer.cfg": {"transformer", "ner"},
+}
+
+all_configs = pytest.mark.parametrize("name", sorted(TRAINED))
+
+
+class Result(NamedTuple):
+    """Of a training.
+
+    before, after (dict): All params by component.
+    losses (list[dict[str, float]]): At each evaluation.
+    """
+
+    nlp: Language
+    before: dict[str, list[torch.Tensor]]
+    after: dict[str, list[torch.Tensor]]
+    losses: list[dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return make_files(tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="module")
+def with_thinc(files, tmp_path_factory):
+    """A training with the optimizer that is in the config, once for all tests."""
+    return cache(lambda name: ten_steps(name, files, tmp_path_factory.mktemp("thinc")))
+
+
+def as_is(block):
+    return block
+
+
+def drop_in(block):
+    """One word changes."""
+    return {**block, "@optimizers": f"thinc-torchopt.{block['@optimizers']}"}
+
+
+def adamw(block):
+    """The block that README.md shows, with the settings of the old one."""
+    kept = {key: block[key] for key in ("learn_rate", "grad_clip", "use_averages") if key in block}
+    algorithm = {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": block.get("L2", 0.0)}
+    return {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": algorithm, **kept}
+
+
+def config_for(name, files, optimizer=as_is):
+    """A config, with everything that it finds on disk, for ten steps."""
+    if name == "transformer.cfg":
+        pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    config = Config().from_disk(FOLDER / name, interpolate=False)
+    for key in set(config["paths"]) & set(files):
+        config["paths"][key] = str(files[f"zh_{key}" if config["nlp"]["lang"] == "zh" else key])
+    config["training"] |= {"max_steps": STEPS, "eval_frequency": STEPS}
+    for section in {"training", "pretraining"} & set(config):
+        config[section]["optimizer"] = optimizer(config[section]["optimizer"])
+    return config
+
+
+def ten_steps(name, files, folder, optimizer=as_is, output=None):
+    """`spacy train` in this process, and `spacy pretrain` before it where the config has that."""
+    losses = []
+
+    @registry.loggers("test-foreign.Losses.v1")
+    def create_logger():
+        return lambda nlp, stdout, stderr: (lambda info: losses.append(dict(info["losses"])) if info else None, lambda: None)
+
+    config = config_for(name, files, optimizer)
+    if "pretraining" in config:
+        pretrain(config.interpolate(), folder, silent=True)
+        config["paths"]["init_tok2vec"] = str(folder / "model-last.bin")
+    config["training"]["logger"] = {"@loggers": "test-foreign.Losses.v1"}
+    nlp = init_nlp(config)
+    before = pipeline_params(nlp)
+    if output is not None:
+        output.mkdir()
+    train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
+    return Result(nlp, before, pipeline_params(nlp), losses)
+
+
+def is_noise(name):
+    """Whether a torch param is an attention's bias of the keys, which changes no output: its gradient is rounding errors alone."""
+    return name.endswith(("in_proj_bias", "key.bias"))
+
+
+def noise(model):
+    """For each param of a model whether its gradient is noise."""
+    found = {id(param) for node in model.walk() for shim in node.shims for name, param in shim._model.named_parameters() if is_noise(name)}
+    return [id(param) in found for param, _ in slots(model)]
+
+
+def test_foreign_configs_are_all_tested():
+    assert {path.name for path in FOLDER.iterdir() if path.is_file()} == {*TRAINED, "README.md", FUNCTIONS.name}
+
+
+@all_configs
+def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
+    """With the drop-in, from the same weights to the same weights.
+
+    Both compute in float32, in another order. A step rounds each weight once, by 2^-24 of it at most; on top of that the distance is some
+    1e-5 of the way that the weights went. No L2, or no clipping, makes it a hundred times as much.
+    """
+    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, drop_in)
+    pretrained = "pretraining" in theirs.nlp.config and theirs.nlp.config["initialize"]["init_tok2vec"]
+    assert set(theirs.after) == set(ours.after) >= TRAINED[name]
+    for component, params in theirs.after.items():
+        assert pretrained or same(theirs.before[component], ours.before[component])
+        ignored = noise(theirs.nlp.get_pipe(component).model)
+        for i, (start, expected, found) in enumerate(zip(theirs.before[component], params, ours.after[component])):
+            if not ignored[i]:
+                allowed = 1e-4 * (expected - start).norm() + (STEPS + 1) * 2**-24 * expected.norm()
+                assert (found - expected).norm() <= allowed, f"{component}, param {i} of shape {tuple(expected.shape)}"
+    for expected, found in zip(theirs.losses, ours.losses, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@all_configs
+def test_foreign_configs_train_with_a_torch_optimizer(name, files, with_thinc, tmp_path):
+    """Every param is updated that thinc's optimizer updates, and no other; what was trained is on disk."""
+    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, adamw, output=tmp_path / "out")
+    assert [set(losses) for losses in ours.losses] == [set(losses) for losses in theirs.losses] and len(ours.losses) == 2
+    assert torch.tensor([list(losses.values()) for losses in ours.losses]).isfinite().all()
+    for component, params in ours.after.items():
+        moved = [not torch.equal(a, b) for a, b in zip(ours.before[component], params)]
+        assert moved == [not torch.equal(a, b) for a, b in zip(theirs.before[component], theirs.after[component])], component
+        assert any(moved) == (component in TRAINED[name]), component
+        assert all(param.isfinite().all() for param in params), component
+    loaded = spacy.load(tmp_path / "out" / "model-last")
+    averaged = ours.nlp.config["training"]["optimizer"].get("use_averages")
+    for component, params in pipeline_params(loaded).items():
+        assert same(params, ours.after[component]) != (bool(averaged) and component in TRAINED[name]), component
+    loaded("Anna loves old houses in London. She lives there.")
+
+
+@pytest.mark.parametrize("name", ["biaffine_parser.cfg", "sourced_and_frozen.cfg"])
+def test_foreign_configs_resume(name, files, tmp_path):
+    """What was stopped and went on ends with the weights of what was not."""
+
+    def config(folder):
+        found = config_for(name, files, adamw)
+        found["training"]["optimizer"]["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state"), "every": 3}
+        return found
+
+    run(config(tmp_path / "whole"), tmp_path / "whole" / "out")
+    run(config(tmp_path / "stopped"), tmp_path / "stopped" / "out", crash_at=7)
+    run(config(tmp_path / "stopped"), tmp_path / "stopped" / "out")
+    assert digests(tmp_path / "stopped" / "out") == digests(tmp_path / "whole" / "out")
+
+
+def overrides(name, files):
+    """What a user adds to a command, to try ours without a change to the config."""
+    config = config_for(name, files)
+    settings = {f"paths.{key}": path for key, path in config["paths"].items() if path is not None}
+    settings["training.optimizer.@optimizers"] = drop_in(config["training"]["optimizer"])["@optimizers"]
+    return [str(part) for key, value in settings.items() for part in (f"--{key}", value)]
+
+
+@all_configs
+def test_foreign_configs_are_listed_by_torchopt_params(name, files, with_thinc, capsys):
+    show_params(FOLDER / name, overrides(name, files), steps=STEPS, as_json=True, code_path=FUNCTIONS, use_gpu=-1)
+    found = json.loads(capsys.readouterr().out)
+    assert not found["problem"] and not found["unmatched_patterns"]
+    params = with_thinc(name).after
+    assert {sums["component"]: sums["params"] for sums in found["components"]} == {name: len(values) for name, values in params.items()}
+    assert {sums["component"] for sums in found["components"] if sums["trained_size"]} == TRAINED[name]
+    assert len({param["name"] for param in found["params"]}) == sum(map(len, params.values()))
+
+
+def test_foreign_configs_change_by_one_word_of_the_command(files, tmp_path):
+    """`spacy train`, as a user would try it."""
+    command = ["train", FOLDER / "relations.cfg", "--output", tmp_path, "--code", FUNCTIONS, *overrides("relations.cfg", files)]
+    printed = spacy_cli(*command, "--training.max_steps", STEPS)
+    assert "warn" not in (printed.stdout + printed.stderr).lower()
+    config = Config().from_disk(tmp_path / "model-last" / "config.cfg")
+    assert config["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.SGD.v1"
