@@ -83,8 +83,8 @@ def chinese_docs(numbers: range) -> list[Doc]:
 def make_files(folder: Path) -> dict[str, Path]:
     """Write everything. RETURNS: Where it is, by the names in [paths]; the Chinese corpora are zh_train and zh_dev."""
     import_file("foreign_functions", FUNCTIONS)
-    parts = {"train": english_docs(range(40)), "dev": english_docs(range(40, 44))}
-    parts |= {"zh_train": chinese_docs(range(40)), "zh_dev": chinese_docs(range(40, 44))}
+    parts = {"train": english_docs(range(24)), "dev": english_docs(range(24, 28))}
+    parts |= {"zh_train": chinese_docs(range(24)), "zh_dev": chinese_docs(range(24, 28))}
     paths = {name: folder / f"{name}.spacy" for name in parts}
     for name, docs in parts.items():
         DocBin(docs=docs, store_user_data=True).to_disk(paths[name])

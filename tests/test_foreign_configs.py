@@ -9,16 +9,18 @@ import pytest
 import spacy
 import torch
 from confection import Config
+from numpy.linalg import norm
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 from spacy.training.pretrain import pretrain
 from spacy.util import registry
+from thinc.api import Optimizer
 
 from thinc_torchopt.cli.params import show_params
 
 from .foreign import FOLDER, FUNCTIONS, make_files
-from .models import pipeline_params, same, slots
+from .models import pipeline_params, same
 from .runs import digests, run
 from .spacy_cli import spacy_cli
 
@@ -80,11 +82,19 @@ def drop_in(block):
     return {**block, "@optimizers": f"thinc-torchopt.{block['@optimizers']}"}
 
 
+def lockstep(block):
+    return {"@optimizers": "test-foreign.Lockstep.v1", "ours": drop_in(block), "theirs": block}
+
+
 def adamw(block):
     """The block that README.md shows, with the settings of the old one."""
     kept = {key: block[key] for key in ("learn_rate", "grad_clip", "use_averages") if key in block}
     algorithm = {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": block.get("L2", 0.0)}
     return {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": algorithm, **kept}
+
+
+def flat(params):
+    return torch.cat([param.flatten() for param in params])
 
 
 def config_for(name, files, optimizer=as_is):
@@ -121,15 +131,49 @@ def ten_steps(name, files, folder, optimizer=as_is, output=None):
     return Result(nlp, before, pipeline_params(nlp), losses)
 
 
-def is_noise(name):
-    """Whether a torch param is an attention's bias of the keys, which changes no output: its gradient is rounding errors alone."""
-    return name.endswith(("in_proj_bias", "key.bias"))
+def weights_of(model):
+    """Each param of a model, thinc's or torch's, that has a gradient: by key, the live value as an array, and the gradient."""
+    for node in model.walk():
+        for name in node.param_names:
+            if node.has_grad(name):
+                yield (node.id, name), node.get_param(name), node.get_grad(name)
+        for shim in node.shims:
+            for name, param in shim._model.named_parameters():
+                if param.grad is not None:
+                    yield (f"shim {shim.id}", name), param.detach().numpy(), param.grad.numpy()
 
 
-def noise(model):
-    """For each param of a model whether its gradient is noise."""
-    found = {id(param) for node in model.walk() for shim in node.shims for name, param in shim._model.named_parameters() if is_noise(name)}
-    return [id(param) in found for param, _ in slots(model)]
+@registry.optimizers("test-foreign.Lockstep.v1")
+def create_lockstep(ours: Optimizer, theirs: Optimizer) -> Optimizer:
+    """Ours, with thinc's beside it: at each step thinc's gets copies of the same weights and gradients, and both have to come to the same.
+
+    Two trainings side by side would be compared more simply, but a training is chaotic: after a few steps a rounding decides which piece of
+    a maxout is the largest.
+    """
+    live, copies = {}, {}
+    finish_update, step_schedules = ours.finish_update, ours.step_schedules
+
+    def gather(model):
+        for key, weights, gradient in weights_of(model):
+            live[key], copies[key] = weights, (weights.copy(), weights.copy(), gradient.copy())
+        finish_update(model)
+
+    def compare():
+        assert copies
+        for key, (before, weights, gradient) in copies.items():
+            expected, _ = theirs(key, weights, gradient)
+            # A few roundings, of the weight and of the way that it goes.
+            allowed = 1e-5 * norm(expected - before) + 2**-23 * norm(expected)
+            assert norm(live[key] - expected) <= allowed, f"{key}, shape {before.shape}"
+            if isinstance(key[0], int) and theirs.averages is not None:
+                assert norm(ours.averages[key] - theirs.averages[key]) <= 1e-4 * norm(theirs.averages[key]), f"average of {key}"
+        live.clear()
+        copies.clear()
+        theirs.step_schedules()
+        step_schedules()
+
+    ours.finish_update, ours.step_schedules = gather, compare
+    return ours
 
 
 def test_foreign_configs_are_all_tested():
@@ -138,23 +182,13 @@ def test_foreign_configs_are_all_tested():
 
 @all_configs
 def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
-    """With the drop-in, from the same weights to the same weights.
-
-    Both compute in float32, in another order. A step rounds each weight once, by 2^-24 of it at most; on top of that the distance is some
-    1e-5 of the way that the weights went. No L2, or no clipping, makes it a hundred times as much.
-    """
-    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, drop_in)
-    pretrained = "pretraining" in theirs.nlp.config and theirs.nlp.config["initialize"]["init_tok2vec"]
-    assert set(theirs.after) == set(ours.after) >= TRAINED[name]
-    for component, params in theirs.after.items():
-        assert pretrained or same(theirs.before[component], ours.before[component])
-        ignored = noise(theirs.nlp.get_pipe(component).model)
-        for i, (start, expected, found) in enumerate(zip(theirs.before[component], params, ours.after[component])):
-            if not ignored[i]:
-                allowed = 1e-4 * (expected - start).norm() + (STEPS + 1) * 2**-24 * expected.norm()
-                assert (found - expected).norm() <= allowed, f"{component}, param {i} of shape {tuple(expected.shape)}"
-    for expected, found in zip(theirs.losses, ours.losses, strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    """With the drop-in: step by step the same updates, so about the same losses."""
+    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, lockstep)
+    for component, params in theirs.before.items():
+        # What `spacy pretrain` made is not the same to the last bit.
+        assert torch.allclose(flat(params), flat(ours.before[component]), rtol=0, atol=1e-4 if "raw_text" in theirs.nlp.config["paths"] else 0)
+    assert ours.losses[0] == pytest.approx(theirs.losses[0], rel=1e-3)
+    assert ours.losses[1] == pytest.approx(theirs.losses[1], rel=0.05)
 
 
 @all_configs
