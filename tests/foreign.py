@@ -1,4 +1,7 @@
-"""What the configs in foreign_configs/ find on disk: corpora, vectors, a knowledge base, a trained pipeline. All of it is made, always the same."""
+"""What the configs in foreign_configs/ find on disk: corpora, vectors, a knowledge base, a trained pipeline.
+
+All of it is made by code, and always the same.
+"""
 
 import io
 import json
@@ -12,7 +15,6 @@ from spacy.kb import InMemoryLookupKB
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
-from spacy.training.pretrain import pretrain
 from spacy.util import import_file
 from spacy.vectors import Mode, Vectors
 
@@ -72,7 +74,14 @@ def chinese_docs(numbers: range) -> list[Doc]:
     """One sentence each, in words, with names and a category."""
     vocab, docs = spacy.blank("zh").vocab, []
     for i in numbers:
-        words = [("安娜", "王小明", "李华")[i % 3], "喜欢" if i % 2 else "讨厌", ("北京", "上海")[i // 2 % 2], "的", ("花园", "桥")[i // 3 % 2], "。"]
+        words = [
+            ("安娜", "王小明", "李华")[i % 3],
+            "喜欢" if i % 2 else "讨厌",
+            ("北京", "上海")[i // 2 % 2],
+            "的",
+            ("花园", "桥")[i // 3 % 2],
+            "。",
+        ]
         doc = Doc(vocab, words=words, spaces=[False] * len(words))
         doc.ents = [Span(doc, 0, 1, label="PERSON"), Span(doc, 2, 3, label="GPE")]
         doc.cats = {"GOOD": float(i % 2), "BAD": float(1 - i % 2)}
@@ -108,7 +117,16 @@ def _write_vectors(vectors: Path, floret: Path) -> None:
     nlp = spacy.blank("xx")
     rows = rng.normal(size=(100, 12)).astype("f")
     nlp.vocab.vectors = Vectors(
-        strings=nlp.vocab.strings, data=rows, mode=Mode.floret, minn=2, maxn=4, hash_count=2, hash_seed=2166136261, bow="<", eow=">", name="floret"
+        strings=nlp.vocab.strings,
+        data=rows,
+        mode=Mode.floret,
+        minn=2,
+        maxn=4,
+        hash_count=2,
+        hash_seed=2166136261,
+        bow="<",
+        eow=">",
+        name="floret",
     )
     nlp.to_disk(floret)
 

@@ -1,4 +1,7 @@
-"""Configs as public projects of spaCy's users have them train with our optimizers as they do with thinc's. See foreign_configs/README.md."""
+"""Configs as public spaCy projects have them are trained with our optimizers as they are with thinc's.
+
+See foreign_configs/README.md.
+"""
 
 import io
 import json
@@ -184,9 +187,10 @@ def test_foreign_configs_are_all_tested():
 def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
     """With the drop-in: step by step the same updates, so about the same losses."""
     theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, lockstep)
+    # What `spacy pretrain` made is not the same to the last bit.
+    tolerance = 1e-4 if name == "pretrain.cfg" else 0.0
     for component, params in theirs.before.items():
-        # What `spacy pretrain` made is not the same to the last bit.
-        assert torch.allclose(flat(params), flat(ours.before[component]), rtol=0, atol=1e-4 if "raw_text" in theirs.nlp.config["paths"] else 0)
+        assert torch.allclose(flat(params), flat(ours.before[component]), rtol=0.0, atol=tolerance)
     assert ours.losses[0] == pytest.approx(theirs.losses[0], rel=1e-3)
     assert ours.losses[1] == pytest.approx(theirs.losses[1], rel=0.05)
 

@@ -79,9 +79,7 @@ def build_relation_model(
     tok2vec: Model[list[Doc], list], get_pairs: Callable[[Doc], list[tuple[Span, Span]]], nO: int | None = None
 ) -> Model[list[Doc], numpy.ndarray]:
     """A row for each pair of entities, a column for each label."""
-    pairs = Model(
-        "entity_pairs", forward_pairs, init=init_pairs, layers=[tok2vec], dims={"nO": None}, attrs={"get_pairs": get_pairs}
-    )
+    pairs = Model("entity_pairs", forward_pairs, init=init_pairs, layers=[tok2vec], dims={"nO": None}, attrs={"get_pairs": get_pairs})
     output = Linear(nO=nO)
     model = chain(pairs, output, Logistic())
     model.attrs["get_pairs"] = get_pairs
@@ -186,9 +184,16 @@ class RelationExtractor(TrainablePipe):
     def score(self, examples, **kwargs):
         score = PRFScore()
         for example in examples:
-            gold = {(pair, label) for pair, found in (example.reference._.relations or {}).items() for label, value in found.items() if value}
-            predicted = (example.predicted._.relations or {}).items()
-            score.score_set({(pair, label) for pair, found in predicted for label in found if found[label] > self.cfg["threshold"]}, gold)
+            gold, predicted = (
+                {
+                    (pair, label)
+                    for pair, found in (doc._.relations or {}).items()
+                    for label in found
+                    if found[label] > self.cfg["threshold"]
+                }
+                for doc in (example.reference, example.predicted)
+            )
+            score.score_set(predicted, gold)
         return {"relations_p": score.precision, "relations_r": score.recall, "relations_f": score.fscore}
 
 
