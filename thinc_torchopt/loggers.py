@@ -25,10 +25,11 @@ from typing import IO, Any, Literal, Optional, Union
 
 import tqdm
 from spacy.language import Language
-from spacy.training.loggers import console_logger_v3, setup_table
+from spacy.training.loggers import console_logger_v3
 from wasabi.printer import Printer
 
 from .compat import import_tensorboard
+from .console_table import ConsoleTable, lowest_and_highest, terminal_width
 from .errors import ConfigError, TorchOptWarning
 from .loop import latest_info
 
@@ -44,10 +45,13 @@ _TOLD = {
     "outside_writes": "rates written by others",
     "conservative_mode": "times conservative",
 }
+<<<<<<< HEAD
 # What it tells if there was any.
 _IF_ANY = ("overruns", "last_checkpoint", "last_rollback")
 # More groups than that, and the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
+=======
+>>>>>>> 074d13c (Fit the console logger's table into a narrow terminal)
 
 
 def ConsoleLogger(
@@ -81,12 +85,11 @@ def ConsoleLogger(
         header = [lines.pop(-2), lines.pop()] if console_output else []
         for line in lines:
             print(line, file=stdout, flush=True)
-        msg = Printer(no_print=True)
-        columns: list[str] | None = None
+        table = ConsoleTable(nlp, *header) if header else None
         bar: tqdm.tqdm | None = None
 
         def log_step(info: Info | None) -> None:
-            nonlocal columns, bar
+            nonlocal bar
             if info is None:
                 if bar is not None:
                     if not bar.disable and (latest := latest_info(nlp)):
@@ -98,22 +101,12 @@ def ConsoleLogger(
             log_theirs(info)
             if bar is not None:
                 bar.close()
-            if not console_output:
+            if table is None:
                 return
-            rows, cells = [printed.getvalue().rstrip("\n")], _cells(info)
-            if columns is None or set(columns) != set(cells):
-                columns, rows = list(cells), [*header, *rows]
-            names, widths, aligns = setup_table(cols=columns, widths=[8 for _ in columns])
-            ours = [
-                msg.row(names, widths=widths, spacing=2),
-                msg.row(["-" * width for width in widths], spacing=2),
-                msg.row([cells[column] for column in columns], widths=widths, aligns=aligns, spacing=2),
-            ][-len(rows) :]
-            for counter, word in _TOLD.items():
-                if number := info.get("since_evaluation", {}).get(counter):
-                    ours[-1] += f"  {number} {word}"
-            for row, cell in zip(rows, ours):
-                print(f"{row}  {cell}" if cell else row, file=stdout, flush=True)
+            since = info.get("since_evaluation", {})
+            remark = "  ".join(f"{since[counter]} {word}" for counter, word in _TOLD.items() if since.get(counter))
+            for line in table.lines(printed.getvalue(), info, remark, terminal_width(stdout)):
+                print(line, file=stdout, flush=True)
             if progress_bar is not None:
                 bar = _start_bar(nlp, progress_bar, info, stderr)
 
@@ -210,34 +203,8 @@ def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
 # ---------------------------------------------------------------------- console
 
 
-def _cells(info: Info) -> dict[str, str]:
-    """Our part of a row, by column: nothing if the optimizer is not ours."""
-    if "learn_rates" not in info:
-        return {}
-    rates = info["learn_rates"]
-    if len(rates) == 1:
-        rates = {"LR": max(rates.values())}
-    elif len(rates) <= _MAX_RATE_COLUMNS:
-        rates = {f"LR {group}": rate for group, rate in rates.items()}
-    else:
-        rates = dict(zip(("LR min", "LR max"), _lowest_and_highest(rates)))
-    return {column: f"{rate:.2e}" for column, rate in rates.items()} | {"Norm": _norm(info["grad_norm"])}
-
-
-def _norm(norm: float | None) -> str:
-    if norm is None:
-        return ""
-    return f"{norm:.2f}" if 0.01 <= norm < 100_000 else f"{norm:.2e}"
-
-
-def _lowest_and_highest(rates: dict[str, float]) -> tuple[float, float]:
-    """Without zeros, unless there is nothing else: a group that is frozen has the rate 0."""
-    active = [rate for rate in rates.values() if rate] or [0.0]
-    return min(active), max(active)
-
-
 def _rates_in_brief(info: Info) -> str:
-    low, high = _lowest_and_highest(info["learn_rates"])
+    low, high = lowest_and_highest(info["learn_rates"])
     return f"LR {high:.2e}" if low == high else f"LR {low:.2e} to {high:.2e}"
 
 
