@@ -10,14 +10,16 @@ from itertools import islice, pairwise
 
 import pytest
 import spacy
+from rich.cells import cell_len
 from rich.console import Console
 from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 
-from thinc_torchopt.cli._util import print_table, sparkline
+from thinc_torchopt.cli._util import errors_shown, make_console, print_table, sparkline
 from thinc_torchopt.cli.find_lr import _print as _print_range_test
 from thinc_torchopt.cli.params import show_params
 from thinc_torchopt.compat import has_matplotlib
+from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.lr_finder import RangeTest
 from thinc_torchopt.schedules import warmup_cosine, warmup_linear
 
@@ -47,6 +49,11 @@ def build():
     model.set_dim("nO", 96)
     return model
 """
+
+
+class Terminal(StringIO):
+    def isatty(self):
+        return True
 
 
 def value(schedule, step):
@@ -363,23 +370,67 @@ def test_cli_find_lr_of_a_trained_model(folder):
 # ---------------------------------------------------------------------- tables
 
 
-@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 def test_cli_tables_fit_the_terminal_and_lose_nothing(width):
     file = StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False, emoji=False)
     names = [f"transformer/encoder/layer/{i}/attention/[self]/query/weight" for i in range(3)]
-    rows = [[name, "768 x 768", "589,824", "cuda:0", f":group-{i}:"] for i, name in enumerate(names)]
-    print_table(console, ["name", "shape", "size", "device", "group"], rows, numbers=["size"])
+    rows = [[name, "768 x 768", f"{10**i:,}", "cuda:0", f":group-{i}:/layer-0", f"until step {i}"] for i, name in enumerate(names)]
+    headers = ["name", "shape", "size", "device", "group", "frozen"]
+    print_table(console, headers, rows, numbers=["size"])
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
+    at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("─"))
+    told, shown = " ".join(lines[:at]), "".join("".join(lines[at + 1 :]).split())
+    same = ("768 x 768", "cuda:0") if width < 200 else ()
+    assert all(part in told for part in [*same, *headers])
+    for row in rows:
+        for cell in set(row) - set(same):
+            assert "".join(cell.split()) in shown  # no emoji, no markup
+    # Whole cells stand in line, that is where their header does.
     if width >= 60:
-        [header] = [i for i, line in enumerate(lines) if line.startswith("name")]
-        after_name = lines[header].index("group" if width < 200 else "shape")
-        assert "".join(line[:after_name].strip() for line in lines[header + 2 :]) == "".join(names)
-        assert all(f":group-{i}:" in "".join("".join(lines).split()) for i in range(3))  # no emoji, no markup
-    if width < 200:
-        told = " ".join(lines[: next(i for i, line in enumerate(lines) if line.lstrip().startswith("─"))])
-        assert all(part in told for part in ("768 x 768", "589,824", "cuda:0"))
+        for header, cells in {"name": names, "group": [row[4] for row in rows], "frozen": [row[5] for row in rows]}.items():
+            [place] = {line.index(header) for line in lines[:at] if header in line.split()}
+            assert [line[place : place + len(cell)] for cell in cells for line in lines if cell in line] == cells
+
+
+def test_cli_tables_go_by_what_a_character_takes_on_the_screen():
+    rows = [["词向量", "1"], ["encoder", "2"]]
+    for width in (80, 10):
+        file = StringIO()
+        print_table(Console(file=file, width=width, force_terminal=True, color_system=None), ["group", "rate"], rows, numbers=["rate"])
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        ends = {cell_len(line) for line in lines if line.endswith(("rate", "1", "2"))}
+        assert len(ends) == 1
+
+
+def test_cli_errors_are_red_in_a_terminal_and_plain_elsewhere(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "ANSI_COLORS_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    outputs = []
+    for stream in (Terminal(), StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pytest.raises(SystemExit), errors_shown(as_json=False):
+            raise ConfigError("Can't set [x]")
+        outputs.append(stream.getvalue())
+    assert outputs == ["\x1b[31mError: Can't set [x]\x1b[0m\n", "Error: Can't set [x]\n"]
+
+
+def test_cli_colours_are_off_where_spacys_are(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    for name in (None, "ANSI_COLORS_DISABLED", "WASABI_LOG_FRIENDLY"):
+        with monkeypatch.context() as patch:
+            if name is not None:
+                patch.setenv(name, "1")
+            print_table(make_console(), ["group", "rate"], [["a", "1"]])
+        assert ("\x1b" in terminal.getvalue()) == (name is None)
+        terminal.truncate(terminal.seek(0))
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    print_table(make_console(), ["group", "rate"], [["a", "1"]])
+    assert "\x1b" not in sys.stdout.getvalue()  # a file
 
 
 def test_cli_sparkline():

@@ -167,3 +167,13 @@ def test_docs_demo(tmp_path):
     models = [path.parent for path in (tmp_path / "demo").rglob("model-best/meta.json")]
     scores = [spacy.load(path).meta["performance"]["ents_f"] for path in models]
     assert len(scores) == 2 and max(scores) > 0.8
+
+
+def test_docs_faq_answers_twenty_questions_in_brief():
+    """Each in a few lines, with one config or command."""
+    questions = re.split(r"^## ", (ROOT / "docs" / "faq.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(questions) >= 20
+    for question in questions:
+        title, _, answer = question.partition("\n")
+        words, code = answer.split("```", 1)
+        assert len(words.strip().splitlines()) <= 3 and re.match(r"(ini|bash|python)\n", code) and code.count("```") == 1, title

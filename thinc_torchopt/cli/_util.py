@@ -6,22 +6,26 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import spacy
 from click import NoSuchOption
 from confection import Config, ConfigValidationError
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
+from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 from spacy import util
 from spacy.cli._util import import_code, parse_config_overrides, setup_gpu, show_validation_error
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
+from wasabi.printer import Printer
 
 from ..errors import ConfigError, ScheduleWarning, TorchOptError
 from ..optimizers import TorchOptimizer
@@ -30,6 +34,8 @@ from ..progress_bars import show_activity
 
 # What is printed to no terminal is as wide as it has to be.
 _ANY_WIDTH = 100_000
+# Begins the lines of a row after its first one, if it takes several.
+_INDENT = "    "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # What confection says of a section without the one that it is in.
 _NOT_DEFINED = re.compile(r"Section '(.*)' is not defined")
@@ -139,7 +145,7 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
             text = str(error)
         else:
             return
-    print(f"Error: {text}", file=sys.stderr)
+    print_error(make_console(stderr=True), text)
     sys.exit(1)
 
 
@@ -210,20 +216,22 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def make_console() -> Console:
-    """A console for tables. Names may hold brackets and colons, which are no markup here."""
-    console = Console(markup=False, emoji=False, highlight=False)
+def make_console(*, stderr: bool = False) -> Console:
+    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's own are."""
+    color_system: Literal["auto"] | None = "auto" if Printer(no_print=True).show_color else None
+    console = Console(markup=False, emoji=False, highlight=False, color_system=color_system, stderr=stderr)
     if not console.is_terminal:
         console.width = _ANY_WIDTH
     return console
 
 
 def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it; texts are folded.
+    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it. If it still is,
+    each row takes several lines.
 
     headers (Sequence[str]): The columns.
     rows (Sequence[Sequence[str]]): Their cells.
-    numbers (Sequence[str]): Columns that are aligned at the right, and folded last.
+    numbers (Sequence[str]): Columns that are aligned at the right.
     """
     columns = {header: [row[i] for row in rows] for i, header in enumerate(headers)}
     if sum(map(_width, columns.items())) > console.width:
@@ -231,30 +239,55 @@ def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequenc
         if same:
             console.print("All: " + ", ".join(f"{header} {cell or '-'}" for header, cell in same.items()))
             columns = {header: cells for header, cells in columns.items() if header not in same}
-    room = console.width - sum(_width((header, cells if header in numbers else [])) for header, cells in columns.items())
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for i, (header, cells) in enumerate(columns.items()):
-        is_number = header in numbers
-        # What is left beside the numbers goes to the first column, which says what a row is about, before it goes to other texts.
-        least = len(header) + max(0, min(room // 2, _width((header, cells)) - 2 - len(header))) if i == 0 else None
-        table.add_column(
-            header, justify="right" if is_number else "left", no_wrap=is_number and room >= 0, overflow="fold", min_width=least
-        )
-    for cells_of_row in zip(*columns.values()):
-        table.add_row(*cells_of_row)
-    console.print(table)
+    if sum(map(_width, columns.items())) > console.width:
+        _print_in_several_lines(console, columns, numbers)
+    else:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for header in columns:
+            table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
+        for cells_of_row in zip(*columns.values()):
+            table.add_row(*cells_of_row)
+        console.print(table)
     console.print()
 
 
+def _print_in_several_lines(console: Console, columns: dict[str, list[str]], numbers: Sequence[str]) -> None:
+    """As many columns in each line as fit. The lines of a row after the first one are indented."""
+    lines: list[list[str]] = [[]]
+    for column in columns.items():
+        taken = sum(_width((header, columns[header])) for header in lines[-1]) + (len(_INDENT) if len(lines) > 1 else 0)
+        if lines[-1] and taken + _width(column) - 2 > console.width:
+            lines.append([])
+        lines[-1].append(column[0])
+
+    def show(cells: Mapping[str, str], style: str = "") -> None:
+        for i, line in enumerate(lines):
+            padded = []
+            for header in line:
+                space = " " * (_width((header, columns[header])) - 2 - cell_len(cells[header]))
+                padded.append(space + cells[header] if header in numbers else cells[header] + space)
+            text = (_INDENT if i else "") + "  ".join(padded)
+            console.print(Text(text.rstrip(), style=style, overflow="fold"))
+
+    show({header: header for header in columns}, "bold")
+    console.print(Rule(style=""))
+    for cells in zip(*columns.values()):
+        show(dict(zip(columns, cells)))
+
+
 def _width(column: tuple[str, Sequence[str]]) -> int:
-    """How wide a column is, with the space behind it."""
+    """How wide a column is on the screen, with the space after it."""
     header, cells = column
-    return max(map(len, [header, *cells])) + 2
+    return max(map(cell_len, [header, *cells])) + 2
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(f"Note: {note}")
+        console.print(f"Note: {note}", style="blue")
+
+
+def print_error(console: Console, text: str) -> None:
+    console.print(f"Error: {text}", style="red")
 
 
 def short(value: float | None) -> str:

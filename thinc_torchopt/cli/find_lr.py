@@ -94,7 +94,7 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
     if found.problem is not None:
-        console.print(f"Error: {found.problem}")
+        print_error(console, found.problem)
         return
     if found.ended == "max_rate" and found.lowest == len(found.smoothed) - 1:
         console.print("Note: the loss was still falling at the end. A higher --max-lr may find a higher rate.")

@@ -17,7 +17,19 @@ from ..errors import ConfigError, TorchOptError
 from ..names import NamedParam, walk
 from ..param_table import all_names, components_with_model, trainable_components
 from ..types import ParamInfo
-from ._util import Setup, build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short
+from ._util import (
+    Setup,
+    build,
+    errors_shown,
+    make_console,
+    note_on_scores,
+    print_error,
+    print_json,
+    print_notes,
+    print_table,
+    schedule_notes,
+    short,
+)
 
 _LIST_THEM = " List them: spacy torchopt params."
 
@@ -81,7 +93,7 @@ def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool
         _print(console, rows, groups, components, steps)
         print_notes(console, notes)
         for text in [*(found["message"] for found in unmatched), *([problem] if problem else [])]:
-            console.print(f"Error: {text}")
+            print_error(console, text)
     if unmatched or problem:
         sys.exit(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from ..errors import ConfigError
@@ -78,7 +79,7 @@ def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: 
     numbers = headers[1:]
     width = _CHART_WIDTH
     if console.is_terminal:
-        width = max(10, console.width - max(map(len, rates)) - 2 - sum(max(10, len(header) + 2) for header in numbers))
+        width = max(10, console.width - max(map(cell_len, rates)) - 2 - sum(max(10, len(header) + 2) for header in numbers))
     rows = []
     for group, values in rates.items():
         highest = max(values)
