@@ -130,7 +130,7 @@ def test_built_algorithm_groups_that_are_taken_out_come_back(policy):
         with pytest.raises(LearnRateIntegrityError, match="'default' was taken out of optimizer 'algorithm'"):
             run.step()
         return
-    with pytest.warns(LearnRateWarning, match=r"'default' was taken out.*This was put back\. .*frozen"):
+    with pytest.warns(LearnRateWarning, match=r"'default' was taken out.*The change was undone\. .*freeze"):
         run.step()
     run.step()
     assert run.agrees and len(run.inside.param_groups) == 1

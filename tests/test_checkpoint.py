@@ -118,7 +118,7 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     assert run(config, tmp_path / "out") == {} and "was finished, after step 10. To train on, raise max_steps" in caplog.text
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
-    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Going on after step 10" in caplog.text
+    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
 
 
 def test_checkpoint_keeps_so_many(corpus, tmp_path):
@@ -163,7 +163,7 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
     assert "training.dropout: 0.1 before, 0.25 now" in str(caught.value) and "on_config_change warn" in str(caught.value)
     assert digests(tmp_path / "out") == before
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
-    with pytest.warns(CheckpointWarning, match="Going on although the config has changed"), pytest.warns(LearnRateWarning):
+    with pytest.warns(CheckpointWarning, match="Resuming although the config has changed"), pytest.warns(LearnRateWarning):
         assert min(run(changed, tmp_path / "out")) == 11
     changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
@@ -201,7 +201,7 @@ def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpu
     before = digests(tmp_path / "out")
     other = config.copy()
     other["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
-    with pytest.raises(StateError, match="Can't go on in the training data"):
+    with pytest.raises(StateError, match="Can't resume in the training data"):
         run(other, tmp_path / "out")
     assert digests(tmp_path / "out") == before
     config["training"]["optimizer"]["algorithm"]["amsgrad"] = True
@@ -378,7 +378,7 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
     DocBin(docs=[other, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
     changed = config.copy()
     changed["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
-    with pytest.raises(StateError, match="Can't go on in the training data: expected 4 batches as those of the run"):
+    with pytest.raises(StateError, match="Can't resume in the training data: expected the same 4 batches as in the saved run"):
         run(changed, tmp_path / "out")
     # The same texts with other annotations are other data too.
     for annotation in ("lemma_", "cats", "spans"):
@@ -390,7 +390,7 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
         else:
             doc.spans["sc"] = [doc[:1]]
         DocBin(docs=[doc, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
-        with pytest.raises(StateError, match="Can't go on in the training data"):
+        with pytest.raises(StateError, match="Can't resume in the training data"):
             run(changed, tmp_path / "out")
     [*_, newest] = steps_of(tmp_path / "state")
     tree = read_folder(newest)
@@ -399,7 +399,7 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
     del tree["data"]["annotated"], tree["data"]["all"]
     tree["data"]["last"] = 1
     write_folder(newest, tree)
-    with pytest.raises(StateError, match="Can't go on in the training data"):
+    with pytest.raises(StateError, match="Can't resume in the training data"):
         run(config, tmp_path / "out")
 
 
@@ -571,7 +571,7 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
             printed = process.communicate()[0]
         found |= rows(printed)
         if goes_on and rows(printed):
-            assert "Going on after step" in printed
+            assert "Resuming after step" in printed
         if done:
             assert process.returncode == 0, printed
             return found, killed

@@ -233,7 +233,7 @@ def test_cli_params_shows_all_patterns_that_match_nothing(folder):
         ("tok2vec/embd/*/E", "[training.optimizer.param_groups.embeddings]"),
         ("tger/*", "[training.optimizer.layer_decay]"),
     ]
-    assert "Near ones: tok2vec/embed/" in found["unmatched_patterns"][1]["message"]
+    assert "Similar names: tok2vec/embed/" in found["unmatched_patterns"][1]["message"]
     rates = {param["name"]: param["learn_rate"] for param in found["params"]}
     assert len(rates) == 33 and rates["ner/lower/W"] == 0.001  # the table, as far as it goes
 
@@ -275,7 +275,7 @@ def test_cli_schedule_text(folder):
 
 def test_cli_schedule_says_what_it_can_not_know(folder):
     watching = torchopt(folder, "schedule", CONFIGS / "schedules_plateau.cfg", "--steps", "200")
-    assert "Depends on the scores of the training: learn_rate." in watching.stdout
+    assert "These depend on the scores in training: learn_rate." in watching.stdout
     config = folder / "list.cfg"
     text = (CONFIGS / "cnn.cfg").read_text()
     head, _, rest = text.partition("[training.optimizer.learn_rate]")

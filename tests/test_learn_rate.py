@@ -243,7 +243,7 @@ def test_learn_rate_restores_what_user_code_wrote():
     assert controller.outside_writes == 0
     with pytest.warns(LearnRateWarning) as warned:
         assert controller.step() == {"m/transformer": 2e-5, "m/head": 0.5}
-    done = MESSAGE.replace("'transformer'", "'m/transformer'").replace("0.001. ", "0.001. This was put back. ")
+    done = MESSAGE.replace("'transformer'", "'m/transformer'").replace("0.001. ", "0.001. The change was undone. ")
     assert [str(warning.message) for warning in warned] == [done]
     assert warned[0].filename == __file__
     assert rates_in(optimizer) == [2e-5, 0.5] and controller.outside_writes == 1
@@ -567,7 +567,7 @@ def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(c
     assert rates == {"m": 0.1} and controller.outside_writes == 2102
     begin, *reports = [record.getMessage() for record in caplog.records]
     assert "conservative from step 3 on" in begin
-    said = "Others wrote to the param groups 1000 times in the 1000 steps up to step {}. All of it was put back."
+    said = "Other code wrote to the param groups 1000 times in the 1000 steps up to step {}. All writes were undone."
     assert reports == [said.format(1002), said.format(2002)]
 
 
@@ -728,7 +728,7 @@ def test_learn_rate_groups_in_another_order_are_put_back():
     controller, optimizer = three_groups()
     groups = list(optimizer.param_groups)
     optimizer.param_groups[:] = [groups[2], groups[1], groups[0]]
-    said = "'m/0' stands in another place of optimizer 'm' at step 1: expected 0, found 2. This was put back"
+    said = "'m/0' was moved to another place in optimizer 'm' at step 1: expected 0, found 2. The change was undone"
     with pytest.warns(LearnRateWarning) as warned:
         controller.step()
     assert sorted(str(warning.message).startswith("Param group " + said) for warning in warned) == [False, True]
@@ -785,7 +785,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
     with pytest.warns(LearnRateWarning) as warned:
         controller.step()
     assert str(warned[0].message) == (
-        "Params of group 'm/0' were moved between groups or sorted at step 1: expected m/0[0], found m/1[0]. This was put back. "
+        "Params of group 'm/0' were moved between groups or sorted at step 1: expected m/0[0], found m/1[0]. The change was undone. "
         "Params stay in the group and in the order in which they were registered."
     )
     assert len(warned) == 2
@@ -816,7 +816,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         ),
         (
             "came",
-            "Param group 'm/3' came to optimizer 'm' at step 1: expected 3 groups, found 4. {came} Call add_params instead",
+            "Param group 'm/3' was added to optimizer 'm' at step 1: expected 3 groups, found 4. {came} Call add_params instead",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3, "m/3": None},
         ),
         (

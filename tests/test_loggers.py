@@ -177,7 +177,7 @@ def test_loggers_console_tells_once_what_was_not_as_it_should_be():
     names = ("skipped_updates", "rollbacks", "outside_writes")
     infos = [info_of(4 * i, since_evaluation={"grad_spikes": 5, **dict(zip(names, found))}) for i, found in enumerate(counts)]
     rows = log(ConsoleLogger(), *infos).splitlines()[2:]
-    ends = ["", "  2 skipped", "  4 rates written by others", "  1 skipped  1 rolled back"]
+    ends = ["", "  2 skipped", "  4 rates changed from outside", "  1 skipped  1 rolled back"]
     assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ends
 
 

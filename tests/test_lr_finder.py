@@ -135,7 +135,7 @@ def test_lr_finder_sees_through_noise(tmp_path):
     [
         ({"curvature": 0.0, "floor": 5.0, "noise": 1.0}, "expected a loss that falls"),
         ({"curvature": 1e-9}, "expected a loss that falls"),
-        ({"curvature": 3e7}, "lower --min-lr if it broke away at once"),
+        ({"curvature": 3e7}, "lower --min-lr if the loss diverged at once"),
         ({"curvature": 1e9}, "Lower --min-lr"),
         ({"curvature": 1.0, "goes_wrong": "loss"}, "found 0 before the loss or a gradient was not finite, at a rate of 1e-07"),
         ({"curvature": 1.0, "goes_wrong": "gradient"}, "found 0 before the loss or a gradient was not finite"),
@@ -256,7 +256,7 @@ def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("arguments", [(0.0, 1.0, 100), (1.0, 1.0, 100), (1e-7, math.inf, 100), (1e-7, 10.0, 9), (math.nan, 1.0, 100)])
 def test_lr_finder_refuses_a_ramp_that_does_not_rise(arguments):
-    with pytest.raises(ConfigError, match="Can't raise the learning rate: expected"):
+    with pytest.raises(ConfigError, match="Can't run the range test: expected"):
         make_ramp(*arguments)
 
 

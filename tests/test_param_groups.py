@@ -643,7 +643,7 @@ def test_param_groups_refuse_to_skip_a_decay_that_there_is_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"param_groups": {"g": {"params": ["trf/*", "trv/*"]}}}, r"'trv/\*' in \[training.optimizer.param_groups.g\].*Near ones: "),
+        ({"param_groups": {"g": {"params": ["trf/*", "trv/*"]}}}, r"'trv/\*' in \[training.optimizer.param_groups.g\].*Similar names: "),
         ({"per_param_lr": {"tagger/*": 0.1}}, r"'tagger/\*' in \[training.optimizer.per_param_lr\]: it matches none"),
         ({"layer_decay": {"ner/*": 0.9}}, r"'ner/\*' in \[training.optimizer.layer_decay\]: it matches none"),
         (

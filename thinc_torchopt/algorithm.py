@@ -92,7 +92,7 @@ class Algorithm:
         shared = sorted(set(checked) - trial.in_group)
         if shared:
             raise ConfigError(
-                f"Can't set {', '.join(shared)} in {where}: '{self.label}' has one value of it for all params. Set it in {IN_ALGORITHM}."
+                f"Can't set {', '.join(shared)} in {where}: '{self.label}' takes one value for all params. Set it in {IN_ALGORITHM}."
             )
         return checked
 
@@ -172,7 +172,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
         with _same_generators(device):
             optimizer = build([param], lr=_RATE, **fixed)
             if isinstance(getattr(type(optimizer), "param_groups", None), property):
-                raise TypeError("it is a wrapper around another optimizer, whose params can't be handed over. Name that one instead")
+                raise TypeError("it wraps another optimizer and takes no params itself. Name the other optimizer instead")
             entry = _Watched(optimizer.param_groups[0])
             before = dict(entry)
             optimizer.param_groups = [entry]
@@ -187,13 +187,13 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
         raise ConfigError(f"Can't build '{label}' in {where}: {reason}. Options found: {fixed}.") from error
     if "lr" not in before:
         raise ConfigError(
-            f"Can't train with '{label}' in {where}: expected an algorithm with a learning rate, found one without: no schedule, warm-up "
-            "or param group could steer it. Choose another."
+            f"Can't train with '{label}' in {where}: expected an algorithm with a learning rate, found one without, so "
+            "schedules, warm-ups and param groups would have no effect. Choose another algorithm."
         )
     stuck = sorted(set(options) - set(fixed) - set(before))
     if stuck:
         raise ConfigError(
-            f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it when it is built, and never again. Give a number."
+            f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. Set a number."
         )
     return Trial(
         frozenset(before),

@@ -88,11 +88,11 @@ class AverageSettings:
         for name, least in (("start_step", 0), ("every", 1)):
             object.__setattr__(self, name, _SECTION.whole(name, getattr(self, name), at_least=least))
         if self.dtype not in (None, "float32", "float64"):
-            _SECTION.refuse("dtype", "null, 'float32' or 'float64': narrower ones round small steps of an average away", self.dtype)
+            _SECTION.refuse("dtype", "null, 'float32' or 'float64', as narrower dtypes lose the small steps of an average", self.dtype)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError):
-            _SECTION.refuse("device", "null, 'cpu', or another device that torch finds here", self.device)
+            _SECTION.refuse("device", "null, 'cpu', or another device that is available to torch", self.device)
 
     @property
     def moves(self) -> bool:

@@ -251,8 +251,8 @@ class Cascade:
         if not accepted:
             raise ConfigError(
                 f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of shape "
-                f"{tuple(param.shape)} and strides {param.tensor.stride()}. Name an algorithm for such params in "
-                "[training.optimizer.algorithm.fallback], or choose another one for all."
+                f"{tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such params in "
+                "[training.optimizer.algorithm.fallback], or choose another algorithm for all params."
             )
         return 0
 
@@ -270,8 +270,9 @@ class Cascade:
         known = {option for found in self.algorithms for option in found.options}
         if not set(options) <= known:
             raise ConfigError(
-                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: neither groups nor '{self.algorithms[0].label}' have it. "
-                f"There are: {', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
+                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and '{self.algorithms[0].label}' have no "
+                "such setting. Available: "
+                f"{', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
             )
         checked = [
             found.check_options(own, where) if (own := {name: options[name] for name in options if name in found.options}) else {}
@@ -338,7 +339,7 @@ def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | No
         _refuse_policy(where, name, "without freeze = true", "both")
     if (rate := given.get("learn_rate")) is not None:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule. A policy is one itself")
+            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule, which a policy is itself")
         if clash:
             _refuse_policy(where, name, "with learn_rate or max_rate", "both")
     return None if name == "frozen" else policy, settings
@@ -370,7 +371,7 @@ def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> s
     if name is not None:
         return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
     of_policies = {setting for name in NAMED for setting in _settings_in_block(name)}
-    return f" With a policy ({', '.join(sorted(NAMED))}) there is more." if of_policies & set(unknown) else ""
+    return f" A block with a policy ({', '.join(sorted(NAMED))}) takes more settings." if of_policies & set(unknown) else ""
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:

@@ -167,12 +167,13 @@ class RunCheckpoints:
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(
-                    f"Can't go on from '{self.folder}': expected a checkpoint, found none that is whole. Check 'path' in {_BLOCK}, or set "
-                    'resume = "auto".'
+                    f"Can't resume from 'path' in {_BLOCK}, '{self.folder}': expected an undamaged checkpoint, found none. Check the path, "
+                    'or set resume = "auto".'
                 )
             if self._damaged:
                 warnings.warn(
-                    CheckpointWarning(f"None of the checkpoints in '{self.folder}' is whole: the training starts anew."), stacklevel=4
+                    CheckpointWarning(f"All checkpoints in '{self.folder}' are damaged: the training starts from the beginning."),
+                    stacklevel=4,
                 )
             return None
         with own_errors(f"the training in '{self.folder}'"):
@@ -185,7 +186,7 @@ class RunCheckpoints:
                     f"Can't go on: {text}\nTo go on all the same: {self._setting('on_config_change', 'warn')}. To start anew: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
-            warnings.warn(CheckpointWarning(f"Going on although {text}"), stacklevel=4)
+            warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
         check_model(self._nlp, saved["model"], allow_foreign_shims=self.settings.allow_foreign_shims)
         return saved
 
@@ -241,7 +242,7 @@ class RunCheckpoints:
         check_count("optimizer.step", of_optimizer)
         if check_count("data.position", batches) != steps or (moves_each_step and of_optimizer != steps):
             raise StateError(
-                f"Can't go on: expected as many batches as steps, found {batches} and {steps}, and {of_optimizer} steps of the optimizer. "
+                f"Can't resume: expected as many batches as steps, found {batches} and {steps}, and {of_optimizer} steps of the optimizer. "
                 "The checkpoint is damaged."
             )
 
@@ -268,13 +269,14 @@ class RunCheckpoints:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
         if is_over:
             logger.info(
-                "Nothing to do: the training in %s was finished, after step %d. To train on, raise max_steps, max_epochs or "
-                "patience in [training]; to start anew, --training.optimizer.checkpoint.resume never, or another path.",
+                "Nothing to do: the training in %s was finished, after step %d. To train longer, raise max_steps, max_epochs or "
+                "patience in [training]. To start from the beginning, add --training.optimizer.checkpoint.resume never, or set another "
+                "path.",
                 self.folder,
                 progress.step,
             )
         else:
-            logger.info("Going on after step %d, from the checkpoint in %s.", progress.step, self.folder)
+            logger.info("Resuming after step %d, from the checkpoint in %s.", progress.step, self.folder)
 
     # ------------------------------------------------------------------ the folder to which spaCy saves
 
@@ -285,7 +287,10 @@ class RunCheckpoints:
         """
         for model in _models_in(output):
             if self.folder.resolve().is_relative_to(model.resolve()):
-                raise ConfigError(f"Can't set 'path' in {_BLOCK} to '{self.folder}': spaCy removes '{model}', and what is inside, first.")
+                raise ConfigError(
+                    f"Can't set 'path' in {_BLOCK} to '{self.folder}': spaCy removes '{model}' and everything in it when a training "
+                    "starts. Choose another folder."
+                )
 
     def after_cleaning(self, output: Path | None) -> None:
         """spaCy has removed them: the best model of a run that goes on comes back."""
@@ -304,8 +309,8 @@ class RunCheckpoints:
         except (OSError, StateError) as error:
             warnings.warn(
                 CheckpointWarning(
-                    f"Can't put the best model so far back to '{model_best}': {error} Training goes on; the next model that is better will "
-                    "be there."
+                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the next better model "
+                    "there."
                 ),
                 stacklevel=4,
             )
@@ -313,8 +318,8 @@ class RunCheckpoints:
             if step is not None and self._best_step is not None and step < self._best_step:
                 warnings.warn(
                     CheckpointWarning(
-                        f"The model in '{model_best}' is that of step {step}. That of step {self._best_step} was better, but could not be "
-                        "kept."
+                        f"The model in '{model_best}' is that of step {step}. The model of step {self._best_step} was better, but could "
+                        "not be kept."
                     ),
                     stacklevel=4,
                 )
@@ -403,8 +408,8 @@ class RunCheckpoints:
     def _warn(self, error: OSError) -> None:
         warnings.warn(
             CheckpointWarning(
-                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on; older checkpoints are as they were. Make room on "
-                "the disk, or lower 'keep'."
+                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on, and older checkpoints are unchanged. Make room "
+                "on the disk, or lower 'keep'."
             ),
             stacklevel=5,
         )

@@ -104,8 +104,8 @@ class _ThincOptimizer(torch.optim.Optimizer):
         keep = 1.0 - group["lr"] * decay
         if keep <= 0.0:
             raise ConfigError(
-                f"Can't decay weights: expected learn_rate x L2 below 1, found {group['lr']} x {decay}, which would leave nothing "
-                "of them. Lower 'L2' or 'learn_rate' in [training.optimizer]."
+                f"Can't use 'L2' in [training.optimizer] as weight decay: expected learn_rate x L2 below 1, found {group['lr']} x {decay}, "
+                "which would turn the signs of the weights. Lower 'L2' or 'learn_rate'."
             )
         return group["lr"] * keep, decay / keep
 

@@ -168,15 +168,16 @@ class Guard:
         if self.nonfinite == 1:
             warnings.warn(
                 NonFiniteGradWarning(
-                    f"Skipped an update: {found.what}. All params stay as they were. "
-                    "Further ones are skipped without a warning; optimizer.skipped_updates counts them."
+                    f"Skipped an update: {found.what}. All params are unchanged. "
+                    "Further updates are skipped without a warning. Their number is in optimizer.skipped_updates."
                 ),
                 stacklevel=7,
             )
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
-                f"Can't go on: {in_a_row} updates in a row had values that are not finite. The last time, {found.what}. Params are as they "
-                "were before the first of them. Lower learn_rate, check the training data, or raise max_nonfinite in [training.optimizer]."
+                f"Training stopped by 'max_nonfinite' in [training.optimizer]: {in_a_row} updates in a row had NaN or infinite values. "
+                f"The last time, {found.what}. Params are as they were before the first of these updates. Lower "
+                "learn_rate, check the training data, or raise max_nonfinite."
             )
 
     def _report_spike(self, found: Spike) -> None:
@@ -188,7 +189,7 @@ class Guard:
                 GradSpikeWarning(
                     f"{what} an update of {found.params}: the norm of its gradients is {found.norm:.3g}, more than spike_factor = "
                     f"{self.spike_factor:g} times its moving average of {found.average:.3g}; the largest is that of param "
-                    f"'{found.largest}'. Further ones are {done} without a warning; optimizer.grad_spikes counts them."
+                    f"'{found.largest}'. Further updates are {done} without a warning. Their number is in optimizer.grad_spikes."
                 ),
                 stacklevel=7,
             )
@@ -241,13 +242,13 @@ def rollback_settings(
         return None
     if checkpoint is None:
         raise ConfigError(
-            "Can't set 'rollback_after' in [training.optimizer]: expected [training.optimizer.checkpoint], to which to go back, found "
-            "none. Add it, or remove the setting."
+            "Can't set 'rollback_after' in [training.optimizer]: expected checkpoints to go back to, found no block "
+            "[training.optimizer.checkpoint]. Add the block, or remove the setting."
         )
     if not guard.wants_norms:
         raise ConfigError(
-            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor, which tell what goes wrong, found "
-            "0 for both. Set one of them."
+            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor above 0, to detect bad updates, "
+            "found 0 for both. Set one of them."
         )
     if 0 < guard.max_nonfinite <= after:
         raise ConfigError(

@@ -101,8 +101,9 @@ def install(optimizer_class: type[Optimizer]) -> None:
 def _leave_alone(host: str, expected: str, found: str) -> None:
     warnings.warn(
         HostWarning(
-            f"Can't hook into {host}: expected {expected}, found {found}. TorchOptimizer works without, but updates params in smaller "
-            f"portions than one step for the whole pipeline. Install a {host} that thinc-torchopt supports."
+            f"Can't hook into {host}: expected {expected}, found {found}. Without the hook TorchOptimizer still works, "
+            f"but updates each param or component by itself instead of the whole pipeline at once. Install a {host} that thinc-torchopt "
+            "supports."
         ),
         stacklevel=3,
     )

@@ -42,8 +42,8 @@ _COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "con
 _TOLD = {
     "skipped_updates": "skipped",
     "rollbacks": "rolled back",
-    "outside_writes": "rates written by others",
-    "conservative_mode": "times conservative",
+    "outside_writes": "rates changed from outside",
+    "conservative_mode": "times in conservative mode",
 }
 <<<<<<< HEAD
 # What it tells if there was any.

@@ -146,9 +146,9 @@ def make_ramp(min_rate: float, max_rate: float, steps: int) -> list[float]:
     RAISES (ConfigError): An argument is out of its range.
     """
     if not 0.0 < min_rate < max_rate < math.inf:
-        raise ConfigError(f"Can't raise the learning rate: expected 0 < min-lr < max-lr, found {min_rate} and {max_rate}.")
+        raise ConfigError(f"Can't run the range test: expected 0 < --min-lr < --max-lr, found {min_rate} and {max_rate}.")
     if steps < _MIN_STEPS:
-        raise ConfigError(f"Can't raise the learning rate: expected at least {_MIN_STEPS} steps, found {steps}.")
+        raise ConfigError(f"Can't run the range test: expected --steps of at least {_MIN_STEPS}, found {steps}.")
     return [min_rate * (max_rate / min_rate) ** (i / (steps - 1)) for i in range(steps)]
 
 
@@ -188,8 +188,9 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
     highest = max(peaks.values(), default=0.0)
     if not highest:
         raise ConfigError(
-            f"Can't test learning rates: expected one in [training.optimizer] above 0, found {', '.join(map('.'.join, peaks)) or 'none'}. "
-            "What matters is the ratio: set 'learn_rate' to any number."
+            "Can't test learning rates in [training.optimizer]: expected one above 0, found "
+            f"{'0 in ' + ', '.join(map('.'.join, peaks)) if peaks else 'none'}. Set 'learn_rate' to any number above 0: the test keeps "
+            "only the ratios between the learning rates."
         )
     changed: dict[str, Any] = deepcopy(dict(block))
     if "param_groups" in changed:
@@ -283,7 +284,7 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     if n < _MIN_STEPS:
         found.problem = (
             f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before the loss or a gradient was "
-            f"not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr; if that does not help, look at the data and the gradients."
+            f"not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr. If that does not help, check the training data."
         )
         return
     found.smoothed = smooth(losses, smoothing)
@@ -294,9 +295,9 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     fall = start - float(curve[lowest])
     if not fall > max(_MIN_FALL * abs(start), noise, _CHANCE * _noise_of_curve(losses, smoothing)):
         found.problem = (
-            f"Can't suggest a learning rate: expected a loss that falls, found one of {start:.4g} per word at first, and at the lowest "
-            f"{curve[lowest]:.4g}, which is no more than chance. Raise --max-lr, or lower --min-lr if it broke away at once; give it more "
-            "--steps; look at whether anything is trained: spacy torchopt params."
+            f"Can't suggest a learning rate: expected a loss that falls, found {start:.4g} per word at first and {curve[lowest]:.4g} at "
+            "the lowest, which may be chance. Raise --max-lr, or lower --min-lr if the loss diverged at once. Try more --steps. Check that "
+            "something is trained: spacy torchopt params."
         )
         return
     slopes = numpy.gradient(curve, numpy.log(found.rates[:n]))

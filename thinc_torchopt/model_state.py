@@ -92,18 +92,18 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
     different = _differences(at_start, layout_of(nlp))
     if different:
         raise StateError(
-            f"Can't save the training: expected the pipeline with which it began, found other components, params or shapes: "
-            f"{_some(different)}. A run that goes on builds its pipeline from the config, and could not take this one up. What changes the "
-            "pipeline in mid-training (add_pipe, add_label, replace_listeners) is often in before_update: do it before, in [initialize]. "
-            "A layer that makes params of its own accord must make them before its first update."
+            f"Can't save a checkpoint: expected the pipeline as it was when training began, found other components, params or shapes: "
+            f"{_some(different)}. A resumed run builds its pipeline from the config, and could not load this one. Code that changes the "
+            "pipeline during training (add_pipe, add_label, replace_listeners), often in before_update, belongs in [initialize]. A layer "
+            "that creates its own params must do so before its first update."
         )
     foreign = [f"the {type(shim).__name__} '{path}'" for path, shim in _foreign_shims(nlp)]
     foreign += [f"the component '{name}'" for name, _ in _other_components(nlp)]
     if foreign and not allow_foreign_shims:
         raise StateError(
-            f"Can't save the training: expected thinc's params and torch modules, found {_some(foreign)}, loaded by code of their "
-            "own (from_bytes). If you trust it with the files in the checkpoint folder, set allow_foreign_shims = true in "
-            "[training.optimizer.checkpoint]; or else train without checkpoints."
+            f"Can't save a checkpoint: expected thinc's params and torch modules, found {_some(foreign)}, which only their own code "
+            "(from_bytes) can load. If nobody else can write to the checkpoint folder, set allow_foreign_shims = true in "
+            "[training.optimizer.checkpoint]. Otherwise remove that block."
         )
 
 
@@ -114,8 +114,9 @@ def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) 
         different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
     if different:
         raise StateError(
-            f"Can't go on with the model: expected the params of this pipeline, found others, or other shapes, for {_some(different)}. The "
-            "labels in the training data have changed, or the pipeline has."
+            "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, for "
+            f"{_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or start from the "
+            "beginning."
         )
     if not allow_foreign_shims and (saved.get("components") or any(True for _ in _foreign_shims(nlp))):
         check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
@@ -318,8 +319,8 @@ def _to_bytes(name: str, proc: Any) -> bytes:
     for method in ("to_bytes", "from_bytes"):
         if not hasattr(proc, method):
             raise StateError(
-                f"Can't save the training: expected component '{name}', whose model is a {type(proc.model).__name__}, to have to_bytes and "
-                f"from_bytes, found no {method}. Write it, or train without checkpoints."
+                f"Can't save a checkpoint: expected component '{name}', whose model is a {type(proc.model).__name__}, to have to_bytes and "
+                f"from_bytes, found no {method}. Add it, or remove [training.optimizer.checkpoint]."
             )
     try:
         return proc.to_bytes(exclude=["vocab"])

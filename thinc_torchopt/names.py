@@ -121,7 +121,9 @@ class Pattern:
             try:
                 self._regex = re.compile(text.removeprefix("re:"))
             except re.error as error:
-                raise ConfigError(f"Can't use pattern '{text}' in {where}: expected a regular expression behind 're:'; {error}.") from error
+                raise ConfigError(
+                    f"Can't use pattern '{text}' in {where}: expected a valid regular expression after 're:', found an error: {error}."
+                ) from error
 
     def __call__(self, name: str) -> bool:
         component, *rest = name.split("/", 1)
@@ -140,7 +142,8 @@ class Pattern:
             near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
             raise ConfigError(
                 f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start with the "
-                f"component's name and are parted by '/'. Near ones: {', '.join(near)}. List them: spacy torchopt params."
+                f"component's name, and their parts are separated by '/'. Similar names: {', '.join(near)}. List them: spacy torchopt "
+                "params."
             )
 
 

@@ -695,9 +695,10 @@ class TorchOptimizer(Optimizer):
             if self._idle_updates == IDLE_UPDATES:
                 warnings.warn(
                     ScheduleWarning(
-                        f"{IDLE_UPDATES} updates in a row had the learning rate 0, at which the schedule of 'learn_rate' stands: "
-                        "nothing is learned. Schedules move when optimizer.step_schedules() is called: spaCy's training loop does it after "
-                        "each step; a loop of your own must, and spacy pretrain does not: give it a learn_rate that is a number."
+                        f"The schedule of 'learn_rate' in [training.optimizer] stayed at 0 for {IDLE_UPDATES} updates in a row, so nothing "
+                        "is learned. A schedule moves on when optimizer.step_schedules() is called. spaCy's training loop does that after "
+                        "each step. In a loop of your own, call it yourself. For spacy pretrain, which never calls it, set learn_rate to a "
+                        "number."
                     ),
                     stacklevel=5,
                 )

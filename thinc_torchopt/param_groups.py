@@ -178,7 +178,7 @@ class ParamGroups:
         if self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
                 "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, fallback_params): expected an "
-                "optimizer that knows its pipeline, found one that was never told, so params have no lasting names. "
+                "optimizer that knows its pipeline, found one without a pipeline, so params have no lasting names. "
                 "Call optimizer.initialize(nlp) before the first update."
             )
         by_key: dict[tuple[Any, ...], list[tuple[Param, ParamSettings]]] = {}

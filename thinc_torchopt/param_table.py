@@ -87,8 +87,8 @@ class ParamTable:
         nlp = self._nlp()
         if nlp is None:
             raise PipelineError(
-                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found one that was never "
-                "told, so params have no lasting names. Call optimizer.initialize(nlp) first."
+                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found one without a "
+                "pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
             )
         return nlp, self._exclude
 
@@ -196,8 +196,8 @@ class ParamTable:
         if outside:
             raise StateError(
                 f"Can't save the state of param '{outside[0]}': expected params of the models of components, found {len(outside)} of a "
-                "model that is in no component, or that is a component's second one. Another process could not tell whose state it is. "
-                "Make the model a part of a component's model, or train it with an optimizer of its own."
+                "model outside the pipeline, or of a second model of a component. Their state could not be matched when it is loaded. "
+                "Make the model part of a component's model, or train it with an optimizer of its own."
             )
 
     def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
@@ -274,9 +274,9 @@ class ParamTable:
             raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
         if callback is None and may_overlap(view):
             raise ParamError(
-                f"Can't optimize param '{name}': expected a tensor each of whose cells stands for itself, found shape {tuple(view.shape)} "
-                f"with strides {view.stride()}: several indices are one cell. It was made by expand() or as_strided(): clone it before it "
-                "becomes a param."
+                f"Can't optimize param '{name}': expected a tensor without overlapping memory, found shape {tuple(view.shape)} with "
+                f"strides {view.stride()}, where several elements share one place. It was made by expand() or as_strided(): clone it "
+                "before it becomes a param."
             )
         if known is None:
             return self._add(key, name, source, view if callback is None else view.detach().clone())

@@ -53,8 +53,8 @@ class Rollback:
         saved = self._find(progress)
         if saved is None:
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected one in '{self._folder}' that is whole, of finite params, and from before "
-                "that, found none. Lower learn_rate, check the training data, or remove rollback_after."
+                f"Can't go back to a checkpoint: {what}; expected an undamaged one with finite params from before that in "
+                f"'{self._folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
             )
         step = saved["progress"]["step"]
         try:
@@ -71,8 +71,8 @@ class Rollback:
         progress.rollbacks.append((progress.step, step))
         warnings.warn(
             RollbackWarning(
-                f"Went back to the params of step {step} after step {progress.step}: {what}. Learning rates go on at "
-                f"{self.settings.factor:g} times what they were. This was time {len(progress.rollbacks)} of max_rollbacks = "
+                f"Went back to the params of step {step} after step {progress.step}: {what}. Learning rates are now "
+                f"{self.settings.factor:g} times what they were. This was rollback {len(progress.rollbacks)} of max_rollbacks = "
                 f"{self.settings.at_most}."
             ),
             stacklevel=3,

@@ -62,8 +62,8 @@ class RunLock:
             self._take()
         elif (found := self._file.read()) and found.get("run") != self._run:
             raise StateError(
-                f"Can't write a checkpoint to '{self.path.parent}': expected the folder to be this run's, found that another has taken it "
-                f"since: {_describe(found)}. Give each run a 'path' of its own in [training.optimizer.checkpoint]."
+                f"Can't write a checkpoint to '{self.path.parent}': expected a folder for this run alone, found that another run has "
+                f"taken it since: {_describe(found)}. Give each run a 'path' of its own in [training.optimizer.checkpoint]."
             )
 
     def release(self) -> None:
@@ -82,8 +82,8 @@ class RunLock:
             file = _LockFile(self.path)
             if not file.lock():
                 raise StateError(
-                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found that of one that goes "
-                    f"on: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or set another 'path' in "
+                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found one that another run "
+                    f"uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or set another 'path' in "
                     "[training.optimizer.checkpoint]."
                 )
             _open[key] = file

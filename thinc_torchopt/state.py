@@ -203,8 +203,8 @@ def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> 
     if algorithms[0] != algorithms[1]:
         here, there = (", ".join(sorted(map(str, found))) for found in algorithms)
         raise StateError(
-            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. [training.optimizer.algorithm] is "
-            "another than when it was saved: bring that one back, or begin with a new state."
+            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. [training.optimizer.algorithm] "
+            "has changed since it was saved. Change it back, or start with a new optimizer."
         )
     expected = {name: found["params"] for name, found in collect_groups(groups).items()}
     found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
@@ -243,7 +243,8 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
         if missing:
             raise StateError(
                 f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the options that it has now, "
-                f"found {sorted(found['state'])}. The options were others when it was saved: bring those back, or begin with a new state."
+                f"found {sorted(found['state'])}. The options have changed since it was saved. Change them back, or start with a new "
+                "optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
         is_known = library_of(param.group.owner.optimizer) in ("torch", __package__)

@@ -371,7 +371,7 @@ def _check_range(name: str, key: str, low: float, high: float) -> None:
     if not -math.inf < low <= high < math.inf:
         raise StateError(
             f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A gradient was not "
-            "finite once: go back to a state of before, or begin with a new optimizer."
+            "finite at some point. Load an earlier state, or start with a new optimizer."
         )
     if low < 0 and key in _NON_NEGATIVE:
         raise StateError(f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is damaged.")

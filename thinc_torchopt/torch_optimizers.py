@@ -174,10 +174,10 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     if name.lower() not in library.get_supported_optimizers():
         near = ", ".join(get_close_matches(name.lower(), library.get_supported_optimizers(), n=5, cutoff=0.3))
         raise ConfigError(
-            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Near names: {near or 'none'}."
+            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Similar names: {near or 'none'}."
         )
     if name.lower() in _NOT_FOR_PIPELINES:
-        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another.")
+        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another algorithm.")
     cls = library.load_optimizer(name)
     known = {key: p for key, p in inspect.signature(cls.__init__).parameters.items() if key not in {"self", "params", "lr", "kwargs"}}
     defaults = {key: p.default for key, p in known.items() if p.default is not inspect.Parameter.empty}

@@ -117,7 +117,7 @@ class TrainedParams:
         if may_grow:
             saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.shim_paths()])
             if changes:
-                text = f"The state was saved of another pipeline, or other params were frozen. {changes}."
+                text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
             self.groups.take_ids(state_match.match_groups(self.groups, saved["groups"]))
             here = self.controller.state_dict()["groups"]
@@ -136,7 +136,7 @@ class TrainedParams:
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
         elif (self.averages is None) != (saved["averages"] is None):
-            done = "The saved ones are dropped" if self.averages is None else "They begin anew"
+            done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3)
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:

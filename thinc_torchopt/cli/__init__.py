@@ -1,4 +1,4 @@
-"""`spacy torchopt`: see every param with its learning rate, see the rates of a whole run, find a rate.
+"""`spacy torchopt`: show every param with its learning rate, show the rates of a whole run, find a rate.
 
 spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
 """
@@ -81,16 +81,16 @@ def find_lr_cli(
     min_rate: float = Opt(1e-7, "--min-lr", help="Learning rate of the first step"),
     max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
     steps: int = Opt(100, "--steps", "-n", help="How many steps to train at most"),
-    smoothing: float = Opt(0.9, "--smoothing", min=0.0, max=0.999, help="How much of its neighbour a loss takes over, from 0 to below 1"),
+    smoothing: float = Opt(0.9, "--smoothing", min=0.0, max=0.999, help="How much to smooth the losses: 0 is not at all"),
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it breaks away. It is a
-    pipeline of its own that is trained, built from the config or loaded, and thrown away; nothing is written but the picture. Rates of
-    groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it diverges. The
+    pipeline is built or loaded for the test only; nothing but the picture is written. The rates of param groups keep their ratios.
+    Overrides such as --paths.train train.spacy are needed as in `spacy train`.
     """
     from .find_lr import show_range_test
 

@@ -114,7 +114,7 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
     optimizer = registry.resolve({"optimizer": block})["optimizer"]
     if not isinstance(optimizer, TorchOptimizer):
         raise ConfigError(
-            "Can't look into [training.optimizer]: expected an optimizer of thinc-torchopt, found "
+            "Can't use [training.optimizer]: expected an optimizer of thinc-torchopt, found "
             f'"{block.get("@optimizers")}". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1" and add a block '
             '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or let a command do it: spacy torchopt init.'
         )
@@ -172,13 +172,13 @@ def _tell_missing(path: Path, place: Sequence[str], at: int) -> str:
     needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
     block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
     text = (
-        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all those that it is in, also "
-        f"where there is nothing to say in them: add the line [{needed}]."
+        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all the sections around it, "
+        f"even if they are empty: add the line [{needed}]."
     )
     if block in ("per_param_lr", "layer_decay"):
-        text += f" Or, if '{name}' is one pattern: a dot begins a section, and names of params have slashes: '{name.replace('.', '/')}'."
+        text += f" If '{name}' is one pattern: a dot starts a new section, so write it with slashes: '{name.replace('.', '/')}'."
     elif block == "param_groups":
-        text += f" Or, if '{name}' is the name of one block: a dot begins a section; call it '{name.replace('.', '_')}'."
+        text += f" If '{name}' is the name of one block: a dot starts a new section, so call it '{name.replace('.', '_')}'."
     return text
 
 
@@ -201,7 +201,7 @@ def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
     found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
     if not found:
         return []
-    return [f"Depends on the scores of the training: {', '.join(found)}. Shown as if the score got better all the time."]
+    return [f"These depend on the scores in training: {', '.join(found)}. They are shown as if the score always got better."]
 
 
 def _watches_scores(source: Any) -> bool:

@@ -36,7 +36,7 @@ def show_checkpoint(path: Path, *, as_json: bool) -> None:
     if not whole:
         with errors_shown(as_json=as_json):
             raise StateError(
-                f"Can't go on from '{path}': expected a whole checkpoint, found {len(found)} damaged. Start the training anew."
+                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. Start the training again."
             )
 
 

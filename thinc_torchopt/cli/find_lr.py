@@ -19,7 +19,7 @@ _CHART_WIDTH = 60
 _FAR_APART = 3.0
 _ENDED = {
     "max_rate": "the highest rate was reached",
-    "diverged": "the loss broke away",
+    "diverged": "the loss diverged",
     "not_finite": "the loss or a gradient was not finite",
 }
 
@@ -84,7 +84,8 @@ def show_range_test(
 
 def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], block: Mapping[str, Any], output_path: Path | None) -> None:
     console.print(
-        f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. The end: {_ENDED[found.ended]}."
+        f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
+        f"{_ENDED[found.ended]}."
     )
     if found.smoothed:
         low, high = min(found.smoothed), max(found.smoothed)
@@ -109,12 +110,12 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
         ],
         numbers=["steepest", "lowest/10"],
     )
-    console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of that at which it was lowest, a second opinion.")
+    console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of the rate at which it was lowest.")
     if max(found.suggestions.values()) > _FAR_APART * min(found.suggestions.values()):
         console.print(
-            "Note: the two are far apart, as where the rate rises faster than the loss can follow. Take the lower one, or more --steps."
+            "Note: the two are far apart. The rate may have risen faster than the loss could follow: use the lower one, or more --steps."
         )
-    console.print("In the config, change to the rates of 'steepest':")
+    console.print("To use the rates of 'steepest', change in the config:")
     for line in _config_lines(block, settings):
         console.print(line)
 
@@ -131,7 +132,7 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         if section != (section := ".".join(["training", "optimizer", *sections])):
             yield f"\n[{section}]"
         rate = f"{setting['steepest']:.2g}"
-        yield f"{key} = {rate}" if is_one else f"# {key}: such that its highest value is {rate}, in place of {short(setting['peak'])}"
+        yield f"{key} = {rate}" if is_one else f"# {key}: its highest value should be {rate} instead of {short(setting['peak'])}"
 
 
 def _find_peak(block: Mapping[str, Any], place: list[str], peak: float) -> Iterator[list[str]]:

@@ -41,8 +41,8 @@ def show_schedule(
         steps = steps or setup.config["training"]["max_steps"]
         if not steps:
             raise ConfigError(
-                "Can't show the schedule up to the end of the training: expected 'max_steps' in [training] above 0, found 0, which is "
-                "no end. Add --steps."
+                "Can't show the schedule up to 'max_steps' in [training]: expected a number above 0, found 0, which means no limit. "
+                "Add --steps."
             )
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)

@@ -56,9 +56,10 @@ class ConservativeMode:
             self.times += 1
             self._steps, self._failures = 0, 1
             logger.warning(
-                "Learn rates are conservative from step %d on, as others write to the param groups again and again. What they write is put "
-                "back, which is no longer said each time; rates may fall but not rise for %d steps, and then go on as scheduled. This ends "
-                "when %d steps in a row are clean. Find what writes there, often a torch scheduler, and remove it.",
+                "Learn rates are conservative from step %d on: other code keeps writing to the param groups. From now on such writes are "
+                "undone without a warning each. Learn rates may fall but not rise for %d steps, and then follow their schedules again. "
+                "Conservative mode ends after %d steps in a row without such writes. Find the code that writes there, often a torch "
+                "scheduler, and remove it.",
                 step,
                 HELD_STEPS,
                 CLEAN_STEPS,
@@ -76,7 +77,7 @@ class ConservativeMode:
         if self.is_on:
             self._steps += 1
             if self._steps % REPORT_STEPS == 0 and self._failures:
-                message = "Others wrote to the param groups %d times in the %d steps up to step %d. All of it was put back."
+                message = "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
                 logger.warning(message, self._failures, REPORT_STEPS, step)
                 self._failures = 0
         if failed:
@@ -91,7 +92,9 @@ class ConservativeMode:
             self.is_on = False
             self._clean_steps = 0
             self.breaker.reset()
-            logger.info("Learn rates follow their policies again after step %d: the last %d were clean.", step, CLEAN_STEPS)
+            logger.info(
+                "Conservative mode ended after step %d: no other code wrote to the param groups in the last %d steps.", step, CLEAN_STEPS
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -339,7 +339,7 @@ class LearnRateController:
         RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
         """
         if not isinstance(metrics, Mapping):
-            raise ConfigError(f"Can't use the metrics of a step: expected a dict of name and number, found {metrics!r}.")
+            raise ConfigError(f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}.")
         for policy in self._policies:
             if hasattr(policy, "observe"):
                 policy.observe(metrics)
@@ -473,7 +473,8 @@ class LearnRateController:
         if other and not may_grow:
             warnings.warn(
                 LearnRateWarning(
-                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their rates go on."
+                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their learn rates are "
+                    "kept."
                 ),
                 stacklevel=3,
             )
@@ -539,9 +540,9 @@ class LearnRateController:
                 continue
             self._warned.add((error.what, error.group))
             restores = self.on_outside_write == "restore"
-            done = "This was put back." if error.what == "taken_out" or (restores and error.can_be_undone) else "This counts from here on."
+            done = "The change was undone." if error.what == "taken_out" or (restores and error.can_be_undone) else "The change is kept."
             if error.what == "group" and error.group in self._groups:
-                done = "It gets the default rate." if restores else "It keeps the rate that it has."
+                done = "It gets the default learn rate." if restores else "It keeps its learn rate."
             warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 
     def check_rates(self, name: str) -> None:

@@ -161,7 +161,7 @@ def named(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
         raise ConfigError(
             f"Can't set the learn rate policy '{name}' of '{where}': expected settings among "
             f"{settings_of(name) if given_rates else known}, found {unknown}."
-            + (f" In place of parts of the base, rates can be given: {more}." if more and not given_rates else "")
+            + (f" Settings that are learn rates instead of factors: {more}." if more and not given_rates else "")
         )
     return in_rates(name, settings) if given_rates else NAMED[name](**settings)
 

@@ -116,8 +116,8 @@ class WatchedOptimizer:
         in_order = [watched for watched in self.groups if watched in still_here]
         for place, (expected, found) in enumerate(zip(in_order, known)):
             if expected is not found:
-                fact = f"Param group '{found.id}' stands in another place of optimizer '{self.name}'"
-                advice = "Something else sorts optimizer.param_groups."
+                fact = f"Param group '{found.id}' was moved to another place in optimizer '{self.name}'"
+                advice = "Other code sorts optimizer.param_groups. Remove it."
                 errors.append(_difference("order", found.id, step, fact, in_order.index(found), place, advice))
         return errors
 
@@ -210,16 +210,16 @@ class WatchedOptimizer:
         for watched in self.groups:
             if watched not in here:
                 fact = f"Param group '{watched.id}' was taken out of optimizer '{self.name}'"
-                advice = "Call unregister_optimizer when you let an optimizer go."
+                advice = "Call unregister_optimizer for an optimizer that is no longer used."
                 if self.keep_groups:
-                    advice = "Its owner needs it. Params that are not to be trained can be frozen by the owner's settings."
+                    advice = "The code that owns the optimizer needs it. To stop training params, freeze them in its settings."
                 what = "taken_out" if self.keep_groups else "group"
                 errors.append(_difference(what, watched.id, step, fact, n_before, n_now, advice))
         new_groups = [group for watched, group in pairs if watched is None]
         for i, group in enumerate(new_groups):
             id = self.new_id(group, {watched.id for watched in self.groups}, later=i)
-            fact = f"Param group '{id}' came to optimizer '{self.name}'"
-            advice = "Call add_params instead, which gives new params a rate and warms them up."
+            fact = f"Param group '{id}' was added to optimizer '{self.name}'"
+            advice = "Call add_params instead, which also warms new params up."
             errors.append(_difference("group", id, step, fact, n_before, n_now, advice))
         return errors
 
@@ -228,17 +228,17 @@ class WatchedOptimizer:
         errors = [] if watched.has_rate(group) else [self.rate_difference(watched, group, step)]
         if not watched.has_params(group) and moved:
             fact = f"Params of group '{id}' were moved between groups or sorted"
-            advice = "Params stay in the group and in the order in which they were registered."
+            advice = "Keep params in the group and order in which they were registered."
             errors.append(_difference("moved", id, step, fact, *self._labels(watched, group), advice))
         elif not watched.has_params(group):
             fact = f"Params of group '{id}' were changed"
-            advice = f"If that is meant, call refresh('{self.name}') after it; add_params gives new params a rate and warms them up."
+            advice = f"If that is intended, call refresh('{self.name}') afterwards. For new params, call add_params, which warms them up."
             errors.append(_difference("params", id, step, fact, *self._labels(watched, group), advice))
         before, now = watched.options, {name: group.get(name) for name in watched.options}
         changed = [name for name in before if not same_options(now[name], before[name])]
         if changed:
             fact = f"Options of param group '{id}' were changed"
-            advice = "If a schedule of yours moves them, name them in `moving` when you register the optimizer."
+            advice = "If a schedule of yours changes them, list them in `moving` when you register the optimizer."
             expected, found = ({name: options[name] for name in changed} for options in (before, now))
             errors.append(_difference("options", id, step, fact, expected, found, advice))
         return errors
@@ -293,8 +293,8 @@ def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None
         hook.remove()
         warnings.warn(
             LearnRateWarning(
-                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that: nothing sets its learning rates, "
-                "and it trains the params of before. Step the new one, which preserve_optimizer_state returned."
+                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that. It trains the old params, and "
+                "nothing sets its learning rates. Step the new one, which preserve_optimizer_state returned."
             ),
             stacklevel=4,
         )
