@@ -28,13 +28,13 @@ def accepts_all(name: str, param: torch.Tensor) -> bool:
 class Trial:
     """What a few steps on a small matrix showed of a torch optimizer.
 
-    in_group (frozenset[str]): What each param group has for itself.
+    in_group (frozenset[str]): Options that each param group has for itself.
     read (frozenset[str]): What its steps read from its param group, if it is there.
     looked_for (frozenset[str]): What they looked for there, and did not find.
     moves (frozenset[str]): Options that it moves by itself, which makes them state.
-    writes_rate (bool): It makes a rate of its own of the one that it is given, when it is built or at its steps.
-    has_eval_form (bool): The values that it trains are others than those that are to be used: it has `eval()` and `train()`.
-    not_saved (str): Why what it keeps can't be saved. Empty: it can.
+    writes_rate (bool): It changes the learning rate that it is given, when it is built or in its steps.
+    has_eval_form (bool): It trains other values than those to evaluate: it has `eval()` and `train()`.
+    not_saved (str): Why its state can't be saved. Empty: it can.
     """
 
     in_group: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class Algorithm:
     fallback_params (tuple[str, ...]): Patterns over the names of params.
     kernel (FusedKernel): Its fused kernel in torch.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in pytorch-optimizer.
-    trial (Trial): What is known of its class. Default: it is tried out, and if that fails nothing is.
+    trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.
     """
 
     label: str
@@ -85,7 +85,7 @@ class Algorithm:
         given (Mapping[str, Any]): Some of its options.
         where (str): Config path, for the error.
         RETURNS (dict[str, Any]): The same as torch takes them.
-        RAISES (ConfigError): It refuses one, or has one value for all params.
+        RAISES (ConfigError): An option is refused, or takes one value for all params.
         """
         checked = {name: as_torch_takes_it(name, self.options[name], value, where) for name, value in given.items()}
         trial = try_out(self.build, self.label, {**self.options, **checked}, where)
@@ -97,10 +97,10 @@ class Algorithm:
         return checked
 
     def check_settings(self, *, averages: bool, checkpoint: bool) -> None:
-        """Check that other settings of [training.optimizer] go with it.
+        """Check that other settings of [training.optimizer] work with the algorithm.
 
-        averages, checkpoint (bool): Whether there are such.
-        RAISES (ConfigError): They don't.
+        averages, checkpoint (bool): Whether they are set.
+        RAISES (ConfigError): A setting does not work with it.
         """
         if averages and self.trial.has_eval_form:
             raise ConfigError(
@@ -115,10 +115,10 @@ class Algorithm:
 
 
 def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
-    """A pair as a tuple; everything else untouched.
+    """Return a pair as a tuple, and everything else unchanged.
 
     name (str): The option's name. default (Any): A value that torch takes. where (str): Config path, for the error.
-    RAISES (ConfigError): A text for a number, a number for a switch, or a pair that is none.
+    RAISES (ConfigError): A string for a number, a number for a flag, or not a pair where one is expected.
     """
     value = as_plain(value)
     is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
@@ -139,7 +139,7 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's; everything else untouched."""
+    """Return a NumPy number as a Python number, and everything else unchanged."""
     return value.item() if isinstance(value, numpy.generic) else value
 
 

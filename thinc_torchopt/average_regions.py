@@ -1,4 +1,4 @@
-"""Regions of an average whose param has grown: cells that came together, and how many values they took.
+"""Regions of an average whose param has grown: cells that were added together, and how many values were averaged in them.
 
 An average begins, and warms up, by the number of values that it took. When labels come, old rows have taken hundreds and new ones none:
 so each region counts for itself. Old cells go on as if nothing had happened.
@@ -21,7 +21,7 @@ Shape = Sequence[int]
 
 @dataclass
 class Region:
-    """Cells that came together.
+    """Cells that were added together.
 
     cells (tuple[tuple[int, int], ...]): In each dimension from where to where.
     taken (int): How many values they took.
@@ -40,7 +40,7 @@ class Region:
         return tensor[tuple(slice(start, stop) for start, stop in self.cells)]
 
     def clipped(self, shape: Shape) -> Region:
-        """What there is of it in a smaller tensor."""
+        """The part of the region that lies in a smaller tensor."""
         return Region(tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken)
 
     @property
@@ -49,9 +49,9 @@ class Region:
 
 
 def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[Region]:
-    """The regions of a tensor of another shape. The first is the oldest, and new cells have taken nothing.
+    """The regions after a tensor changed its shape. The first is the oldest; new cells have taken no values.
 
-    regions (Sequence[Region]): Those that it had. old, new (Shape): Of as many dimensions.
+    regions (Sequence[Region]): The regions before. old, new (Shape): Same number of dimensions.
     """
     common = [min(sizes) for sizes in zip(old, new)]
     found = [clipped for region in regions if (clipped := region.clipped(common)).size]

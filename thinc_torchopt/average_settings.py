@@ -51,7 +51,7 @@ def EMA(
     device (str): Where averages are kept, e.g. "cpu". None: where their params are.
     dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
     buffers ("average" | "copy"): Whether float buffers of torch modules are averaged, or taken as they are.
-    RAISES (ConfigError): An argument that can't be.
+    RAISES (ConfigError): An invalid argument.
     """
     return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype, buffers)
 
@@ -105,7 +105,7 @@ class AverageSettings:
         return self.kind == "EMA" and self.warmup in ("torch_ema", "ignite")
 
     def tracked(self, schedules: Schedules) -> AverageSettings:
-        """The same with a schedule that moves along with others."""
+        """The same settings, with the schedule tracked among the others."""
         return replace(self, decay=schedules.track("averages.decay", self.decay))
 
     def check_decay(self) -> None:
@@ -148,9 +148,9 @@ THINC = AverageSettings()
 
 
 def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> AverageSettings | None:
-    """What a config asks for by `use_averages` and by a block; None if by neither.
+    """The settings from `use_averages` or from a block. None: neither is set.
 
-    RAISES (ConfigError): By both, or the block is none of ours.
+    RAISES (ConfigError): Both are set, or the block is not one of ours.
     """
     if averages is None:
         return THINC if use_averages else None

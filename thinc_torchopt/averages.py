@@ -39,7 +39,7 @@ class Averages:
 
     @classmethod
     def holding(cls, values: Iterable[tuple[Param, torch.Tensor]]) -> Averages:
-        """Averages that somebody else computed: params with their values."""
+        """Averages that were computed elsewhere: params with their values."""
         made = cls()
         for param, value in values:
             average = made._of[param.key] = Average(param, value)
@@ -51,7 +51,7 @@ class Averages:
         """Take note of params as they are before their first update, where averages begin like that.
 
         params (Iterable[Param]): Those that are to be updated.
-        RAISES (ScheduleError): The decay of this step can't be.
+        RAISES (ScheduleError): The decay of this step is invalid.
         """
         self.settings.check_decay()
         if self.settings.begins_as_param:
@@ -144,7 +144,7 @@ class Averages:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, shim_paths: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
-        """All that is needed to go on in another process.
+        """Everything that is needed to continue in another process.
 
         shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
@@ -175,7 +175,7 @@ class Averages:
     def load_state_dict(
         self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]], *, may_grow: bool = False
     ) -> None:
-        """Go on where another process was. Its averages replace those that there are; a param that had none there has none.
+        """Load a state. Its averages replace the current ones; a param without an average in the state has none afterwards.
 
         state (Mapping): What `state_dict` gave. Tensors are copied.
         params (Iterable[Param]): All params, with lasting names.
@@ -251,7 +251,7 @@ class Averages:
         if value.dtype != tensor.dtype or value.device != tensor.device:
             value = value.to(tensor.device, tensor.dtype)
         if average.param is None:
-            # A buffer. Where it is not finite the average stays as it is: decided on the device, for which nobody waits.
+            # A buffer. Where it is not finite the average stays as it is: decided on the device, without a sync.
             value = torch.where(value.isfinite(), value, tensor)
         averages, values = moves.setdefault(weight, ([], []))
         averages.append(tensor)

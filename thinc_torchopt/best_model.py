@@ -48,7 +48,7 @@ class BestModel:
     def keep(self, model: Path, step: int) -> None:
         """Copy a model here. step (int): It was the best after this one.
 
-        RAISES (OSError): The disk is full, for example. The copy of before is as it was.
+        RAISES (OSError): The disk is full, for example. The old copy is unchanged.
         """
         unfinished = self.path.parent / f"{UNFINISHED}{self.path.name}-{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)

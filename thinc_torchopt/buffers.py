@@ -3,7 +3,7 @@
 A forward pass writes to buffers long before the optimizer sees a gradient. So what they hold is kept after each update that is made, and
 put back after one that is not.
 
-Floats are copied each time: torch's kernel of BatchNorm writes to them and tells nobody. Others, such as masks and counts, are copied when
+Floats are copied each time: BatchNorm's kernel writes to them and keeps their version. Others, such as masks and counts, are copied when
 the tensor's version says that somebody wrote.
 """
 
@@ -38,7 +38,7 @@ class KeptBuffers:
 
     @torch.no_grad()
     def put_back(self, shims: Iterable[Shim]) -> None:
-        """Bring buffers back to what they held. Running statistics that nobody saw before begin anew, if they are not finite."""
+        """Bring buffers back to what they held. Running statistics that were not kept are reset if they are not finite."""
         for shim in shims:
             kept = self._of.get(shim)
             if kept is not None and kept.module is shim._model:

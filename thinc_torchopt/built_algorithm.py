@@ -65,7 +65,7 @@ class TorchGroup:
 
     @property
     def own_rate(self) -> float:
-        """What the algorithm makes of the rate that it is given, as a factor."""
+        """The factor by which the algorithm changes the learning rate that it is given."""
         return self.entry.get(_OWN_RATE, 1.0)
 
     @property
@@ -223,7 +223,7 @@ class BuiltAlgorithm:
             ) from error
 
     def _put_in(self, params: list[Param], settings: list[ParamSettings], entry: dict[str, Any]) -> None:
-        """Put params into the group of their settings; if there is none, `entry`, which holds them, becomes it."""
+        """Put params into the group of their settings. If there is no such group yet, `entry`, which holds them, becomes it."""
         assert self.optimizer is not None
         group = self.groups.get(settings[0].key)
         if group is None:
@@ -459,7 +459,7 @@ class BuiltAlgorithm:
         yield from (part for part in (fresh, seen) if part)
 
     def _note_kernel(self, group: TorchGroup, param: Param, tensor: torch.Tensor) -> None:
-        """Note whether a param can be given to the fused kernel. The group gives the kernel up where there is none for a device.
+        """Note whether a param can be given to the fused kernel. The group stops using the kernel if there is none for a device.
 
         tensor (Tensor): What the param is, or will be.
         """

@@ -170,7 +170,7 @@ class Cascade:
     def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name, and every one of [layer_decay] a name with a layer.
 
-        RAISES (ConfigError): One matches none.
+        RAISES (ConfigError): A pattern matches no param.
         """
         for pattern in self.patterns:
             pattern.check(names)
@@ -366,7 +366,7 @@ def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn
 
 
 def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
-    """What to say of settings that belong to a policy."""
+    """A hint for settings that belong to a policy."""
     name = given.get("policy")
     if name is not None:
         return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."

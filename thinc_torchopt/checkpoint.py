@@ -67,7 +67,7 @@ def Checkpoint(
     path (str): A folder for this run alone.
     every (int): Save after every so many steps; always after an evaluation. 0: only then.
     keep (int): How many checkpoints to keep, the newest.
-    resume ("auto" | "must" | "never"): Go on from the newest whole checkpoint if there is one; stop if there is none; or start anew.
+    resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is none; or start again.
     on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`, `patience`,
         `eval_frequency`, the logger and this block may change.
     allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and components whose
@@ -281,7 +281,7 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ the folder to which spaCy saves
 
     def before_cleaning(self, output: Path | None) -> None:
-        """spaCy is about to remove the models of before from a folder.
+        """spaCy is about to remove old models from a folder.
 
         RAISES (ConfigError): The checkpoints would go with them.
         """

@@ -1,7 +1,7 @@
 """What is checked of settings, from a config or from Python, and of saved states before anything is loaded.
 
 confection checks what a config says by the types of the arguments, but lets numbers in quotes pass; Python checks nothing. A file may be
-damaged, of an older version, or a stranger's.
+damaged, from an older version, or from another program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Section:
     ) -> float:
         """A number of at least 0, also one of NumPy's. expected (str): The same in words.
 
-        RAISES (ConfigError): It is none, or out of its range, or not finite.
+        RAISES (ConfigError): Not a number, out of range, or not finite.
         """
         try:
             number = math.nan if isinstance(value, (bool, numpy.bool_)) else float(value)
@@ -49,7 +49,7 @@ class Section:
         return number
 
     def whole(self, name: str, value: Any, *, at_least: int = 0) -> int:
-        """A whole number. RAISES (ConfigError): It is none, or less than `at_least`."""
+        """A whole number. RAISES (ConfigError): Not a whole number, or less than `at_least`."""
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
         if not (is_whole or (isinstance(value, str) and value.isdecimal())) or int(value) < at_least:
             self.refuse(name, f"a whole number of at least {at_least}", value)
@@ -62,7 +62,7 @@ class Section:
         return bool(value)
 
     def choice(self, name: str, value: Any, choices: Collection[Any]) -> Any:
-        """One of several. RAISES (ConfigError): It is none of them."""
+        """One of several. RAISES (ConfigError): Not one of them."""
         if not any(type(value) is type(choice) and value == choice for choice in choices):
             *others, last = ("null" if choice is None else repr(choice) for choice in choices)
             self.refuse(name, f"{', '.join(others)} or {last}", value)
@@ -75,7 +75,7 @@ class Section:
         return value
 
     def section(self, name: str, value: Any) -> Mapping[str, Any]:
-        """A section below this one. RAISES (ConfigError): It is none."""
+        """A section below this one. RAISES (ConfigError): Not a section."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self.refuse(name, "a section, or in Python a dict with texts as keys", value)
         return value
@@ -88,7 +88,7 @@ def check_number(name: str, value: Any) -> float:
     """Check a setting of [training.optimizer] that must be a number of at least 0, or a schedule of such.
 
     name (str): Its config path below.
-    RAISES (ConfigError): It is none, or negative, or not finite.
+    RAISES (ConfigError): Not a number, negative, or not finite.
     """
     return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
 
@@ -113,7 +113,7 @@ def check_version(what: str, found: Any, newest: int) -> None:
     """Check that a state says of what version it is, and that this package can read that. Before anything else: the rest may be another.
 
     what (str): Whose state, for the error.
-    newest (int): The one that this package writes. It reads those of before.
+    newest (int): The one that this package writes. Older ones are read too.
     RAISES (StateError): It does not, or is newer.
     """
     version = found.get("version") if isinstance(found, Mapping) else None

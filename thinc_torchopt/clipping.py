@@ -17,7 +17,7 @@ from .types import ClipBy
 
 # torch.nn.utils.clip_grad_norm_ adds it to the norm; so do we where we have its meaning ("global", "component").
 NORM_EPS = 1e-6
-# Of the paper on adaptive clipping: params that are 0 would never get away from there. Units whose norm is less count as if it were this.
+# From the paper on adaptive clipping: smaller norms of units count as this, or params that are 0 could never change.
 UNIT_EPS = 1e-3
 
 # Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower (benchmarks/README.md).

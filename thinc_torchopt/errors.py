@@ -2,29 +2,29 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
-│   └── ScheduleError              a schedule without values, or with arguments or values that can't be
+│   └── ScheduleError              a schedule without values, or with invalid arguments or values
 ├── ParamError (ValueError)        a param that can't be optimized
-│   └── ShapeError                 its shape is not the one that it had before
-├── LearnRateIntegrityError (RuntimeError)   somebody else wrote to a param group
+│   └── ShapeError                 its shape differs from before
+├── LearnRateIntegrityError (RuntimeError)   other code wrote to a param group
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
-├── StateError (ValueError)        a training state that is damaged, or of another pipeline or config
+├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
 ├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
-└── RollbackError (RuntimeError)   a training that goes wrong has nothing to go back to, or went back often enough
+└── RollbackError (RuntimeError)   a training that diverges has no checkpoint to go back to, or went back too often
 
 Warning
 └── TorchOptWarning (UserWarning)
     ├── ConfigWarning              a setting that has no effect
-    ├── CheckpointWarning          a checkpoint is damaged, of another config, or could not be written
+    ├── CheckpointWarning          a checkpoint is damaged, from another config, or could not be written
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
     ├── GrowthWarning              a param grew, and its state could not
-    ├── HostWarning                a spaCy or thinc that is not what we know
-    ├── LearnRateWarning           somebody else wrote to a param group, and what was done about it
+    ├── HostWarning                an unknown version of spaCy or thinc
+    ├── LearnRateWarning           other code wrote to a param group, and what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
     ├── RollbackWarning            the training went back to a checkpoint
-    └── ScheduleWarning            a schedule ended, its last value stays
+    └── ScheduleWarning            a schedule ended; its last value is kept
 
-The text of each says: what failed, for which (by name or config path), what was expected and found, what to do.
+Each message says what failed, for which param or config path, what was expected and found, and what to do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConfigError(TorchOptError, ValueError):
 
 
 class ScheduleError(ConfigError):
-    """A schedule that has no values, or arguments or values that can't be."""
+    """A schedule that has no values, or invalid arguments or values."""
 
 
 class ParamError(TorchOptError, ValueError):
@@ -65,7 +65,7 @@ class NonFiniteGradError(TorchOptError, RuntimeError):
 
 
 class RollbackError(TorchOptError, RuntimeError):
-    """A training that goes wrong has no checkpoint to go back to, or went back as often as it may."""
+    """A training that diverges has no checkpoint to go back to, or went back `max_rollbacks` times."""
 
 
 class LearnRateIntegrityError(TorchOptError, RuntimeError):
@@ -102,11 +102,11 @@ class TorchOptWarning(UserWarning):
 
 
 class ConfigWarning(TorchOptWarning):
-    """A setting that has no effect, because another one beats it."""
+    """A setting that has no effect, because another one overrides it."""
 
 
 class CheckpointWarning(TorchOptWarning):
-    """A checkpoint is damaged, of another config, or could not be written."""
+    """A checkpoint is damaged, from another config, or could not be written."""
 
 
 class GradSpikeWarning(TorchOptWarning):
@@ -118,11 +118,11 @@ class GrowthWarning(TorchOptWarning):
 
 
 class HostWarning(TorchOptWarning):
-    """The installed spaCy or thinc is not one that the package knows."""
+    """The package does not know the installed version of spaCy or thinc."""
 
 
 class LearnRateWarning(TorchOptWarning):
-    """Somebody else wrote to a param group; what was done about it."""
+    """Other code wrote to a param group; what was done about it."""
 
 
 class NonFiniteGradWarning(TorchOptWarning):
@@ -134,8 +134,8 @@ class PipelineWarning(TorchOptWarning):
 
 
 class RollbackWarning(TorchOptWarning):
-    """The training went wrong, and went back to a checkpoint."""
+    """The training diverged, and went back to a checkpoint."""
 
 
 class ScheduleWarning(TorchOptWarning):
-    """A schedule ended; its last value stays."""
+    """A schedule ended; its last value is kept."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
+"""Files that are complete or absent: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
 
 A folder, or a text, is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was
 written is refused.
@@ -166,7 +166,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def moved_away(path: Path) -> Iterator[None]:
-    """Inside, there is nothing at the path; afterwards, what was there is gone, or back if something failed."""
+    """Move what is at a path away for a `with` block. It is removed afterwards, or restored if the block raised an error."""
     old = path.parent / f"{UNFINISHED}old-{path.name}-{os.getpid()}"
     there = path.exists()
     if there:

@@ -31,10 +31,10 @@ from .params import Param
 from .types import CheckpointSettings, OnSpike, RollbackSettings
 
 DECAY = 0.99
-# No verdict before so many norms are known.
+# Nothing is a spike before so many norms are known.
 MIN_UPDATES = 20
 _COUNTERS = ("nonfinite", "spikes", "skipped", "bad_in_a_row")
-# What updates are counted under that are made for the whole pipeline at once.
+# The key under which updates of the whole pipeline are counted.
 JOINT = "the pipeline"
 
 
@@ -74,7 +74,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an update.
+    """What happens to an update.
 
     factor (float | None): By how much to scale all gradients, at most 1. None: skip it.
     found (NonFinite | Spike | None): Why.
@@ -93,7 +93,7 @@ class Guard:
 
     Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason), `bad_in_a_row` (how
     many of the last updates in a row were one or the other).
-    RAISES (ConfigError): A setting that can't work.
+    RAISES (ConfigError): An invalid setting.
     """
 
     def __init__(self, max_nonfinite: int, *, spike_factor: float = 0.0, on_spike: OnSpike = "skip"):
@@ -139,7 +139,7 @@ class Guard:
         return Verdict(limit / norm if self.on_spike == "clip" else None, found)
 
     def refuse(self, error: Exception) -> Verdict:
-        """Let an update be skipped whose gradients were never computed, or in part, because of a value that is not finite.
+        """Skip an update whose gradients could not all be computed because of a value that is not finite.
 
         error (Exception): What the component raised. It is raised again if such updates are not to be skipped.
         """
@@ -150,7 +150,7 @@ class Guard:
     def report(self, verdict: Verdict, together: str) -> None:
         """Count what was found, and warn when it is the first of its kind.
 
-        together (str): What is updated together: models may be updated in turns, and each counts for itself.
+        together (str): Name of the params that are updated together. Models may be updated in turns; each has its own count.
         RAISES (NonFiniteGradError): Too many updates in a row were not finite.
         """
         self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
@@ -195,7 +195,7 @@ class Guard:
             )
 
     def begin_anew(self) -> None:
-        """Forget what was usual, and what was bad in a row: other params come. Counters go on."""
+        """Forget averages and bad updates in a row, as other params follow. Counters are kept."""
         self.bad_in_a_row = 0
         self.averages = {}
         self._nonfinite_in_a_row = {}
@@ -211,11 +211,11 @@ class Guard:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Go on where another guard stood. Everything is checked first; what fails changes nothing.
+        """Load the state of another guard. Everything is checked first; after an error nothing has changed.
 
         saved (Mapping): From `state_dict`.
-        renamed (Mapping[str, str]): The names that components have now, by those that they had there.
-        RAISES (StateError): It is no such state.
+        renamed (Mapping[str, str]): The new names of components, by their names in the state.
+        RAISES (StateError): Not the state of a guard.
         """
         check_parts("the guard", saved, (*_COUNTERS, "averages"), optional=("nonfinite_in_a_row",))
         check_parts("the guard's averages", saved["averages"])
@@ -231,9 +231,9 @@ class Guard:
 def rollback_settings(
     after: int, factor: float, at_most: int, guard: Guard, checkpoint: CheckpointSettings | None
 ) -> RollbackSettings | None:
-    """What a config says of going back to a checkpoint; None if it asks for nothing.
+    """The settings in a config for going back to a checkpoint. None: it is off.
 
-    RAISES (ConfigError): A setting that can't work.
+    RAISES (ConfigError): An invalid setting.
     """
     after, at_most = OPTIMIZER.whole("rollback_after", after), OPTIMIZER.whole("max_rollbacks", at_most)
     if not OPTIMIZER.number("rollback_factor", factor, "a number above 0 and at most 1", at_most=1.0) > 0.0:
@@ -259,7 +259,7 @@ def rollback_settings(
 
 
 def set_name(params: Sequence[Param]) -> str:
-    """What a set of params is called that is updated together: its components and how many params, or its only param.
+    """Name of a set of params that is updated together: its components and number of params, or its only param.
 
     The number is part of it because norms are others from when layers are unfrozen.
     """
@@ -269,7 +269,7 @@ def set_name(params: Sequence[Param]) -> str:
 
 
 def _renamed_set(name: str, renamed: Mapping[str, str]) -> str:
-    """What a set of params is called when its components, or that of its only param, have other names."""
+    """Name of a set of params after its components, or that of its only param, were renamed."""
     if "/" in name:
         component, _, rest = name.partition("/")
         return f"{renamed.get(component, component)}/{rest}"

@@ -1,4 +1,4 @@
-"""The few places where thinc and spaCy hand over to us. No other file touches a class of theirs.
+"""The few places where thinc and spaCy call our code. No other file changes their classes.
 
 Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
 original did, by calling it, unless the optimizer is ours, or the averages:
@@ -43,7 +43,7 @@ _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
 
-# What we replace is what these versions have: module or class, name of the function, its parameters.
+# The functions that are replaced, as the supported versions have them: module or class, name, parameters.
 _THINC = (
     "thinc",
     thinc.__version__,
@@ -137,7 +137,7 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TakesOutput(Protocol):
-    """Who wants to know where spaCy saves models."""
+    """An object that is told where spaCy saves models."""
 
     def before_cleaning(self, output: Path | None) -> None: ...
 

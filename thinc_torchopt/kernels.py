@@ -39,7 +39,7 @@ SGD = FusedKernel(_ANYWHERE, half_on_cpu=False)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has all cells between its first and its last one, each once, in any order of its dimensions."""
+    """Whether a tensor fills its memory without gaps and overlaps, with its dimensions in any order."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -51,7 +51,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two indices of a tensor may be one cell, as after `expand`. Such a tensor can't be updated in place."""
+    """Whether a tensor's memory may overlap itself, as after `expand`. Such a tensor can't be updated in place."""
     if tensor.is_contiguous():
         return False
     reach = 0

@@ -131,7 +131,7 @@ def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -
 def restore_beside(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer what `collect_beside` took. Tensors are copied. What is not among it stays.
 
-    RAISES (StateError): It is another's.
+    RAISES (StateError): The state of another optimizer.
     """
     found = map_tensors(Tensor.clone, from_tree(saved, library_of(optimizer)))
     attributes, parts, state = (found.get(kind, {}) for kind in BESIDE)

@@ -59,7 +59,7 @@ def train_while_improving(
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     RETURNS (Iterator[tuple]): For each step the batch, what loggers show, and whether this is the best model so far (None: not evaluated).
         Beside what spaCy's loop gives, loggers get `learn_rates` (by param group: the rate of this step; and each as `learn_rate_<group>`),
-        `grad_norm` (over all gradients, before clipping; None if nobody looked), `skipped_updates`, `grad_spikes`, `rollbacks`,
+        `grad_norm` (over all gradients, before clipping; None if not measured), `skipped_updates`, `grad_spikes`, `rollbacks`,
         `outside_writes` (of learning rates) and `conservative_mode` (how often it began) so far; and in `since_evaluation` those since the
         evaluation before. `elapsed` is `seconds`, not rounded down. If there were any: `overruns` (how often the controller of learning
         rates took longer than its budgets), `last_checkpoint` (the step of the newest one; that of this step is yet to be written) and
@@ -67,7 +67,7 @@ def train_while_improving(
     """
     batches, dropouts = iter(train_data), itertools.repeat(dropout) if isinstance(dropout, float) else dropout
     checkpoints, rollback, progress, goes_on = None, None, Progress(), False
-    # Not in the generator: at this point spaCy has not yet removed the models of before. What can be refused is refused here.
+    # Not in the generator: at this point spaCy has not yet removed the old models. All errors that can be found early are raised here.
     try:
         _introduce(optimizer, nlp, exclude)
     except PipelineError:
@@ -86,7 +86,7 @@ def train_while_improving(
         # Only if it is asked for: on a GPU it has to be waited for.
         losses_before = sum(map(float, losses.values())) if optimizer.controller.goes_by_metrics else None
         optimizer.keep_buffers()  # also after the training went on, or back
-        # For a step, and not for as long as the training lasts: nobody tells when a training is given up.
+        # For one step, and not for the whole training: there is no signal when a training is abandoned.
         with optimizer.training():
             try:
                 for subbatch in subdivide_batch(batch, accumulate_gradient):

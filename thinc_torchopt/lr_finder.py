@@ -103,7 +103,7 @@ def run_range_test(
 ) -> RangeTest:
     """Train a pipeline while the learning rate rises.
 
-    nlp (Language): The pipeline, initialized. It is trained, and of no use afterwards: give one that nobody needs.
+    nlp (Language): The pipeline, initialized. It is trained at rates that ruin it: pass one that is not needed afterwards.
     config (Config): Its config, interpolated.
     min_rate, max_rate (float): The rates of the first and of the last step. In between they rise by the same factor each step.
     steps (int): How many steps at most.

@@ -22,7 +22,7 @@ from .param_table import components_with_model
 from .params import own_copy, saved_tensor
 
 _PARTS = ("params", "modules", "attrs")
-# What older versions did not save: torch params that learn, components without a thinc model, and those that are disabled.
+# Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled components.
 _LATER_PARTS = ("requires_grad", "components", "disabled")
 
 
@@ -308,7 +308,7 @@ def _foreign_shims(nlp: Language) -> Iterator[tuple[str, Shim]]:
 
 
 def _other_components(nlp: Language) -> Iterator[tuple[str, Any]]:
-    """Trainable components whose model is none of thinc's."""
+    """Trainable components whose model is not a thinc `Model`."""
     for name, proc in nlp.components:
         model = getattr(proc, "model", None)
         if getattr(proc, "is_trainable", False) and not isinstance(model, Model) and not isinstance(model, bool) and model is not None:

@@ -39,7 +39,7 @@ _PART_OF_LAYER = 0.5
 
 
 class NamedParam(NamedTuple):
-    """What a walk over a model finds: where a param is, and what it is called."""
+    """A param that a walk over a model finds: where it is, and its name."""
 
     name: str
     key: Key
@@ -110,7 +110,7 @@ class Pattern:
     text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that is searched for
         in the name, e.g. "re:layer/[0-3]/".
     where (str): Config path of the pattern, for errors.
-    RAISES (ConfigError): The regular expression is none.
+    RAISES (ConfigError): Not a valid regular expression.
     """
 
     def __init__(self, text: str, where: str):
@@ -133,10 +133,10 @@ class Pattern:
         return fnmatchcase(name, self.text) if self._regex is None else self._regex.search(name) is not None
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that there is a name that matches.
+        """Check that the pattern matches a name.
 
-        names (Sequence[str]): All names that there are.
-        RAISES (ConfigError): There is none.
+        names (Sequence[str]): All names.
+        RAISES (ConfigError): No name matches.
         """
         if not any(map(self, names)):
             near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
@@ -159,7 +159,7 @@ def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[st
     params, and those with layers like it: the other of an encoder and a decoder. Each stack counts for itself. Embeddings count as layer 0,
     what stands above the layers as their number, the depth; of the stack nearest to them, or the deepest.
 
-    names (Iterable[str]): All names that there are.
+    names (Iterable[str]): All names.
     embeddings (Collection[str]): Those of embeddings. So is what has "embed" in its name: the norm of the embeddings, for example.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """

@@ -64,7 +64,7 @@ from .types import (
 
 _AN_ALGORITHM = 'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of torch_optimizers.py returns'
 _A_CHECKPOINT = 'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
-# After so many updates at a rate of 0 somebody should be told that the schedule does not move.
+# After so many updates at a rate of 0 a warning says that the schedule does not move.
 IDLE_UPDATES = 50
 
 
@@ -120,9 +120,9 @@ def create_optimizer(
         cells get. "reset": the param starts anew.
     new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm up in so many
         updates. 0: at the full rate from the start.
-    enable_runtime_guards (bool): False: nobody looks whether something else writes learning rates.
+    enable_runtime_guards (bool): False: learning rates are not checked for changes by other code.
     runtime_budgets (dict): Milliseconds that the learn rate controller may take: `rate_step` (5), `integrity_check` (2),
-        `state_preservation` (100), `adding_params` (20). What takes longer is counted, no more.
+        `state_preservation` (100), `adding_params` (20). Overruns are only counted.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and go on from it.
     """
     return TorchOptimizer(
@@ -293,7 +293,7 @@ class TorchOptimizer(Optimizer):
 
     @property
     def controller(self) -> LearnRateController:
-        """The authority over learning rates: their history, what others wrote, and more. Another one after a state was loaded."""
+        """The controller of the learning rates: their history, changes by other code, and more. A new object after loading a state."""
         return self._trained.controller
 
     @property
@@ -302,7 +302,7 @@ class TorchOptimizer(Optimizer):
         return self._trained.groups.learn_rates() or {"default": self._learn_rate}
 
     def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
-        """What there is to see of each param that the optimizer knows, frozen ones too: group, learning rate, options at this step.
+        """Describe each param, frozen ones too: its group, learning rate and options at this step.
 
         names (Collection[str]): Only of these. None: of all.
         """
@@ -330,7 +330,7 @@ class TorchOptimizer(Optimizer):
         return self._frozen_grads.ids
 
     def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
-        """Note a param and its gradient for the next `step`. No arithmetic yet.
+        """Register a param and its gradient for the next `step`. Computes nothing.
 
         param (Any): NumPy or CuPy array, or torch tensor, of floats. Arrays are viewed by torch in place, once each.
         grad (Any): Its gradient, of the same kind. The step sets it to zero in place; that of a `torch.nn.Parameter` becomes None.
@@ -565,7 +565,7 @@ class TorchOptimizer(Optimizer):
         check_parts("the settings", saved["settings"], ("learn_rate", "grad_clip"))
         step = check_count("step", saved["step"])
         settings = {name: check_number(name, value) for name, value in saved["settings"].items()}
-        # Built anew beside what there is, and takes its place when everything went well.
+        # Built beside the current one, and replaces it once everything has succeeded.
         trained, guard = self._no_params(step), copy(self._guard)
         with own_errors("the optimizer"), self._frozen_grads.put_aside():
             state.check_params_are_dicts(saved["params"])
@@ -678,7 +678,7 @@ class TorchOptimizer(Optimizer):
                 clear_grads(noted)
 
     def _updated_together(self, params: list[Param]) -> str:
-        """Under what the guard counts an update of these params."""
+        """The key under which the guard counts an update of these params."""
         if self._joint:
             return JOINT
         return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))

@@ -1,4 +1,4 @@
-"""Which values an algorithm takes for the options that schedules move.
+"""Valid values of the options that schedules move.
 
 A torch class checks its options when it is built, and never again: a NaN that a schedule puts in `weight_decay` later goes into the
 weights. So each value is checked before it is written. What a class takes it says when a small one is built with the value. That is too
@@ -65,7 +65,7 @@ class OptionRanges:
         self._ranges[name, place] = min(low, value), max(high, value)
 
     def _refusal(self, options: Mapping[str, Any]) -> str | None:
-        """What the algorithm says against options. None: it takes them."""
+        """The algorithm's reason for refusing options. None: it takes them."""
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

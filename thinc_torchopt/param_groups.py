@@ -51,7 +51,7 @@ class FrozenGrads:
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        """Inside, all is as before `stopping`; afterwards as it was."""
+        """Inside, `requires_grad` is as before `stopping`; afterwards it is frozen again."""
         was_active, stopped = self._is_active, list(self._stopped.values())
         self._is_active = False
         self._resume_all()
@@ -153,7 +153,7 @@ class ParamGroups:
         self._cascade.see_names(names, embeddings)
 
     def describe(self, param: Param) -> ParamInfo:
-        """What there is to see of a param at the step that comes."""
+        """Describe a param at the next step."""
         settings = self._cascade.settings_of(param) if param.group is not None else self.frozen[id(param)][1]
         return ParamInfo(
             param.name,
@@ -216,7 +216,7 @@ class ParamGroups:
                 self.add([param], names_are_lasting=True)
 
     def take_ids(self, ids: Mapping[frozenset[str], str]) -> None:
-        """Call groups as they were called in the run that goes on: an id is the label of who came first, which here may be somebody else.
+        """Give groups the ids that they had in the saved run: an id is the label of the group's first param, which may differ here.
 
         ids (Mapping[frozenset[str], str]): The id of each group there by the names of its params.
         """

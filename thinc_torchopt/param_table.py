@@ -1,4 +1,4 @@
-"""Which params there are: every param that the optimizer has met, with its name, and what to do when its array is another one.
+"""The params of an optimizer: every param that it has seen, with its name, and what to do when its array is replaced.
 
 Arrays are replaced behind our back, by `from_bytes`, `use_params`, `to_ops`, `resize_output`. A param is known by its key; at each step its
 array is compared with the one that was viewed, by identity. The state in torch stays with the param.
@@ -27,7 +27,7 @@ from .types import Key, OnGrowth
 
 
 class Heritage(NamedTuple):
-    """What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was built anew."""
+    """What a param hands on to the one that takes its name, after `add_label`, `resize_output`, or a rebuilt torch module."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -324,12 +324,12 @@ class ParamTable:
     # ------------------------------------------------------------------ params that grow
 
     def _let_grow(self, known: Param | None, source: Any) -> None:
-        """If a param's array was replaced by one of another shape, let it begin anew, with what it leaves to itself."""
+        """If a param's array was replaced by one of another shape, register it again, with the state that it had."""
         if known is not None and tuple(known.shape) != tuple(source.shape):
             self._bequeath(known)
 
     def _bequeath(self, param: Param) -> None:
-        """Forget a param, and keep what it leaves to the next one of its name."""
+        """Forget a param, and keep what it hands on to the next param of its name."""
         if self._on_growth != "reset":
             owner = None if param.group is None else param.group.owner
             self._heritage[param.name] = Heritage(

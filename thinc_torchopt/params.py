@@ -153,7 +153,7 @@ def view_of(array: Any, purpose: str) -> torch.Tensor:
     array (Any): NumPy or CuPy array of floats. Shape: any.
     purpose (str): What it is for, by the param's name, for the error: "optimize param 'ner/output/W'".
     RETURNS (torch.Tensor): Shares memory; writable. Shape: as the array.
-    RAISES (ParamError): It is no array of floats, or of floats that torch does not have.
+    RAISES (ParamError): Not an array of floats, or of a float type that torch does not have.
     """
     dtype: Any = getattr(array, "dtype", None)
     if getattr(dtype, "kind", None) != "f":
@@ -185,7 +185,7 @@ def saved_tensor(array: Any, name: str) -> torch.Tensor:
     """The values of an array of numbers as a tensor for a file, which shares memory with it where torch can.
 
     name (str): The param's, for the error.
-    RAISES (ParamError): torch has no such numbers.
+    RAISES (ParamError): torch has no such dtype.
     """
     if hasattr(array, "__cuda_array_interface__"):
         return torch.utils.dlpack.from_dlpack(array)

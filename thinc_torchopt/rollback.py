@@ -42,7 +42,7 @@ class Rollback:
     def go_back(self, progress: Progress) -> None:
         """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time, at an older one.
 
-        RAISES (RollbackError): There is none, it is of before the model grew, or the training went back `max_rollbacks` times already.
+        RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks` times already.
         """
         what = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
         if len(progress.rollbacks) >= self.settings.at_most:

@@ -77,7 +77,7 @@ def _labels(proc: Any) -> list[str]:
 
 def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What is different, a line each."""
-    # Checkpoints of before may hold what may change by now.
+    # Older checkpoints may hold settings that may now change.
     paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
     changed = sorted(path for path in paths if before.get(path) != now.get(path))
     return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]

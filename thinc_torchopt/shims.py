@@ -1,4 +1,4 @@
-"""What thinc's shims give to an optimizer, and how they get the result.
+"""How thinc's shims hand gradients to an optimizer, and get the result.
 
 thinc's PyTorch shim and its subclasses: torch params, which are updated where they are. All other shims keep their params in a store of
 another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
@@ -25,7 +25,7 @@ def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.n
     """Each torch param of a shim that has a gradient, with the gradient. What else the shim does in its `finish_update` is done.
 
     shim (PyTorchShim): The shim. If its gradient scaler found an overflow, it has no gradients for this update.
-    update_alone (Call): Updates what a subclass gives to its optimizer that is none of its module's params.
+    update_alone (Call): Updates arrays that a subclass hands to its optimizer and that are not params of its module.
     """
     if type(shim).finish_update is not PyTorchShim.finish_update:
         yield from _custom_torch_grads(shim, update_alone)

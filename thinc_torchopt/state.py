@@ -271,7 +271,7 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
 
 
 def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype that a param had when it was saved. A state of before did not say it; most of its tensors are of that dtype."""
+    """The dtype that a param had when it was saved. Older states did not store it: then the dtype of most tensors."""
     if isinstance(found.get("dtype"), str):
         dtype = getattr(torch, found["dtype"].removeprefix("torch."), None)
         return dtype if isinstance(dtype, torch.dtype) else None

@@ -23,7 +23,7 @@ from .state_fit import Kind, OnGrowth, check_kind, check_on_growth, check_states
 class StateMapping:
     """Whose state a param gets.
 
-    old (str | None): Name of the param in the old model. None: nobody's, it starts anew.
+    old (str | None): Name of the param in the old model. None: none, it starts with fresh state.
     new (str): Name of the param in the new model.
     kind (Kind | None): What becomes of the state. None: found from the shapes.
     """
@@ -54,7 +54,7 @@ def preserve_optimizer_state(
     optimizer (torch.optim.Optimizer): The one that trained the old model. Any that steps param by param, so not LBFGS.
     new_model (torch.nn.Module): The model that is trained from now on, on its device.
     old_model (torch.nn.Module | Mapping[str, Tensor]): The model that the optimizer trained, or, if it was changed in place,
-        `dict(model.named_parameters())` of before.
+        `dict(model.named_parameters())` from before the change.
     mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
         Params that are not named there are matched as always.
     on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
@@ -91,7 +91,7 @@ def preserve_optimizer_state(
 class _Member:
     """A param of the new optimizer.
 
-    old (Tensor | None): The param whose state it gets. None: nobody's.
+    old (Tensor | None): The param whose state it gets. None: none.
     group (int): Index of its group.
     place (float): Its place there, or that of the param whose state it gets.
     """
@@ -115,7 +115,7 @@ def _match(optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[s
     if not any(id(param) in places for param in old.values()):
         raise StateError(
             f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found none of its "
-            f"{len(old)} there. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) of before."
+            f"{len(old)} there. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) from before."
         )
     wanted = _read_mappings(mappings, new, old)
     relatives = _index_relatives(old, places)
@@ -183,7 +183,7 @@ def _find(
 
 
 def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]) -> dict[Any, int | None]:
-    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if it is another's."""
+    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if another optimizer's."""
     found: dict[Any, int | None] = {}
     for name, param in old.items():
         is_ours = id(param) in places

@@ -61,7 +61,7 @@ def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]
 
 
 def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[str]) -> tuple[dict[str, Any], str]:
-    """What of a state is of these params.
+    """Select the part of a state that belongs to these params.
 
     saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
     params (Collection[Param]): All of the pipeline.

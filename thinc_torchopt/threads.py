@@ -1,4 +1,4 @@
-"""How many threads a step on the CPU gets."""
+"""The number of threads for a step on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE_THREAD = 4_000_000
 
 @contextmanager
 def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, torch works on one thread if the tensors are few and small; otherwise on as many as ever.
+    """Inside, torch works on one thread if the tensors are few and small; otherwise on its usual number.
 
     tensors (Sequence[Tensor]): What is to be worked on.
     """

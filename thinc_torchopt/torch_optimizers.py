@@ -163,7 +163,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
     options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups: `cautious`, or GaLore's
         `rank`. Numbers may be schedules.
-    RAISES (ConfigError): There is none of that name, it refuses an option, or it can't be driven by gradients alone.
+    RAISES (ConfigError): Unknown name, an option that it refuses, or an optimizer that needs more than gradients.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
     section = Section(IN_ALGORITHM)
@@ -201,7 +201,7 @@ def _is_contiguous(accepts: Callable[[str, torch.Tensor], bool], name: str, para
     return param.is_contiguous() and accepts(name, param)
 
 
-# What trying out does not show.
+# What a trial does not show.
 _NOT_FOR_PIPELINES = {"lorarite": "expected one for params of any shape, found one for pairs of low-rank matrices."}
 # pytorch-optimizer's optimizers for matrices. Most want to be told so by a flag in the param group.
 _MATRICES_ONLY = {"adago", "adamuon", "muon", "muonclip", "normuon", "spectralsphere"}

@@ -1,4 +1,4 @@
-"""All that an optimizer has of the params that it trains: who they are, their groups, learning rates, torch's state, averages.
+"""Everything that an optimizer keeps about its params: their names, groups, learning rates, torch's state, averages.
 
 It is one whole, because it is built anew as one: when a state is loaded, and in a copy of the optimizer, which has met no params.
 """

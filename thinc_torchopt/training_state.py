@@ -69,7 +69,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """RAISES (StateError): It is no such state. Nothing is changed then."""
+        """RAISES (StateError): Not such a state. Nothing is changed then."""
         check_parts("the progress", state, ("step",), optional=vars(self).keys() - {"step"})
         wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
         if wrong:
@@ -81,7 +81,7 @@ class Progress:
 
 
 def _as_float(value: Any) -> float | None:
-    """A score or loss as a number, be it an array or tensor of one; None if it is no number."""
+    """A score or loss as a float, also from an array or tensor of one element. None: not a number."""
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Union
 
 from thinc.types import Generator
 
-# What a config may give for a number: the number, a list of numbers, or a schedule (thinc 8.3's are generators).
+# A number in a config: the number, a list of numbers, or a schedule (thinc 8.3's are generators).
 FloatOrSchedule = Union[float, list[float], Generator]
 IntOrSchedule = Union[int, list[int], Generator]
 ClipBy = Literal["global", "component", "param", "value", "adaptive"]
@@ -23,7 +23,7 @@ Key = Hashable
 
 
 class ParamInfo(NamedTuple):
-    """What there is to see of a param: `TorchOptimizer.describe` gives one for each."""
+    """Describes a param. `TorchOptimizer.describe` returns one for each."""
 
     name: str
     shape: tuple[int, ...]

@@ -37,7 +37,7 @@ _ANY_WIDTH = 100_000
 # Begins the lines of a row after its first one, if it takes several.
 _INDENT = "    "
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# What confection says of a section without the one that it is in.
+# confection's message for a section without its parent section.
 _NOT_DEFINED = re.compile(r"Section '(.*)' is not defined")
 
 
@@ -59,7 +59,7 @@ class Setup(NamedTuple):
         return list(self.config["training"].get("frozen_components", []))
 
     def introduce(self) -> None:
-        """Tell the optimizer its pipeline, as far as possible: nothing is said of patterns that match nothing."""
+        """Tell the optimizer its pipeline, without errors for patterns that match nothing."""
         with self.nlp.select_pipes(disable=[name for name in self.frozen if name in self.nlp.pipe_names]):
             self.optimizer.introduce(self.nlp)
 
@@ -126,7 +126,7 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
 
 @contextmanager
 def errors_shown(*, as_json: bool) -> Iterator[None]:
-    """Inside, what the user can do something about ends the program with its message instead of a traceback.
+    """Inside, errors that the user can fix end the program with their message instead of a traceback.
 
     as_json (bool): Nothing is printed to stdout, whoever prints it: it goes to stderr.
     """
@@ -151,10 +151,10 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def missing_section_named(path: Path) -> Iterator[None]:
-    """Inside, confection's error for a section without the one that it is in says what to write.
+    """Inside, confection's error for a section without its parent section becomes one that says what to write.
 
     path (Path): Of the config.
-    RAISES (ConfigError): There is such a section.
+    RAISES (ConfigError): A parent section is missing.
     """
     try:
         yield
@@ -197,7 +197,7 @@ def schedule_notes() -> Iterator[list[str]]:
 
 
 def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
-    """A note on schedules that watch scores, if there are any: what they will do is not known before training."""
+    """A note on schedules that watch scores, if there are any, as their values are not known before training."""
     found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
     if not found:
         return []

@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     shape (list[int] | None): None: it has no value.
     group (str | None): None: it is not trained, by no setting of the optimizer's.
-    learn_rate_at_steps (float | None): None: nobody asked.
+    learn_rate_at_steps (float | None): None: not asked for.
     weight_decay (float | None): None: the algorithm has none, or it is not trained.
     frozen (str | None): Why it is not trained, or until when. None: it is trained from the start.
     frozen_until (int | None): The first step that updates it. None: none does.

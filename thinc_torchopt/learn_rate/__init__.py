@@ -1,4 +1,4 @@
-"""The authority over learning rates. Start reading in controller.py, the one writer of the `lr` of torch's param groups."""
+"""The control of learning rates. Start reading in controller.py, the only writer of the `lr` of torch's param groups."""
 
 from .circuit_breaker import CircuitBreaker
 from .controller import LearnRateController

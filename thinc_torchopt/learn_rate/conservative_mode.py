@@ -1,4 +1,4 @@
-"""Whether writes of others come again and again, and how long rates may not rise then.
+"""Detects other code that keeps writing to param groups, and says how long learning rates must not rise.
 
 Counted in steps and not in seconds: a run that is resumed, or made on a slower machine, has the same rates.
 """

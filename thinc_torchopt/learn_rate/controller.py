@@ -1,4 +1,4 @@
-"""The authority over learning rates: nothing else in the package writes the `lr` of a torch param group.
+"""The controller of learning rates: nothing else in the package writes the `lr` of a torch param group.
 
     controller = LearnRateController()
     controller.register_optimizer("bert", optimizer, "cosine", total_steps=1000)
@@ -11,8 +11,8 @@
 Each `step` first verifies that every param group is as the controller left it, then writes the rates that the groups' policies (see
 policies.py) give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
 
-*conservative mode*: when writes of others go on, and a circuit breaker opens, they are put back without a word, and counted. For a hundred
-steps rates may fall but not rise; then they go on as the policies want. After a hundred clean steps all is as before.
+*conservative mode*: begins when other code keeps writing and a circuit breaker opens. Writes are then undone without warnings, and counted.
+For a hundred steps rates may fall but not rise; then they follow the policies again. The mode ends after a hundred clean steps.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ SAMPLED_STEPS = 10
 class LearnRateController:
     """Owns the learning rates of torch optimizers. See the module's docstring. Not for several threads, and not pickled.
 
-    on_outside_write ("restore" | "adopt" | "raise"): What to do when somebody else wrote a rate. Put the value back, and warn once per
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Put the value back, and warn once per
         group; or let the policy go on from the value found; or raise LearnRateIntegrityError.
     breaker (CircuitBreaker): Opens after three failures in a row, by default.
     clock (Callable): The time of snapshots, in seconds.
-    enable_runtime_guards (bool): False: integrity is not checked. What others write is used then, up to the next `step`.
+    enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the next `step`.
     runtime_budgets (Mapping[str, float]): Milliseconds by kind, in place of `BUDGETS`: see runtime_guards.py.
     timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
-    RAISES (ConfigError): There is no such choice.
+    RAISES (ConfigError): An invalid argument.
 
     Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found),
     `guards` (budgets of time), `scale` (multiplies all rates from the next step on; 1 unless it is set).
@@ -140,9 +140,9 @@ class LearnRateController:
         return [watched.id for watched in added.groups]
 
     def unregister_optimizer(self, name: str) -> None:
-        """Let an optimizer go as it is.
+        """Stop managing an optimizer. Its rates stay as they are.
 
-        RAISES (ConfigError): There is none of that name.
+        RAISES (ConfigError): No optimizer has that name.
         """
         gone = self._optimizer(name)
         for hook in gone.hooks:
@@ -300,7 +300,7 @@ class LearnRateController:
         metrics (Mapping[str, float]): For policies that go by them.
         scale (float): Multiplies all rates, of this step only; beside `self.scale`.
         RETURNS (dict[str, float]): The rates that were written, by group.
-        RAISES (ConfigError): A policy gives what is no rate. Nothing was written. (LearnRateIntegrityError): Somebody else wrote to a
+        RAISES (ConfigError): A policy gives an invalid rate. Nothing was written. (LearnRateIntegrityError): Other code wrote to a
             group, and `on_outside_write` is "raise".
         """
         started = self.guards.timer()
@@ -394,7 +394,7 @@ class LearnRateController:
         return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
 
     def verify(self) -> list[LearnRateIntegrityError]:
-        """What is not as the controller left it. Empty: all is well. Changes nothing."""
+        """Find what other code changed. Empty: nothing. Changes nothing itself."""
         try:
             self._verify(self._optimizers.values())
         except LearnRateIntegrityError as error:
@@ -420,7 +420,7 @@ class LearnRateController:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on exactly, for JSON."""
+        """Everything that a run needs to continue exactly, for JSON."""
         return {
             "step_count": self.step_count,
             "outside_writes": self.outside_writes,
@@ -431,11 +431,11 @@ class LearnRateController:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, may_grow: bool = False) -> None:
-        """Go on where another run stood. Writes the rates that it had written last.
+        """Load the state of another run, and write its last rates.
 
         state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
         may_grow (bool): Params may have other shapes than they had there; or else that is a warning.
-        RAISES (ConfigError): It is another's. All is checked before anything is changed.
+        RAISES (ConfigError): The state of another controller. Everything is checked before anything is changed.
         """
         self._check_state(state, may_grow)
         try:
@@ -546,7 +546,7 @@ class LearnRateController:
             warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 
     def check_rates(self, name: str) -> None:
-        """Deal with rates that somebody else wrote since `step`: for owners who show torch some of the groups only while it steps.
+        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it steps.
 
         RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
         """
@@ -626,7 +626,7 @@ class LearnRateController:
         self._changed()
 
     def _changed(self, watched_optimizer: WatchedOptimizer | None = None) -> None:
-        """Look anew at what depends on which groups there are."""
+        """Recompute what depends on the set of groups."""
         if watched_optimizer is not None:
             _unshare_tensors(watched_optimizer)
         identities = [watched.identity for watched in self._groups.values()]

@@ -113,7 +113,7 @@ class WatchedGroup:
         return self.factor * rate
 
     def adopt(self, rate: float) -> None:
-        """Let the policy go on from a rate that somebody else wrote."""
+        """Let the policy continue from a rate that other code wrote."""
         ratio = rate / self.applied_rate if self.applied_rate else math.inf
         if self.held_rate is None and math.isfinite(ratio):
             self.factor *= ratio
@@ -132,7 +132,7 @@ class WatchedGroup:
         }
 
     def check_state_dict(self, state: Any) -> None:
-        """RAISES (ConfigError): It is another's, or the policy can't load its own."""
+        """RAISES (ConfigError): The state of another group, or the policy can't load its part."""
         expected = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(expected):
             _refuse_state(self.id, sorted(expected), sorted(state) if isinstance(state, Mapping) else state)
@@ -176,7 +176,7 @@ def _refuse_state(id: str, expected: Any, found: Any) -> NoReturn:
 
 
 def rate_of(group: Group) -> float:
-    """The rate that stands in a group; NaN if it is none. A tensor on a GPU is waited for."""
+    """The rate in a group; NaN if it is not a number. Waits for a tensor on a GPU."""
     try:
         return float(group["lr"])
     except (KeyError, TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What the learning rates were: the last thousand steps."""
+"""The learning rates of the last thousand steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Snapshot(NamedTuple):
 
 
 class Layout:
-    """The groups that there are, with their checksums, which are made when somebody asks. All steps until a change share one.
+    """The groups that there are, with their checksums, which are computed when needed. All steps until a change share one.
 
     ids (Sequence[str]): Of the groups.
     read_checksums (Callable): Makes the checksums of these groups as they are now, also if it is called later.

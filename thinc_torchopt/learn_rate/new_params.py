@@ -17,7 +17,7 @@ def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
     """The group that new params follow.
 
     parent (str | int | None): Its id or index. None: the first one.
-    RAISES (ConfigError): There is none such, or it is frozen.
+    RAISES (ConfigError): No such group, or it is frozen.
     """
     place = 0 if parent is None else parent
     for i, watched in enumerate(to.groups):

@@ -1,4 +1,4 @@
-"""Policies: what the rate of a param group is at each step.
+"""Policies: the learning rate of a param group at each step.
 
 A policy has a method `rate(step, base)`: the step is counted from 0, from when the group was registered, and `base` is the rate that
 the group had then. It may also have
@@ -28,7 +28,7 @@ from .proportional import refuse
 
 
 class Policy(Protocol):
-    """The least that a policy is. The smallest example is `Constant`."""
+    """The interface of a policy. The smallest example is `Constant`."""
 
     def rate(self, step: int, base: float) -> float: ...
 
@@ -104,7 +104,7 @@ class FromFunction:
 
 
 class Live:
-    """The rate that somebody else keeps. read (Callable): The rate of this step."""
+    """A rate that is kept elsewhere. read (Callable): The rate of this step."""
 
     def __init__(self, read: Callable[[], float]):
         self.read = read

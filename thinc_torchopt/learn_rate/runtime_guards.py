@@ -42,7 +42,7 @@ class RuntimeGuards:
         if unknown := sorted(set(given) - set(BUDGETS)):
             OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
         for kind, budget in given.items():
-            # An infinite one is none.
+            # An infinite budget means no limit.
             if budget != math.inf and not _SECTION.number(kind, budget, _BUDGET):
                 _SECTION.refuse(kind, _BUDGET, budget)
         self.enabled = OPTIMIZER.flag("enable_runtime_guards", enabled)

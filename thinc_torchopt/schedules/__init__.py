@@ -15,7 +15,7 @@ A schedule may also *watch* the score of the development data. Beside what any i
     check_state_dict(state)
                         if it has it: raises an error if the state can't be loaded. Called on all before one is changed
 
-`plateau` is one, and so is `sequence`, for the part whose turn it is. Our training loop calls `observe`; nobody else does.
+`plateau` is one, and so is `sequence`, for the part whose turn it is. Only our training loop calls `observe`.
 
 Functions of the step are in curves.py.
 """

@@ -21,7 +21,7 @@ def plateau(
 ) -> Iterator[float]:
     """Stay at a rate as long as the score gets better, and lower it when it does not.
 
-    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, nobody calls its `observe`, and it stays at
+    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, `observe` is never called, and it stays at
     `initial_rate`.
 
     factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
@@ -108,7 +108,7 @@ class PlateauSchedule(Iterator[float]):
             self._bad_evaluations = 0
 
     def state_dict(self) -> Dict[str, Any]:
-        """What the scores made of it. `best` is None while there is none: JSON has no infinity."""
+        """The state after the scores so far. `best` is None before the first score: JSON has no infinity."""
         return {
             "rate": self.value,
             "best": self._best if math.isfinite(self._best) else None,
@@ -119,7 +119,7 @@ class PlateauSchedule(Iterator[float]):
     def check_state_dict(self, state: Dict[str, Any]) -> None:
         """Check that a state can be loaded.
 
-        RAISES (ScheduleError): It is none of a plateau's.
+        RAISES (ScheduleError): Not the state of a plateau schedule.
         """
         check = Arguments("thinc-torchopt.plateau.v1", what_failed="load the state of")
         check.section("state", state, self.state_dict())
@@ -132,7 +132,7 @@ class PlateauSchedule(Iterator[float]):
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
 
-        RAISES (ScheduleError): The state is none of a plateau's. Nothing was changed.
+        RAISES (ScheduleError): Not the state of a plateau schedule. Nothing was changed.
         """
         self.check_state_dict(state)
         self.value = state["rate"]

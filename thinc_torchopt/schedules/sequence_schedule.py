@@ -76,7 +76,7 @@ class SequenceSchedule(Iterator[float]):
     def check_state_dict(self, state: Dict[str, Any]) -> None:
         """Check that a state can be loaded.
 
-        RAISES (ScheduleError): It is none of a sequence with these parts.
+        RAISES (ScheduleError): Not the state of a sequence with these parts.
         """
         keepers = self._keepers()
         Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").section("parts", state, keepers)
@@ -87,7 +87,7 @@ class SequenceSchedule(Iterator[float]):
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Give the parts their states back. Draw the values up to the same position before.
 
-        RAISES (ScheduleError): The state is none of a sequence with these parts. Nothing was changed.
+        RAISES (ScheduleError): Not the state of a sequence with these parts. Nothing was changed.
         """
         self.check_state_dict(state)
         for name, part in self._keepers().items():
