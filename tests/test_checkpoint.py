@@ -148,7 +148,10 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
     damage(steps_of(tmp_path / "state")[1], rng)
     with pytest.warns(CheckpointWarning):
         assert newest_whole(tmp_path / "state") is None
-    with pytest.warns(CheckpointWarning, match="Can't read"), pytest.warns(CheckpointWarning, match="is whole: the training starts anew"):
+    with (
+        pytest.warns(CheckpointWarning, match="Can't read"),
+        pytest.warns(CheckpointWarning, match="are damaged: the training starts from the beginning"),
+    ):
         assert min(run(config, tmp_path / "out")) == 0
 
 
@@ -214,7 +217,7 @@ def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpu
 def test_checkpoint_must_and_never(corpus, tmp_path):
     config = config_for(tmp_path, corpus, steps=7)
     config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
-    with pytest.raises(StateError, match="expected a checkpoint, found none"):
+    with pytest.raises(StateError, match="expected an undamaged checkpoint, found none"):
         run(config, tmp_path / "out")
     config["training"]["optimizer"]["checkpoint"]["resume"] = "never"
     assert sorted(run(config, tmp_path / "out")) == sorted(run(config, tmp_path / "out")) == list(range(8))
@@ -233,7 +236,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_folder", full)
-    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on; older checkpoints are as they were"):
+    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state")["progress"]["step"] == before
 
@@ -324,7 +327,7 @@ def test_checkpoint_best_model_is_verified(corpus, tmp_path):
     (tmp_path / "out2").mkdir()
     with (tmp_path / "state" / "best" / "meta.json").open("a") as file:
         file.write(" ")
-    with pytest.warns(CheckpointWarning, match=r"Can't put the best model so far back to .*out2.*: Can't use the best model"):
+    with pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*out2.*: Can't use the best model"):
         assert run(config, tmp_path / "out2") == {}
     assert sorted(os.listdir(tmp_path / "out2")) == ["model-last"]
 
@@ -353,7 +356,7 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
     with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(b"0" * 4096)
-    with pytest.warns(CheckpointWarning, match=r"Can't put the best model so far back to .*No space left.*Training goes on"):
+    with pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training goes on"):
         train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
 
@@ -410,7 +413,7 @@ def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
             time.sleep(0.05)
         config["training"]["seed"] = 1
         before = contents(tmp_path / "first")
-        with pytest.raises(StateError, match=f"of one that goes on: process {process.pid}"):
+        with pytest.raises(StateError, match=f"one that another run uses: process {process.pid}"):
             run(config, tmp_path / "out")
         process.kill()
     assert (tmp_path / "state" / "lock.json").exists() and before.keys() == contents(tmp_path / "first").keys()

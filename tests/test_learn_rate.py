@@ -831,7 +831,7 @@ def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rat
     before = controller.checksums
     change_group(optimizer, change)
     if change == "came":  # the default rate is that of the first group
-        said = said.format(came="It gets the default rate." if mode == "restore" else "It keeps the rate that it has.")
+        said = said.format(came="It gets the default learn rate." if mode == "restore" else "It keeps its learn rate.")
         rates = {**rates, "m/3": 0.1 if mode == "restore" else 0.7}
     with pytest.warns(LearnRateWarning, match=re.escape(said)) as warned:
         assert controller.step() == rates
@@ -854,7 +854,7 @@ def test_learn_rate_groups_that_came_follow_the_policy_of_all(watch_steps):
             if step == 5 and built is optimizer:
                 built.add_param_group({"params": make_params(), "lr": 5.0})
                 if watch_steps:
-                    with pytest.warns(LearnRateWarning, match="It gets the default rate"):
+                    with pytest.warns(LearnRateWarning, match="It gets the default learn rate"):
                         built.step()
                     assert rates_in(built)[2] == rates_in(built)[0]  # before anything was updated
                 else:
