@@ -92,7 +92,7 @@ def test_algorithm_that_knows_groups_by_their_place():
         assert same(params_of(nlp.get_pipe(name).model), [param.detach() for param in theirs])
 
 
-@pytest.mark.parametrize("name, said", [("a2grad", "with a learning rate"), ("magma", "wrapper around another optimizer")])
+@pytest.mark.parametrize("name, said", [("a2grad", "with a learning rate"), ("magma", "it wraps another optimizer")])
 def test_algorithm_that_cannot_be_driven_is_refused_by_the_config(name, said):
     with pytest.raises(ConfigError, match=rf"\({name}\)' in \[training\.optimizer\.algorithm\].*{said}"):
         create(name)

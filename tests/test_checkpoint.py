@@ -115,7 +115,7 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     config = config_for(tmp_path, corpus, steps=10)
     run(config, tmp_path / "out")
     before = digests(tmp_path / "out")
-    assert run(config, tmp_path / "out") == {} and "was finished, after step 10. To train on, raise max_steps" in caplog.text
+    assert run(config, tmp_path / "out") == {} and "was finished, after step 10. To train longer, raise max_steps" in caplog.text
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
     assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
@@ -191,7 +191,7 @@ def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
     config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     with (
         pytest.warns(CheckpointWarning),
-        pytest.raises(StateError, match="expected the params of this pipeline, found others, or other shapes"),
+        pytest.raises(StateError, match="expected the params of this pipeline in the saved model, found others, or other shapes"),
     ):
         run(config, tmp_path / "out")
 
@@ -254,7 +254,9 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
         (tmp_path / "state" / name / "notes.txt").write_text("mine")
     with pytest.warns(CheckpointWarning) as told:
         assert min(run(config, tmp_path / "out")) == 0
-    for warning, text in zip(told, ("of step 27, found that of 5. It was renamed", "values.json': expected", "the training starts anew")):
+    for warning, text in zip(
+        told, ("of step 27, found that of 5. It was renamed", "values.json': expected", "the training starts from the beginning")
+    ):
         assert text in str(warning.message)
     left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
     assert sorted(os.listdir(tmp_path / "state")) == ["best", *left]
@@ -275,7 +277,8 @@ def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
     before, last = digests(tmp_path / "out"), max(first)
     assert [path.name for path in steps_of(tmp_path / "state")][-1] == f"step-{last:08d}" and last % 3
     assert (
-        run(config, tmp_path / "out") == {} and f"was finished, after step {last}. To train on, raise max_steps, max_epochs" in caplog.text
+        run(config, tmp_path / "out") == {}
+        and f"was finished, after step {last}. To train longer, raise max_steps, max_epochs" in caplog.text
     )
     assert digests(tmp_path / "out") == before
     config["training"]["max_epochs"] = 2

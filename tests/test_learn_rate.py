@@ -190,7 +190,7 @@ def test_learn_rate_refuses_what_can_not_be_registered():
         ConfigError, match="'on_outside_write' of the learn rate controller: expected 'restore', 'adopt' or 'raise', found 'ig"
     ):
         LearnRateController(on_outside_write="ignore")
-    with pytest.raises(ConfigError, match=r"expected a dict of name and number, found 0.5"):
+    with pytest.raises(ConfigError, match=r"expected a dict of names and numbers, found 0.5"):
         controller.step(0, 0.5)
     assert list(controller.rates) == ["m"]
 
@@ -275,7 +275,7 @@ def test_learn_rate_adopts_what_user_code_wrote():
     controller, optimizer = watched("adopt", policy=Cosine(20))
     run_with_a_write(controller, optimizer)
     expected = 2e-5 * 0.5 * (1 + math.cos(math.pi * 2 / 20))
-    with pytest.warns(LearnRateWarning, match="This counts from here on"):
+    with pytest.warns(LearnRateWarning, match="The change is kept"):
         controller.step()
     for step in range(4, 20):
         # What the policy would give, times found / expected; a few roundings.
@@ -517,7 +517,7 @@ def test_learn_rate_conservative_mode_ends_after_a_hundred_clean_steps(caplog):
         assert controller.step() == {"m": 0.5 + i / 1000}
     assert not controller.conservative and controller.breaker.state == "closed"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "after step 202: the last 100 were clean" in caplog.records[1].getMessage()
+    assert "after step 202: no other code wrote to the param groups in the last 100 steps" in caplog.records[1].getMessage()
     optimizer.param_groups[0]["lr"] = 0.9
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 0.5 + 202 / 1000
@@ -740,7 +740,7 @@ def test_learn_rate_groups_in_another_order_are_followed():
     controller, optimizer = three_groups("adopt")
     groups = list(optimizer.param_groups)
     optimizer.param_groups = [groups[2], groups[0], groups[1]]
-    with pytest.warns(LearnRateWarning, match="This counts from here on"):
+    with pytest.warns(LearnRateWarning, match="The change is kept"):
         assert controller.step() == {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3}
     assert rates_in(optimizer) == [0.3, 0.1, 0.2] and controller.verify() == []
     assert controller.breaker.state == "closed"
@@ -786,7 +786,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         controller.step()
     assert str(warned[0].message) == (
         "Params of group 'm/0' were moved between groups or sorted at step 1: expected m/0[0], found m/1[0]. The change was undone. "
-        "Params stay in the group and in the order in which they were registered."
+        "Keep params in the group and order in which they were registered."
     )
     assert len(warned) == 2
     assert optimizer.param_groups[0]["params"][0] is a and optimizer.param_groups[1]["params"][0] is b
@@ -805,13 +805,13 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         (
             "params",
             "Params of group 'm/0' were changed at step 1: expected m/0[0], found a new one of shape (3, 2), a new one of shape (3, 2). "
-            "This counts from here on. If that is meant, call refresh('m')",
+            "The change is kept. If that is intended, call refresh('m')",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3},
         ),
         (
             "options",
             "Options of param group 'm/0' were changed at step 1: expected momentum = 0.9, nesterov = False, found momentum = 0.5, "
-            "nesterov = True. This counts from here on.",
+            "nesterov = True. The change is kept.",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3},
         ),
         (
@@ -821,7 +821,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         ),
         (
             "gone",
-            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. This counts from here on.",
+            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. The change is kept.",
             {"m/0": 0.1, "m/2": 0.3},
         ),
     ],

@@ -196,7 +196,7 @@ def test_lr_finder_settings_and_their_peaks():
     assert changed["learn_rate"] == [0.25, 0.5] and changed["per_param_lr"]["ner/*"] == [1.0, 2.0]
     assert block["learn_rate"] == [0.1, 0.3, 0.2]
     assert isinstance(spacy.registry.resolve({"optimizer": changed})["optimizer"], TorchOptimizer)
-    with pytest.raises(ConfigError, match="above 0, found learn_rate"):
+    with pytest.raises(ConfigError, match="above 0, found 0 in learn_rate"):
         with_ramp(block, {("learn_rate",): 0.0}, [1.0])
 
 

@@ -226,9 +226,9 @@ def add_component(nlp, step):
 
 
 REFUSED = {
-    "other layers": (change_layers, "expected the pipeline with which it began, found other components, params or shapes"),
+    "other layers": (change_layers, "expected the pipeline as it was when training began, found other components, params or shapes"),
     "other components": (add_component, "found other components.*component 'sentencizer'.*add_pipe"),
-    "second model": (second_model, "Can't save the state of param .*a component's second one.*Make the model a part of"),
+    "second model": (second_model, "Can't save the state of param .*a second model of a component.*Make the model part of"),
 }
 
 

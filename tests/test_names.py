@@ -184,7 +184,7 @@ def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_
     Pattern("ner/*", "[here]").check(names)
     with pytest.raises(ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 4 params.*ner/output/W.*spacy torchopt params"):
         Pattern("nre/*", "[here]").check(names)
-    with pytest.raises(ConfigError, match=r"'re:\(' in \[here\]: expected a regular expression"):
+    with pytest.raises(ConfigError, match=r"'re:\(' in \[here\]: expected a valid regular expression after 're:'"):
         Pattern("re:(", "[here]")
 
 

@@ -598,7 +598,7 @@ BAD_POLICIES = {
     rf"Can't read 'policy' {IN_G}.*'min_rate'.*found \[0.1\]": {"policy": "cosine", "min_rate": [0.1]},
     rf"Can't set peak {IN_G}.*The policy 'warmup' has min_rate, max_rate, warmup_steps": {"policy": "warmup", "peak": 0.1},
     rf"Can't set total_steps {IN_G}.*The policy 'warmup' has": {"policy": "warmup", "total_steps": 9},
-    rf"Can't set max_rate {IN_G}.*With a policy \(adaptive, cosine, frozen, warmup\) there is more": {"max_rate": 0.1},
+    rf"Can't set max_rate {IN_G}.*A block with a policy \(adaptive, cosine, frozen, warmup\) takes more settings": {"max_rate": 0.1},
 }
 
 

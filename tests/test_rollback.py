@@ -50,7 +50,7 @@ def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_p
     config["training"]["optimizer"]["param_groups"] = {"lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 7, "lr_scale": 0.5}}
     with (
         pytest.warns(NonFiniteGradWarning),
-        pytest.warns(RollbackWarning, match=r"params of step 5 after step 10.* 0.5 times .*time 1 of max_rollbacks = 3"),
+        pytest.warns(RollbackWarning, match=r"params of step 5 after step 10.* 0.5 times .*rollback 1 of max_rollbacks = 3"),
     ):
         infos = run(config, tmp_path / "out")
     assert sorted(infos) == list(range(11))

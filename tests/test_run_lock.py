@@ -59,14 +59,14 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
     first.take()
     first.check()
     second.take()
-    with pytest.raises(StateError, match=r"Can't write a checkpoint to .* another has taken it since: process"):
+    with pytest.raises(StateError, match=r"Can't write a checkpoint to .* another run has taken it since: process"):
         first.check()
     first.release()
     del first
     second.check()
     code = "import sys; from pathlib import Path; from thinc_torchopt.run_lock import RunLock; RunLock(Path(sys.argv[1])).take()"
     other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert other.returncode and "that goes on" in other.stderr
+    assert other.returncode and "another run uses" in other.stderr
     second.release()
     assert not (tmp_path / "lock.json").exists()
 

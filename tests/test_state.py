@@ -218,7 +218,7 @@ def test_state_with_and_without_averages(had):
     for optimizer in (first, second):
         optimizer.initialize(nlp)
     steps(first, models, 2)
-    with pytest.warns(CheckpointWarning, match="The saved ones are dropped" if had else "They begin anew"):
+    with pytest.warns(CheckpointWarning, match="The saved averages are dropped" if had else "The averages start again"):
         second.load_state_dict(first.state_dict())
     assert not second.averages and set(second.nr_update.values()) == {2}
     steps(second, models, 1)

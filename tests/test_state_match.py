@@ -95,7 +95,7 @@ def test_state_match_is_as_within_one_process(name):
             second.load_state_dict(saved, renamed=renamed)
         with pytest.warns(GrowthWarning) as warned:
             second.load_state_dict(saved, on_growth="mean", renamed=renamed)
-        assert [str(found.message).partition("frozen. ")[2] for found in warned] == [f"{message}."]
+        assert [str(found.message).partition("frozen params. ")[2] for found in warned] == [f"{message}."]
     train(nlp, second, range(4, 8))
     assert same(all_params(nlp), expected) and same(averaged(nlp, second), expected_averages)
     assert second.learn_rates == first.learn_rates
