@@ -350,7 +350,8 @@ def test_guard_warns_once_of_each_kind():
     before = params_of(model)
     message = (
         r"^Skipped an update of \S+ \(\d+ params\): the norm of its gradients is \S+, more than spike_factor = 5 times its moving "
-        r"average of \S+; the largest is that of param '\S+'\. Further updates are skipped without a warning\. Their number is in optimizer\.grad_spikes"
+        r"average of \S+; the largest is that of param '\S+'\. Further updates are skipped without a warning\. Their number is in "
+        r"optimizer\.grad_spikes"
     )
     with pytest.warns(GradSpikeWarning, match=message) as warned:
         update(scale=1e4)
