@@ -364,7 +364,7 @@ def test_cli_find_lr_of_a_trained_model(folder):
     assert text.returncode == 1 and "Error: Can't suggest a learning rate" in text.stdout
     assert contents(folder) == before
     run = torchopt(folder, "find-lr", PARAM_GROUPS, "--min-lr", "1.0", "--max-lr", "0.1", check=False)
-    assert run.returncode == 1 and "expected 0 < min-lr < max-lr" in run.stderr
+    assert run.returncode == 1 and "expected 0 < --min-lr < --max-lr" in run.stderr
 
 
 # ---------------------------------------------------------------------- tables
@@ -479,7 +479,7 @@ GROUPS = "training.optimizer.param_groups"
         (
             "[training.optimizer.per_param_lr.tagger/*]",
             "[training.optimizer.per_param_lr.tagger.x]",
-            "add the line [training.optimizer.per_param_lr.tagger]. Or, if 'tagger.x' is one pattern: * have slashes: 'tagger/x'.",
+            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * have slashes: 'tagger/x'.",
         ),
     ],
 )
