@@ -479,7 +479,7 @@ GROUPS = "training.optimizer.param_groups"
         (
             "[training.optimizer.per_param_lr.tagger/*]",
             "[training.optimizer.per_param_lr.tagger.x]",
-            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * have slashes: 'tagger/x'.",
+            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * write it with slashes: 'tagger/x'.",
         ),
     ],
 )

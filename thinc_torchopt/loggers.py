@@ -45,13 +45,8 @@ _TOLD = {
     "outside_writes": "rates changed from outside",
     "conservative_mode": "times in conservative mode",
 }
-<<<<<<< HEAD
 # What it tells if there was any.
 _IF_ANY = ("overruns", "last_checkpoint", "last_rollback")
-# More groups than that, and the table shows the lowest and the highest rate.
-_MAX_RATE_COLUMNS = 4
-=======
->>>>>>> 074d13c (Fit the console logger's table into a narrow terminal)
 
 
 def ConsoleLogger(
