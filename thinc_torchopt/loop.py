@@ -207,7 +207,7 @@ def latest_info(nlp: Language) -> dict[str, Any] | None:
     return _latest.get(nlp)
 
 
-def _safety_net(progress: Progress, checkpoints: Checkpoints | None) -> dict[str, Any]:
+def _safety_net(progress: Progress, checkpoints: RunCheckpoints | None) -> dict[str, Any]:
     """What loggers get of checkpoints and rollbacks, as far as there were any."""
     newest = None if checkpoints is None else checkpoints.newest
     if not progress.rollbacks:

@@ -13,7 +13,7 @@ from rich.console import Console
 from ..lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from ..plots import check_picture, plot_range_test
 from ..progress_bars import show_progress
-from ._util import build, errors_shown, make_console, print_json, print_table, short, sparkline
+from ._util import build, errors_shown, make_console, print_error, print_json, print_table, short, sparkline
 
 _CHART_WIDTH = 60
 _FAR_APART = 3.0
