@@ -102,7 +102,7 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
     with (
         pytest.warns(NonFiniteGradWarning),
         pytest.warns(RollbackWarning) as found,
-        pytest.raises(RollbackError, match=r"Can't go on after step 8: .*max_rollbacks = 3 times already"),
+        pytest.raises(RollbackError, match=r"Can't continue after step 8: .*max_rollbacks = 3 times already"),
     ):
         run(config, tmp_path / "out2")
     told = [str(warning.message) for warning in found if warning.category is RollbackWarning]

@@ -183,7 +183,7 @@ class RunCheckpoints:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(changes)
             if self.settings.on_config_change == "refuse":
                 raise StateError(
-                    f"Can't go on: {text}\nTo go on all the same: {self._setting('on_config_change', 'warn')}. To start anew: "
+                    f"Can't resume: {text}\nTo resume anyway: {self._setting('on_config_change', 'warn')}. To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)

@@ -47,7 +47,7 @@ class Rollback:
         what = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
-                f"Can't go on after step {progress.step}: {what}, and the training went back max_rollbacks = {self.settings.at_most} times "
+                f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = {self.settings.at_most} times "
                 "already. Lower learn_rate, or check the training data."
             )
         saved = self._find(progress)

@@ -203,8 +203,8 @@ class DataStream:
         found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
         if (self.position, found) != (state["position"], expected):
             raise StateError(
-                f"Can't go on in the training data: expected {state['position']} batches as those of the run that was saved, found others, "
-                "or less data. The data has changed, or was used up or shuffled in place before, or its reader draws from random "
+                f"Can't resume in the training data: expected the same {state['position']} batches as in the saved run, found others, or "
+                "fewer. The data has changed, or was used up or shuffled in place before, or its reader draws from random "
                 "generators other than Python's and NumPy's global ones."
             )
 
