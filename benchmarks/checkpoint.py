@@ -26,7 +26,7 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.algorithms.torch_classes import AdamW
 
 MIB = 2**20
 WIDTH = 2048

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from thinc_torchopt.state_growth import preserve_optimizer_state
+from thinc_torchopt.state.preserve import preserve_optimizer_state
 
 BUDGET = 100.0
 MIB = 2**20

@@ -31,7 +31,7 @@ from thinc.api import Adam as ThincAdam
 from thinc.api import Model, PyTorchWrapper
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.algorithms.torch_classes import AdamW
 
 LEARN_RATE = 1e-4
 MAX_NORM = 1.0

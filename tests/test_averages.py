@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 from thinc.api import PyTorchWrapper, chain
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from thinc_torchopt import SGD, TorchOptimizer, torch_optimizers
-from thinc_torchopt.average_settings import EMA, SWA, THINC, AverageSettings
-from thinc_torchopt.averages import AveragedParams, Averages
+from thinc_torchopt import SGD, TorchOptimizer
+from thinc_torchopt.algorithms import torch_classes as torch_optimizers
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.averages.averages import AveragedParams, Averages
+from thinc_torchopt.averages.settings import EMA, SWA, THINC, AverageSettings
 from thinc_torchopt.errors import ConfigError, ScheduleError, StateError
-from thinc_torchopt.names import shim_paths
-from thinc_torchopt.params import Param
-from thinc_torchopt.scheduled_values import Schedules
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.params.names import shim_paths
+from thinc_torchopt.params.param import Param
+from thinc_torchopt.schedules.schedule import Schedules
 
 from .conftest import CONFIGS, needs_gpu
 from .models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline

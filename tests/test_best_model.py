@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from thinc_torchopt.best_model import BestModel
 from thinc_torchopt.errors import ConfigError, StateError
+from thinc_torchopt.training.best_model import BestModel
 
 from .conftest import resize
 

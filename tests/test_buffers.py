@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.buffers import KeptBuffers
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import GradSpikeWarning, NonFiniteGradWarning
-from thinc_torchopt.torch_optimizers import SGD, AdamW
+from thinc_torchopt.gradients.buffers import KeptBuffers
 
 from .models import toy_examples, toy_pipeline
 
@@ -94,7 +94,7 @@ def test_buffers_of_all_components_are_put_back_in_a_joint_step():
 
 def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
     """E940: the tagger's scores are NaN; the component before it has seen the batch."""
-    from thinc_torchopt.loop import train_while_improving
+    from thinc_torchopt.training.loop import train_while_improving
 
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)

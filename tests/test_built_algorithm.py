@@ -10,8 +10,8 @@ from thinc.api import PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.torch_optimizers import SGD
 
 from .models import params_of, same, toy_examples, toy_pipeline
 

@@ -25,12 +25,12 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
-from thinc_torchopt.checkpoint import Checkpoint
-from thinc_torchopt.checkpoint_folder import newest_whole, steps_of
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
-from thinc_torchopt.files import read_folder, write_folder
-from thinc_torchopt.training_state import DataStream, Progress
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
+from thinc_torchopt.training.training_state import DataStream, Progress
 
 from .conftest import CONFIGS, SHARED, needs_corpora, resize
 from .runs import Crash, config_for, contents, digests, run
@@ -226,7 +226,7 @@ def test_checkpoint_must_and_never(corpus, tmp_path):
 
 
 def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt import checkpoint
+    from thinc_torchopt.training import checkpoint
 
     config = config_for(tmp_path, corpus)
     run(config, tmp_path / "out", crash_at=7)

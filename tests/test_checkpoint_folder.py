@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from thinc_torchopt.checkpoint_folder import clear_leftovers, name_of, prune, remove, step_of, steps_of, whole_ones
-from thinc_torchopt.files import MANIFEST, UNFINISHED, write_folder
+from thinc_torchopt.state.files import MANIFEST, UNFINISHED, write_folder
+from thinc_torchopt.training.checkpoint_folder import clear_leftovers, name_of, prune, remove, step_of, steps_of, whole_ones
 
 from .test_files import damage
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from thinc_torchopt import SGD, Adam, RAdam, TorchOptimizer
-from thinc_torchopt.average_settings import EMA, SWA
-from thinc_torchopt.checkpoint import Checkpoint
+from thinc_torchopt.algorithms.torch_classes import SGD as TorchSGD
+from thinc_torchopt.algorithms.torch_classes import AdamW, Muon
+from thinc_torchopt.averages.settings import EMA, SWA
 from thinc_torchopt.checks import Section
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.torch_optimizers import SGD as TorchSGD
-from thinc_torchopt.torch_optimizers import AdamW, Muon
+from thinc_torchopt.training.checkpoint import Checkpoint
 
 NUMBER = ["fast", None, True, -1, math.nan, math.inf, {}, torch.nn.Linear]
 WHOLE = [2.5, 5.0, "many", None, True, -1, [3]]

@@ -20,8 +20,8 @@ from thinc_torchopt.cli.find_lr import _print as _print_range_test
 from thinc_torchopt.cli.params import show_params
 from thinc_torchopt.compat import has_matplotlib
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.lr_finder import RangeTest
 from thinc_torchopt.schedules import warmup_cosine, warmup_linear
+from thinc_torchopt.training.lr_finder import RangeTest
 
 from .conftest import CONFIGS
 from .models import slots

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from thinc.api import NumpyOps
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.clipping import clip_factors, clip_grads, clip_units, clip_values, grad_norms, scale_grads, total_norm
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
 from thinc_torchopt.errors import NonFiniteGradWarning
-from thinc_torchopt.guard import Guard
-from thinc_torchopt.params import Param
-from thinc_torchopt.torch_optimizers import SGD, AdamW, RMSprop
+from thinc_torchopt.gradients.clipping import clip_factors, clip_grads, clip_units, clip_values, scale_grads, total_norm
+from thinc_torchopt.gradients.guard import Guard
+from thinc_torchopt.gradients.norms import grad_norms
+from thinc_torchopt.params.param import Param
 from thinc_torchopt.types import ClipBy
 
 from .conftest import needs_gpu

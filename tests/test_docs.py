@@ -15,8 +15,8 @@ from confection import Config
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.checkpoint_folder import steps_of
 from thinc_torchopt.compat import has_matplotlib, has_pytorch_optimizer, has_tensorboard
+from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import QUICK, spacy_cli, toy_corpus

@@ -11,12 +11,13 @@ import spacy
 import torch
 from thinc.api import PyTorchWrapper
 
-from thinc_torchopt import TorchOptimizer, drop_ins
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, GrowthWarning
-from thinc_torchopt.files import read_folder, write_folder
-from thinc_torchopt.torch_optimizers import create
-from thinc_torchopt.training_state import collect_random, restore_random
+from thinc_torchopt.optimizers import drop_ins
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.training_state import collect_random, restore_random
 
 from .conftest import CONFIGS
 from .models import same, toy_pipeline

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinc_torchopt import files
 from thinc_torchopt.errors import StateError
-from thinc_torchopt.files import MANIFEST, TENSORS, VALUES, check_folder, read_folder, write_folder
+from thinc_torchopt.state import files
+from thinc_torchopt.state.files import MANIFEST, TENSORS, VALUES, check_folder, read_folder, write_folder
 
 TREE = {
     "weights": {"a": torch.arange(12.0).reshape(3, 4), "half": torch.ones(5, dtype=torch.bfloat16), "count": torch.tensor(3)},
@@ -152,7 +152,7 @@ def test_files_leave_the_old_one_whole_when_writing_fails(step, tmp_path, monkey
 KILLED = """
 import sys, torch
 from pathlib import Path
-from thinc_torchopt.files import write_folder
+from thinc_torchopt.state.files import write_folder
 i = 0
 while True:
     i += 1

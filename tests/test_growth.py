@@ -7,10 +7,11 @@ from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.pytorch_optimizer import create
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, GrowthWarning, StateError
-from thinc_torchopt.files import read_folder
 from thinc_torchopt.learn_rate import Warmup
-from thinc_torchopt.torch_optimizers import SGD, AdamW, create
+from thinc_torchopt.state.files import read_folder
 
 from .models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from thinc.api import PyTorchShim, fix_random_seed, registry
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.checkpoint import Checkpoint
-from thinc_torchopt.clipping import grad_norms, total_norm
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
-from thinc_torchopt.guard import MIN_UPDATES, Guard
-from thinc_torchopt.loop import train_while_improving
-from thinc_torchopt.params import Param
-from thinc_torchopt.torch_optimizers import SGD, AdamW
+from thinc_torchopt.gradients.clipping import total_norm
+from thinc_torchopt.gradients.guard import MIN_UPDATES, Guard
+from thinc_torchopt.gradients.norms import grad_norms
+from thinc_torchopt.params.param import Param
+from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.loop import train_while_improving
 
 from .models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 

@@ -19,10 +19,10 @@ import torch
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 
 from thinc_torchopt import TorchOptimizer, hooks
-from thinc_torchopt.average_settings import EMA
-from thinc_torchopt.averages import AveragedParams
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.averages.averages import AveragedParams
+from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.errors import ConfigError, HostWarning
-from thinc_torchopt.torch_optimizers import AdamW
 
 from .conftest import CONFIGS
 from .models import backprop, mixed_model, params_of, pipeline_params, same, snapshot, thinc_model, toy_examples, toy_pipeline

@@ -11,9 +11,10 @@ from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import SGD as DropInSGD
 from thinc_torchopt import Adam as DropInAdam
-from thinc_torchopt import TorchOptimizer, kernels, torch_optimizers
+from thinc_torchopt import TorchOptimizer, kernels
+from thinc_torchopt.algorithms import torch_classes as torch_optimizers
+from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, Adam, AdamW
 from thinc_torchopt.errors import ParamError
-from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
 
 from .models import toy_pipeline
 

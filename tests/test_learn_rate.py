@@ -20,7 +20,7 @@ from thinc_torchopt.learn_rate import LearnRateController, runtime_guards
 from thinc_torchopt.learn_rate.circuit_breaker import CircuitBreaker
 from thinc_torchopt.learn_rate.history import History
 from thinc_torchopt.learn_rate.policies import Adaptive, Cosine, FromSchedule, Live, Warmup
-from thinc_torchopt.state_growth import preserve_optimizer_state
+from thinc_torchopt.state.preserve import preserve_optimizer_state
 
 
 @pytest.fixture(autouse=True)

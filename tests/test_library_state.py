@@ -9,11 +9,12 @@ import torch
 from thinc.api import Linear, chain
 
 from thinc_torchopt import Algorithm, TorchOptimizer
-from thinc_torchopt.checkpoint import Checkpoint
+from thinc_torchopt.algorithms.library_state import collect_beside, from_tree, map_tensors, restore_beside, to_tree
+from thinc_torchopt.algorithms.pytorch_optimizer import create
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.files import read_folder, write_folder
-from thinc_torchopt.library_state import collect_beside, from_tree, map_tensors, restore_beside, to_tree
-from thinc_torchopt.torch_optimizers import AdamW, create
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.checkpoint import Checkpoint
 
 from .models import backprop, params_of, same, toy_pipeline
 

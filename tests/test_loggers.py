@@ -18,11 +18,12 @@ from spacy.training.loggers import console_logger_v3
 from spacy_loggers.util import dict_to_dot
 from thinc.api import Adam, fix_random_seed
 
-from thinc_torchopt import TorchOptimizer, compat, loggers
+from thinc_torchopt import TorchOptimizer, compat
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, TorchOptWarning
-from thinc_torchopt.loggers import ConsoleLogger, JSONLinesLogger, TensorBoardLogger
-from thinc_torchopt.loop import latest_info
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.loggers import loggers
+from thinc_torchopt.loggers.loggers import ConsoleLogger, JSONLinesLogger, TensorBoardLogger
+from thinc_torchopt.training.loop import latest_info
 
 from .conftest import CONFIGS
 from .models import toy_examples, toy_pipeline

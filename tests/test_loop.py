@@ -12,10 +12,10 @@ from spacy.training.initialize import init_nlp
 from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.checkpoint import Checkpoint
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
-from thinc_torchopt.loop import train_while_improving
-from thinc_torchopt.torch_optimizers import SGD, AdamW
+from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.loop import train_while_improving
 
 from .models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 from .runs import config_for, contents

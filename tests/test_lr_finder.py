@@ -18,8 +18,8 @@ from thinc.api import Model, fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.lr_finder import RangeTest, _analyse, learn_rate_settings, make_ramp, run_range_test, smooth, with_ramp
 from thinc_torchopt.schedules import warmup_linear
+from thinc_torchopt.training.lr_finder import RangeTest, _analyse, learn_rate_settings, make_ramp, run_range_test, smooth, with_ramp
 
 from .conftest import CONFIGS
 from .spacy_cli import toy_corpus

@@ -16,13 +16,13 @@ from spacy.language import Language
 from thinc.api import Linear, Model, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.checkpoint import Checkpoint
-from thinc_torchopt.checkpoint_folder import newest_whole
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
-from thinc_torchopt.files import write_folder
-from thinc_torchopt.loop import train_while_improving
-from thinc_torchopt.model_state import collect_model
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.state.files import write_folder
+from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_folder import newest_whole
+from thinc_torchopt.training.loop import train_while_improving
+from thinc_torchopt.training.model_state import collect_model
 
 from .models import backprop, toy_examples, toy_pipeline
 from .runs import Crash

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.names import Pattern, clean, escape, layers_of, unescape, walk
-from thinc_torchopt.param_table import all_names
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.params.layers import layers_of
+from thinc_torchopt.params.names import clean, walk
+from thinc_torchopt.params.patterns import Pattern
+from thinc_torchopt.params.pipeline import all_names
+from thinc_torchopt.params.spelling import escape, unescape
 
 from .models import toy_examples, toy_pipeline
 

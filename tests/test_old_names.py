@@ -8,9 +8,9 @@ import torch
 from thinc.api import Linear, PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError
-from thinc_torchopt.files import read_folder, write_folder
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.state.files import read_folder, write_folder
 
 from .models import params_of, same, toy_pipeline
 from .runs import config_for, digests, run

@@ -13,6 +13,7 @@ from spacy.language import Language
 from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper, Shim, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.errors import (
     ConfigError,
     NonFiniteGradError,
@@ -23,7 +24,6 @@ from thinc_torchopt.errors import (
     ScheduleWarning,
     ShapeError,
 )
-from thinc_torchopt.torch_optimizers import SGD, Adagrad, AdamW
 
 from .models import (
     backprop,

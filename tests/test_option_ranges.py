@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import thinc_torchopt
-from thinc_torchopt import TorchOptimizer, algorithm
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import algorithm
+from thinc_torchopt.algorithms.option_ranges import OptionRanges
+from thinc_torchopt.algorithms.pytorch_optimizer import create
+from thinc_torchopt.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ScheduleError
-from thinc_torchopt.option_ranges import OptionRanges
-from thinc_torchopt.scheduled_values import Schedules
-from thinc_torchopt.torch_optimizers import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop, create
+from thinc_torchopt.schedules.schedule import Schedules
 
 from .models import backprop, mixed_model, params_of, same, toy_examples, toy_pipeline
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.cascade import Cascade
+from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ConfigWarning, LearnRateIntegrityError, LearnRateWarning
+from thinc_torchopt.groups.cascade import Cascade
 from thinc_torchopt.learn_rate.policies import PolicyReader
-from thinc_torchopt.loop import train_while_improving
-from thinc_torchopt.params import Param
-from thinc_torchopt.scheduled_values import Schedules
+from thinc_torchopt.params.param import Param
 from thinc_torchopt.schedules import warmup_cosine
-from thinc_torchopt.torch_optimizers import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
+from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.training.loop import train_while_improving
 
 from .conftest import CONFIGS
 from .models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline

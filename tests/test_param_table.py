@@ -8,8 +8,8 @@ import torch
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, Muon
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning
-from thinc_torchopt.torch_optimizers import SGD, AdamW, Muon
 
 from .models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
 

@@ -6,10 +6,10 @@ import torch
 from thinc.api import Linear, Model, PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ParamError
-from thinc_torchopt.files import read_folder, write_folder
-from thinc_torchopt.model_state import check_model, collect_model, restore_model
-from thinc_torchopt.torch_optimizers import SGD, AdamW
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.model_state import check_model, collect_model, restore_model
 
 from .models import toy_pipeline
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from thinc_torchopt import compat, plots
+from thinc_torchopt import compat
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.report import plots
 
 RATES = {"default": [0.0, 0.1, 0.2], "encoder/layer-1": [0.0, 0.01, 0.02], "cost $5": [0.1, 0.1, 0.1]}
 

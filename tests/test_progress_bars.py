@@ -10,10 +10,10 @@ import pytest
 import tqdm
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.cli.find_lr import show_range_test
 from thinc_torchopt.errors import StateError
 from thinc_torchopt.progress_bars import show_activity, show_progress
-from thinc_torchopt.torch_optimizers import AdamW
 
 from .conftest import CONFIGS
 from .models import toy_examples, toy_pipeline

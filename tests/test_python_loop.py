@@ -14,15 +14,15 @@ from spacy.util import minibatch
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
-from thinc_torchopt.algorithm import Algorithm, Trial
-from thinc_torchopt.average_settings import EMA
-from thinc_torchopt.checkpoint import Checkpoint
-from thinc_torchopt.checkpoint_folder import steps_of
+from thinc_torchopt.algorithms.algorithm import Algorithm, Trial
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
-from thinc_torchopt.files import read_folder, write_folder
 from thinc_torchopt.schedules import plateau, warmup_linear
-from thinc_torchopt.torch_optimizers import AdamW
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .models import backprop, grads_of, mixed_model, pipeline_params, same, toy_examples, toy_pipeline
 from .test_files import damage

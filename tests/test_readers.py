@@ -10,8 +10,8 @@ import spacy
 from spacy.util import registry
 
 from tests.conftest import CONFIGS
+from thinc_torchopt.corpora import PythonDocs, is_dev, load_topics, read_paragraphs, unquote
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.readers import PythonDocs, is_dev, load_topics, read_paragraphs, unquote
 
 
 @pytest.fixture(scope="module")

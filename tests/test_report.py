@@ -16,12 +16,12 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
 from thinc_torchopt import compat
-from thinc_torchopt.checkpoint_folder import steps_of
 from thinc_torchopt.cli.report import show_report
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.report import facts_of, read_runs, summarize, write_report
 from thinc_torchopt.report.drawing import COLOURS
 from thinc_torchopt.report.panels import make_panels
+from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .runs import config_for
 from .spacy_cli import spacy_cli

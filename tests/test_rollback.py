@@ -9,9 +9,9 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
-from thinc_torchopt.checkpoint_folder import steps_of
 from thinc_torchopt.errors import CheckpointWarning, NonFiniteGradWarning, RollbackError, RollbackWarning
-from thinc_torchopt.files import read_folder
+from thinc_torchopt.state.files import read_folder
+from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .runs import config_for, digests, run
 
@@ -110,7 +110,7 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
 
 
 def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt import checkpoint
+    from thinc_torchopt.training import checkpoint
 
     def full(path, tree):
         raise OSError("No space left on device")

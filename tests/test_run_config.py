@@ -6,7 +6,7 @@ import spacy
 from confection import Config
 
 from thinc_torchopt.errors import StateError
-from thinc_torchopt.run_config import collect_identity, collect_values, compare_configs, compare_identities
+from thinc_torchopt.training.config_check import collect_identity, collect_values, compare_configs, compare_identities
 
 from .models import toy_examples, toy_pipeline
 from .runs import config_for, run

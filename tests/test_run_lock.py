@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.run_lock import RunLock
+from thinc_torchopt.training.run_lock import RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from thinc_torchopt.run_lock import RunLock
+from thinc_torchopt.training.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
 lock.take()
 print("taken", flush=True)

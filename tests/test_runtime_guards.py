@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state
+from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.learn_rate import LearnRateController
-from thinc_torchopt.torch_optimizers import SGD
 
 from .models import toy_examples, toy_pipeline
 

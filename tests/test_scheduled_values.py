@@ -10,8 +10,8 @@ from thinc.api import Adam, registry
 
 from thinc_torchopt.checks import check_number
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning
-from thinc_torchopt.scheduled_values import Schedules, current, is_moving
 from thinc_torchopt.schedules import plateau, sequence
+from thinc_torchopt.schedules.schedule import Schedules, current, is_moving
 
 from .test_schedules import EXAMPLES
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from thinc_torchopt.signals import NUMBERS, Signals
+from thinc_torchopt.training.signals import NUMBERS, Signals
 
 
 @pytest.fixture(autouse=True)

@@ -14,18 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
-from thinc_torchopt import TorchOptimizer, torch_optimizers
-from thinc_torchopt.errors import (
-    CheckpointWarning,
-    ConfigError,
-    PipelineError,
-    ScheduleError,
-    StateError,
-    TorchOptError,
-    TorchOptWarning,
-)
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import torch_classes as torch_optimizers
+from thinc_torchopt.algorithms.pytorch_optimizer import create
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.errors import CheckpointWarning, ConfigError, PipelineError, ScheduleError, StateError, TorchOptError, TorchOptWarning
 from thinc_torchopt.schedules import plateau
-from thinc_torchopt.torch_optimizers import SGD, AdamW, create
 
 from .conftest import needs_gpu
 from .models import backprop, params_of, same, slots, toy_pipeline

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from thinc_torchopt.algorithms.state_fit import fit_param_state, fit_state
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.state_fit import fit_param_state, fit_state
-from thinc_torchopt.state_growth import StateMapping, preserve_optimizer_state
+from thinc_torchopt.state.preserve import StateMapping, preserve_optimizer_state
 
 from .conftest import needs_gpu
 

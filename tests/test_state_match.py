@@ -7,9 +7,9 @@ import pytest
 from thinc.api import Linear
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.average_settings import EMA
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.errors import ConfigError, GrowthWarning, StateError
-from thinc_torchopt.torch_optimizers import AdamW
 
 from .models import backprop, mixed_model, params_of, same, toy_pipeline
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import NonFiniteGradWarning
-from thinc_torchopt.torch_optimizers import SGD, AdamW
 
 from .models import toy_pipeline
 

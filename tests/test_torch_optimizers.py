@@ -8,7 +8,8 @@ import spacy
 import torch
 from confection import ConfigValidationError
 
-from thinc_torchopt import TorchOptimizer, torch_optimizers
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 from .about import __version__
 
 if TYPE_CHECKING:
-    from .algorithm import Algorithm
-    from .drop_ins import SGD, Adam, RAdam
+    from .algorithms import Algorithm
     from .learn_rate import LearnRateController
-    from .optimizers import TorchOptimizer
-    from .own_loop import Checkpoints
-    from .state_growth import StateMapping, preserve_optimizer_state
+    from .optimizers import SGD, Adam, RAdam, TorchOptimizer
+    from .state import StateMapping, preserve_optimizer_state
+    from .training import Checkpoints
 
 _HOME = {
-    "Adam": "drop_ins",
-    "Algorithm": "algorithm",
+    "Adam": "optimizers",
+    "Algorithm": "algorithms",
     "Checkpoints": "own_loop",
     "LearnRateController": "learn_rate",
-    "RAdam": "drop_ins",
-    "SGD": "drop_ins",
-    "StateMapping": "state_growth",
+    "RAdam": "optimizers",
+    "SGD": "optimizers",
+    "StateMapping": "state",
     "TorchOptimizer": "optimizers",
-    "preserve_optimizer_state": "state_growth",
+    "preserve_optimizer_state": "state",
+    "train_while_improving": "training",
 }
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "TorchOptimizer",
     "__version__",
     "preserve_optimizer_state",
+    "train_while_improving",
 ]
 
 

@@ -21,8 +21,8 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,10 +33,11 @@ import spacy.training.loop
 import spacy.training.pretrain
 import thinc
 import thinc.model
-import torch
-from thinc.api import Optimizer, PyTorchShim
+from thinc.api import Optimizer
 
-from .averages import AveragedParams
+import thinc_torchopt
+
+from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning
 
 _MARK = "__thinc_torchopt_hook__"
@@ -128,9 +129,8 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         _begun.set(lambda: None)
         if isinstance(optimizer, _ours):
-            from .loop import train_while_improving as ours
-
-            return ours(nlp, optimizer, *args, **kwargs)  # type: ignore[arg-type]
+            # The loop stands above the optimizer, which imports this: so it is asked for at the front door, by its public name.
+            return thinc_torchopt.train_while_improving(nlp, optimizer, *args, **kwargs)
         return original(nlp, optimizer, *args, **kwargs)
 
     return train_while_improving
@@ -224,70 +224,14 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
     return hook_for
 
 
-@contextmanager
-def _use_in_pipeline(nlp: spacy.language.Language, averages: AveragedParams) -> Iterator[None]:
-    with ExitStack() as restore:
-        for _, pipe in nlp.pipeline:
-            if hasattr(pipe, "use_params") and hasattr(pipe, "model"):
-                # Of pipes, spaCy wants generators: one `next` to begin, one to end.
-                used = pipe.use_params(averages)
-                next(used, None)
-                restore.callback(next, used, None)
-        yield
-
-
-@contextmanager
-def _use_in_model(model: thinc.model.Model, averages: AveragedParams) -> Iterator[None]:
-    """Afterwards nodes hold the same arrays as before, and torch modules the same values in the same tensors."""
-    with ExitStack() as restore:
-        for node in list(model.walk()):
-            for name in node.param_names:
-                if (node.id, name) in averages and node.has_param(name):
-                    restore.callback(node.set_param, name, node.get_param(name))
-                    node.set_param(name, averages[node.id, name])
-            for shim in node.shims:
-                if type(shim).use_params is PyTorchShim.use_params:
-                    _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
-                else:
-                    used = shim.use_params(averages)
-                    used.__enter__()
-                    # As if all went well: such a shim restores at the end of its block, which an exception does not reach.
-                    restore.callback(used.__exit__, None, None, None)
-        yield
-
-
-def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: ExitStack) -> None:
-    if not averages or not isinstance(module, torch.nn.Module):
-        return
-    named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
-    # What has no average is there as it is: nothing to do, and nothing to keep a copy of.
-    swaps = [(live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()]
-    if not swaps:
-        return
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is not None:
-                # A forward pass may write to it, or put another in its place.
-                restore.callback(_put_back, owner, name, buffer, buffer.clone())
-    live = [old for old, _ in swaps]
-    # Copies go where the averages are: if that is not where the params are, then because there is no room.
-    restore.callback(torch._foreach_copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
-    torch._foreach_copy_(live, [new for _, new in swaps])
-
-
-def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
-    buffer.data.copy_(values)
-    owner._buffers[name] = buffer
-
-
 _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (thinc.model.Model, "finish_update"): _finish_update,
-    (thinc.model.Model, "use_params"): _use_params(_use_in_model),
+    (thinc.model.Model, "use_params"): _use_params(use_in_model),
     (spacy.training.loop, "train_while_improving"): _train_while_improving,
     (spacy.training.loop, "train"): _train,
     (spacy.training.loop, "clean_output_dir"): _clean_output_dir,
     (spacy.training.pretrain, "create_pretraining_model"): _create_pretraining_model,
     (spacy.language.Language, "initialize"): _introduce(anew=True),
     (spacy.language.Language, "resume_training"): _introduce(anew=False),
-    (spacy.language.Language, "use_params"): _use_params(_use_in_pipeline),
+    (spacy.language.Language, "use_params"): _use_params(use_in_pipeline),
 }

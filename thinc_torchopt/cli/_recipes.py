@@ -20,8 +20,7 @@ from spacy.language import DEFAULT_CONFIG, Language
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ..names import escape, shim_paths
-from ..param_table import all_names, components_with_model
+from ..params import all_names, components_with_model, escape, shim_paths
 from ._config_text import Raw, Section, Setting, moved_value
 from ._util import short
 

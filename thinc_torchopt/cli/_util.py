@@ -29,7 +29,7 @@ from wasabi.printer import Printer
 
 from ..errors import ConfigError, ScheduleWarning, TorchOptError
 from ..optimizers import TorchOptimizer
-from ..param_table import trainable_components
+from ..params import trainable_components
 from ..progress_bars import show_activity
 
 # What is printed to no terminal is as wide as it has to be.

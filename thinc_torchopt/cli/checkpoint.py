@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..checkpoint_folder import steps_of
 from ..errors import StateError
-from ..files import read_folder
+from ..state import read_folder
+from ..training import steps_of
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
 
 

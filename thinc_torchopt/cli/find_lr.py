@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
-from ..plots import check_picture, plot_range_test
 from ..progress_bars import show_progress
+from ..report import check_picture, plot_range_test
+from ..training import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from ._util import build, errors_shown, make_console, print_error, print_json, print_table, short, sparkline
 
 _CHART_WIDTH = 60

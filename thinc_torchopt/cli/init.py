@@ -13,7 +13,7 @@ from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
-from ..files import write_text
+from ..state import write_text
 from ._config_text import ConfigText
 from ._recipes import Draft, Recipe
 from ._util import errors_shown, missing_section_named, resolve_optimizer

@@ -14,8 +14,7 @@ from spacy.language import Language
 from thinc.api import Model, Shim
 
 from ..errors import ConfigError, TorchOptError
-from ..names import NamedParam, walk
-from ..param_table import all_names, components_with_model, trainable_components
+from ..params import NamedParam, all_names, components_with_model, trainable_components, walk
 from ..types import ParamInfo
 from ._util import (
     Setup,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..errors import ConfigError
 from ..optimizers import TorchOptimizer
-from ..plots import check_picture, plot_schedule
+from ..report import check_picture, plot_schedule
 from ._util import build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short, sparkline
 
 _CHART_WIDTH = 60  # where there is no terminal to fit

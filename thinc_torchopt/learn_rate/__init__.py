@@ -4,11 +4,12 @@ from .circuit_breaker import CircuitBreaker
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR
 from .history import Snapshot
-from .named_policies import NamedPolicy
+from .named_policies import NAMED, NamedPolicy, settings_of
 from .policies import Constant, FromFunction, FromSchedule, Live, LiveByMetrics, Policy
 from .proportional import Adaptive, Cosine, Frozen, Warmup
 
 __all__ = [
+    "NAMED",
     "NEW_PARAMS_FACTOR",
     "Adaptive",
     "CircuitBreaker",
@@ -24,4 +25,5 @@ __all__ = [
     "Policy",
     "Snapshot",
     "Warmup",
+    "settings_of",
 ]

@@ -36,7 +36,7 @@ from .new_params import check_new_params, find_parent, make_state
 from .policies import Constant, Policy, PolicyLike, PolicyReader, check_rate
 from .proportional import Warmup
 from .runtime_guards import RuntimeGuards
-from .watched_optimizer import Hooked, WatchedOptimizer, warn_of_steps
+from .watch import Hooked, WatchedOptimizer, warn_of_steps
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ConfigError
 from .groups import WatchedGroup
-from .watched_optimizer import WatchedOptimizer
+from .watch import WatchedOptimizer
 
 
 def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:

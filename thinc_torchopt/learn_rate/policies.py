@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Any, Protocol, Union
 
 from ..errors import ConfigError
-from ..scheduled_values import Schedule
+from ..schedules import Schedule
 from .named_policies import named
 from .proportional import Adaptive as Adaptive
 from .proportional import Cosine as Cosine

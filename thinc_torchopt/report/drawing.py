@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..compat import import_figure
-from ..plots import save_whole
 from .panels import MAX_COLOURS, WORDS, Marks, Panel
+from .plots import save_whole
 
 # Of runs, or of the curves of one: told apart also by those who don't see all colours. For a bright background, and for a dark one.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")

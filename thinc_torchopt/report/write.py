@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ..compat import import_figure
 from ..errors import ConfigError
-from ..plots import save_whole
 from .drawing import draw_picture
 from .page import make_page
 from .panels import make_panels
+from .plots import save_whole
 from .runs import Run
 from .summary import facts_of
 

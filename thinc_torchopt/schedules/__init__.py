@@ -21,13 +21,18 @@ Functions of the step are in curves.py.
 """
 
 from .curves import inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay
-from .plateau_schedule import PlateauSchedule, plateau
-from .sequence_schedule import SequenceSchedule, sequence
+from .plateau import PlateauSchedule, plateau
+from .schedule import Schedule, Schedules, current, is_moving
+from .sequence import SequenceSchedule, sequence
 
 __all__ = [
     "PlateauSchedule",
+    "Schedule",
+    "Schedules",
     "SequenceSchedule",
+    "current",
     "inverse_sqrt",
+    "is_moving",
     "one_cycle",
     "plateau",
     "polynomial",

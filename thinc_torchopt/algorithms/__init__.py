@@ -1,0 +1,70 @@
+"""Algorithms: what `@torch_optimizers` can name, and all that differs from one torch optimizer class to the next.
+
+Open algorithm.py first. torch_classes.py offers torch's own classes, pytorch_optimizer.py those of that library, thinc.py has thinc's
+arithmetic for the drop-ins. library_state.py and state_fit.py know what state such a class keeps of a param.
+"""
+
+from .algorithm import IN_ALGORITHM, Algorithm, may_move, small_matrix
+from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
+from .option_ranges import OptionRanges
+from .pytorch_optimizer import create
+from .state_fit import Kind, OnGrowth, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
+from .thinc import ThincAdam, ThincSGD, check_numbers
+from .torch_classes import (
+    ASGD,
+    LBFGS,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+    SparseAdam,
+)
+
+__all__ = [
+    "ASGD",
+    "BESIDE",
+    "IN_ALGORITHM",
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Algorithm",
+    "Kind",
+    "Muon",
+    "NAdam",
+    "OnGrowth",
+    "OptionRanges",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SparseAdam",
+    "ThincAdam",
+    "ThincSGD",
+    "check_kind",
+    "check_numbers",
+    "check_on_growth",
+    "check_states",
+    "collect_beside",
+    "create",
+    "fit_param_state",
+    "fresh_state",
+    "from_tree",
+    "library_of",
+    "map_tensors",
+    "may_move",
+    "restore_beside",
+    "small_matrix",
+    "to_tree",
+]

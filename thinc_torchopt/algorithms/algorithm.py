@@ -1,0 +1,289 @@
+"""What a `@torch_optimizers` block in the config becomes: a torch optimizer that is still to be built."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+
+from ..errors import ConfigError, StateError
+from ..kernels import NO_KERNEL, FusedKernel
+from .library_state import collect_beside, library_of, to_tree
+
+IN_ALGORITHM = "[training.optimizer.algorithm]"
+
+
+def accepts_all(name: str, param: torch.Tensor) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a few steps on a small matrix showed of a torch optimizer.
+
+    in_group (frozenset[str]): Options that each param group has for itself.
+    read (frozenset[str]): What its steps read from its param group, if it is there.
+    looked_for (frozenset[str]): What they looked for there, and did not find.
+    moves (frozenset[str]): Options that it moves by itself, which makes them state.
+    writes_rate (bool): It changes the learning rate that it is given, when it is built or in its steps.
+    has_eval_form (bool): It trains other values than those to evaluate: it has `eval()` and `train()`.
+    not_saved (str): Why its state can't be saved. Empty: it can.
+    """
+
+    in_group: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    looked_for: frozenset[str] = frozenset()
+    moves: frozenset[str] = frozenset()
+    writes_rate: bool = False
+    has_eval_form: bool = False
+    not_saved: str = ""
+
+
+NOT_TRIED = Trial()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A torch optimizer that is still to be built.
+
+    label (str): What the config calls it, for error messages, e.g. "torch.AdamW.v1".
+    build (Callable): `build(params, lr=..., **options)` returns a `torch.optim.Optimizer`.
+    options (Mapping[str, Any]): Hyper-parameters by torch's names; a value may be a schedule.
+    accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. The rest goes to `fallback`.
+    fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
+    fallback_params (tuple[str, ...]): Patterns over the names of params.
+    kernel (FusedKernel): Its fused kernel in torch.
+    counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in pytorch-optimizer.
+    trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.
+    """
+
+    label: str
+    build: Callable[..., torch.optim.Optimizer]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    accepts: Callable[[str, torch.Tensor], bool] = accepts_all
+    fallback: Algorithm | None = None
+    fallback_params: tuple[str, ...] = ()
+    kernel: FusedKernel = NO_KERNEL
+    counts_for_group: bool = False
+    trial: Trial = NOT_TRIED
+
+    def __post_init__(self) -> None:
+        if self.trial is NOT_TRIED:
+            with suppress(ConfigError):
+                object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
+
+    def check_options(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Check options for some of the params, as a config gives them.
+
+        given (Mapping[str, Any]): Some of its options.
+        where (str): Config path, for the error.
+        RETURNS (dict[str, Any]): The same as torch takes them.
+        RAISES (ConfigError): An option is refused, or takes one value for all params.
+        """
+        checked = {name: as_torch_takes_it(name, self.options[name], value, where) for name, value in given.items()}
+        trial = try_out(self.build, self.label, {**self.options, **checked}, where)
+        shared = sorted(set(checked) - trial.in_group)
+        if shared:
+            raise ConfigError(
+                f"Can't set {', '.join(shared)} in {where}: '{self.label}' takes one value for all params. Set it in {IN_ALGORITHM}."
+            )
+        return checked
+
+    def check_settings(self, *, averages: bool, checkpoint: bool) -> None:
+        """Check that other settings of [training.optimizer] work with the algorithm.
+
+        averages, checkpoint (bool): Whether they are set.
+        RAISES (ConfigError): A setting does not work with it.
+        """
+        if averages and self.trial.has_eval_form:
+            raise ConfigError(
+                f"Can't keep averages in [training.optimizer] with '{self.label}': expected none, found some. The algorithm averages by "
+                "itself, and its own averages are evaluated and saved. Remove 'use_averages' or [training.optimizer.averages]."
+            )
+        if checkpoint and self.trial.not_saved:
+            raise ConfigError(
+                f"Can't keep checkpoints in [training.optimizer.checkpoint] with '{self.label}': expected state that can be saved, found "
+                f"state that can't. {self.trial.not_saved} Remove the block, or choose another algorithm."
+            )
+
+
+def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
+    """Return a pair as a tuple, and everything else unchanged.
+
+    name (str): The option's name. default (Any): A value that torch takes. where (str): Config path, for the error.
+    RAISES (ConfigError): A string for a number, a number for a flag, or not a pair where one is expected.
+    """
+    value = as_plain(value)
+    is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
+    if is_switch and not isinstance(value, (bool, type(default))):
+        raise ConfigError(f"Can't set '{name}' in {where}: expected true or false, found {value!r}.")
+    if isinstance(default, (int, float)) and not is_switch and isinstance(value, (str, bool)):
+        raise ConfigError(f"Can't set '{name}' in {where}: expected a number, found {value!r}.")
+    if not isinstance(default, tuple):
+        return value
+    # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
+    entries = [option_entry(name, place) for place in range(len(default))]
+    if not isinstance(value, (tuple, list, dict)) or len(value) != len(entries) or (isinstance(value, dict) and set(value) != set(entries)):
+        raise ConfigError(
+            f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
+            f"or a section with {' and '.join(entries)}, found {value}."
+        )
+    return tuple(as_plain(value[key] if isinstance(value, dict) else value[i]) for i, key in enumerate(entries))
+
+
+def as_plain(value: Any) -> Any:
+    """Return a NumPy number as a Python number, and everything else unchanged."""
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def option_entry(name: str, place: int | None) -> str:
+    """What a config calls an option, or the number at a place of an option that has several: "beta2"."""
+    if place is None:
+        return name
+    return f"{name if name == 'eps' else name.removesuffix('s')}{place + 1}"
+
+
+def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
+    """A param on which options can be tried out."""
+    # capturable: torch checks for a device that has graphs.
+    device = "cuda" if options.get("capturable") and torch.cuda.is_available() else "cpu"
+    return torch.ones(2, 2, device=device, requires_grad=True)
+
+
+def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM) -> Trial:
+    """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
+
+    Values of schedules can't be checked here. Random generators are left as they were.
+    RAISES (ConfigError): It refuses an option, moves one that it reads once only, can't be driven by gradients alone, or has no learning
+        rate.
+    """
+    fixed = {name: value for name, value in options.items() if not may_move(value)}
+    _check_finite(build, label, fixed, where)
+    param = small_matrix(fixed)
+    device = param.device.type
+    try:
+        with _same_generators(device):
+            optimizer = build([param], lr=_RATE, **fixed)
+            if isinstance(getattr(type(optimizer), "param_groups", None), property):
+                raise TypeError("it wraps another optimizer and takes no params itself. Name the other optimizer instead")
+            entry = _Watched(optimizer.param_groups[0])
+            before = dict(entry)
+            optimizer.param_groups = [entry]
+            for step in range(_STEPS):
+                param.grad = torch.eye(2, device=device) + step
+                optimizer.step()
+            if has_eval_form := hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
+                optimizer.eval()
+                optimizer.train()
+    except Exception as error:
+        reason = f"it also needs the option {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ConfigError(f"Can't build '{label}' in {where}: {reason}. Options found: {fixed}.") from error
+    if "lr" not in before:
+        raise ConfigError(
+            f"Can't train with '{label}' in {where}: expected an algorithm with a learning rate, found one without, so "
+            "schedules, warm-ups and param groups would have no effect. Choose another algorithm."
+        )
+    stuck = sorted(set(options) - set(fixed) - set(before))
+    if stuck:
+        raise ConfigError(
+            f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. Set a number."
+        )
+    return Trial(
+        frozenset(before),
+        frozenset(entry.read),
+        frozenset(entry.read - set(entry)),
+        frozenset(name for name in fixed if name in entry and not _same(entry[name], before.get(name))),
+        writes_rate=before["lr"] != _RATE or entry["lr"] != before["lr"],
+        has_eval_form=has_eval_form,
+        not_saved=_why_not_saved(optimizer, param, options),
+    )
+
+
+def takes_any_strides(build: Callable[..., Any], options: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a torch optimizer takes params that are not contiguous. `try_out` comes before. shapes (Sequence): Of such as it takes."""
+    fixed = {name: value for name, value in options.items() if not may_move(value)}
+    params = [torch.ones(shape[::-1]).permute(*reversed(range(len(shape)))).requires_grad_() for shape in shapes]
+    try:
+        with _same_generators():
+            optimizer = build(params, lr=_RATE, **fixed)
+            for _ in range(_STEPS):
+                for param in params:
+                    param.grad = torch.ones_like(param)
+                optimizer.step()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def _same_generators(device: str = "cpu") -> Iterator[None]:
+    """Afterwards, random generators are as they were."""
+    generators = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
+            yield
+    finally:
+        random.setstate(generators[0])
+        numpy.random.set_state(generators[1])
+
+
+# Of the optimizer that is tried out. Some write rates of their own from the second step on.
+_RATE = 0.001
+_STEPS = 3
+
+
+class _Watched(dict[str, Any]):
+    """A param group that notes which of its keys were looked for."""
+
+    def __init__(self, group: dict[str, Any]):
+        super().__init__(group)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and bool(value == other))
+
+
+def _why_not_saved(optimizer: torch.optim.Optimizer, param: torch.Tensor, options: Mapping[str, Any]) -> str:
+    try:
+        to_tree(optimizer.state.get(param, {}), library_of(optimizer), "its state of a param")
+        collect_beside(optimizer, options)
+    except StateError as error:
+        return str(error)
+    return ""
+
+
+def _check_finite(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str) -> None:
+    """RAISES (ConfigError): A number is NaN, or infinite where that is not the option's default."""
+    known = inspect.signature(build).parameters
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            is_default = name in known and known[name].default == value
+            if isinstance(number, float) and not math.isfinite(number) and not is_default:
+                raise ConfigError(f"Can't set '{name}' of '{label}' in {where}: expected a finite number, found {number}.")
+
+
+def may_move(value: Any) -> bool:
+    """Whether a value as the config gives it is a schedule, or a tuple that holds one."""
+    if isinstance(value, tuple):
+        return any(map(may_move, value))
+    return isinstance(value, list) or hasattr(value, "__next__")

@@ -1,0 +1,382 @@
+"""Fit the state of one param to the shape that it now has.
+
+What becomes of a state tensor is told by its *kind*:
+
+identity: same shape. The very same tensor goes on.
+expand: dimensions grew. Old cells keep index and value, new ones are filled.
+contract: dimensions shrank. The leading cells keep index and value.
+reshape: the cells have no index in common. With as many cells as before they keep their order (as in `torch.reshape`); or else they are
+    interpolated linearly, along each dimension, or along all cells in their order if the number of dimensions is another.
+
+A *fill* is made dimension after dimension: new rows are the mean of the old rows, then new columns the mean of the old columns, over old
+and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an interpolation of second moments is
+below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, StateError
+
+Kind = Literal["identity", "expand", "contract", "reshape"]
+OnGrowth = Literal["mean", "zero"]
+Shape = tuple[int, ...]
+
+# What torch.optim and its relatives call their state.
+_SECOND_MOMENTS = frozenset(["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance"])
+_PER_ELEMENT = _SECOND_MOMENTS | {"exp_avg", "momentum_buffer", "grad_avg", "prev", "step_size", "ax"}
+_PER_PARAM = frozenset(["step", "mu_product", "mu", "eta"])
+# Factored second moments: along which dimension they were summed up. That has size 1 there (torch), or is missing (others).
+_FACTORED = {"row_var": -1, "col_var": -2, "exp_avg_sq_row": -1, "exp_avg_sq_col": -2}
+_NON_NEGATIVE = _SECOND_MOMENTS | _FACTORED.keys() | {"step", "step_size"}
+# What stands there before a param's first step, if not 0: a number, or the option that holds it.
+_FIRST_VALUES: dict[str, float | str] = {"mu_product": 1.0, "mu": 1.0, "eta": "lr", "step_size": "lr", "sum": "initial_accumulator_value"}
+# Whose momentum is a sum of gradients, and no average, and what it is called: in full it would throw new cells far. The first two are
+# torch's, the others pytorch-optimizer's.
+_SUMS = {
+    "SGD": ("momentum_buffer",),
+    "RMSprop": ("momentum_buffer",),
+    "LARS": ("momentum_buffer",),
+    "MuonClip": ("momentum_buffer",),
+    "PID": ("i_buffer",),
+    "SGDP": ("momentum",),
+    "SGDW": ("momentum_buffer",),
+    "SWATS": ("momentum_buffer",),
+    "TAM": ("momentum_buffer",),
+}
+_SUM_SCALE = 0.1
+# Whose state has values of the param itself, and what they are called: there, new cells are those of the param. pytorch-optimizer's.
+_COPIES = {
+    "A2Grad": ("x_k",),
+    "AccSGD": ("momentum_buffer",),
+    "AdaSmooth": ("prev_param",),
+    "DAdaptAdaGrad": ("x0",),
+    "DAdaptSGD": ("x0", "z"),
+    "EmoFact": ("shadow",),
+    "EmoLynx": ("shadow",),
+    "EmoNavi": ("shadow",),
+    "MADGRAD": ("x0",),
+    "Prodigy": ("p0",),
+    "Ranger": ("slow_buffer",),
+    "Ranger21": ("lookahead_params",),
+    "ScheduleFreeAdamW": ("z",),
+    "ScheduleFreeRAdam": ("z",),
+    "ScheduleFreeSGD": ("z",),
+    "SRMM": ("mov_avg_param",),
+}
+
+
+def fit_param_state(
+    optimizer_class: type[torch.optim.Optimizer],
+    state: Mapping[str, Any],
+    old_shape: Sequence[int],
+    new_param: Tensor,
+    *,
+    on_growth: OnGrowth = "mean",
+    kind: Kind | None = None,
+    name: str = "?",
+    old_dtype: torch.dtype | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Fit the whole state of one param to the shape that it now has.
+
+    State of the param's shape is fitted, factored state along the dimensions that it has, numbers are kept. What needs no change is not
+    copied.
+
+    optimizer_class (type): The class whose state it is.
+    state (Mapping[str, Any]): As the optimizer keeps it.
+    old_shape (Sequence[int]): Shape of the param to which it belonged.
+    new_param (Tensor): The param to which it will belong. Its device, and its strides, are the state's from now on.
+    on_growth (OnGrowth): What new cells get.
+    kind (Kind | None): None: found from the shapes.
+    name (str): Name of the param, for errors.
+    old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep theirs.
+    options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's device.
+    RETURNS (dict[str, Any]): The same keys.
+    RAISES (StateError): The kind does not fit the shapes, or there is state of an unknown shape.
+    """
+    check_on_growth(on_growth)
+    old, new = tuple(old_shape), tuple(new_param.shape)
+    check_kind(kind, old, new, f"the state of param '{name}'")
+    # Factored state goes as its param does: its own shapes may look like another kind.
+    is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
+    sums, copies = ({key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES))
+    on_device = bool(options and (options.get("fused") or options.get("capturable")))
+    fitted: dict[str, Any] = {}
+    for key, value in state.items():
+        shape = _new_shape(key, value, old, new, name)
+        if not isinstance(value, Tensor):
+            fitted[key] = value
+        elif shape is None:
+            stays = key == "step" and value.device.type == "cpu" and not on_device
+            fitted[key] = value if stays or value.device == new_param.device else value.to(new_param.device)
+        else:
+            dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
+            if value.device != new_param.device or value.dtype != dtype:
+                value = value.to(new_param.device, dtype)
+            scale = _SUM_SCALE if key in sums else 1.0
+            fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
+            if key in copies and old != new and not is_reshape:
+                kept = _leading(fitted[key], old).clone()
+                _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
+    if math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys():  # or else there are no new cells
+        _keep_variance(fitted["square_avg"], fitted["grad_avg"], None if is_reshape else state["square_avg"])
+    return fitted
+
+
+def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: OnGrowth = "mean", scale: float = 1.0) -> Tensor:
+    """Fit one state tensor to a shape.
+
+    value (Tensor): State before, e.g. exp_avg. Shape: any.
+    shape (Sequence[int]): The shape to come.
+    kind (Kind | None): What becomes of the cells. None: found from the shapes; dimensions may grow and shrink at once, and are then first
+        contracted.
+    fill (OnGrowth): What new cells get: the mean over the old ones along the dimension that grew, or zero.
+    scale (float): Multiplies what new cells get.
+    RETURNS (Tensor): Of the same dtype and device. `value` itself if nothing changes; a view of it if only the dimensions are other ones.
+    RAISES (StateError): The kind does not fit the shapes.
+    """
+    old, new = tuple(value.shape), tuple(shape)
+    if old == new:
+        return value
+    check_kind(kind, old, new, "a state tensor")
+    return _fit(value, new, kind == "reshape" or (kind is None and _is_reshape(old, new)), fill, scale)
+
+
+def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> None:
+    """Check that states are such that their params can be trained with them.
+
+    states (Iterable): Names, states and params.
+    RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not be.
+    """
+    of_device: dict[torch.device, list[tuple[str, str, Tensor, Tensor]]] = defaultdict(list)
+    for name, state, param in states:
+        if not state:
+            raise StateError(f"Can't use the state of param '{name}': expected values, found none.")
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                if key in _PER_ELEMENT:
+                    _check_place(name, key, value, param)
+                if value.is_complex():
+                    value = torch.view_as_real(value)
+                if value.is_floating_point() and value.numel():
+                    bounds = (value, value) if value.ndim == 0 else torch.aminmax(value)
+                    of_device[value.device].append((name, key, *bounds))
+            elif isinstance(value, (int, float)):
+                _check_range(name, key, value, value)
+    for found in of_device.values():  # one transfer for each device
+        _, _, lows, highs = zip(*found)
+        for (name, key, _, _), low, high in zip(found, torch.stack(lows).tolist(), torch.stack(highs).tolist()):
+            _check_range(name, key, low, high)
+
+
+def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:
+    """The state that a class makes before a param's first step, by the example of another param of the group.
+
+    RETURNS (dict | None): None: no example, or none that tells. The class makes it at the first step.
+    """
+    for other in group["params"]:
+        example = optimizer.state.get(other)
+        if example and all(isinstance(value, Tensor) for value in example.values()):
+            break
+    else:
+        return None
+    if not example.keys() <= (_PER_ELEMENT - {"variance"}) | _PER_PARAM:
+        return None
+    fresh = {}
+    for key, value in example.items():
+        first = _FIRST_VALUES.get(key, 0.0)
+        number = float(group[first] if isinstance(first, str) else first)
+        if key in _PER_ELEMENT:
+            dtype = param.dtype if value.dtype == other.dtype else value.dtype
+            fresh[key] = torch.full_like(param, number, dtype=dtype, requires_grad=False)
+        else:
+            fresh[key] = torch.full_like(value, number)
+    return fit_param_state(type(optimizer), fresh, param.shape, param, options=group)
+
+
+def check_kind(kind: Kind | None, old: Shape, new: Shape, what: str) -> None:
+    if kind is None or kind == "reshape":
+        return
+    pairs = list(zip(old, new))
+    fits = {
+        "identity": old == new,
+        "expand": len(old) == len(new) and all(before <= after for before, after in pairs),
+        "contract": len(old) == len(new) and all(before >= after for before, after in pairs),
+    }
+    if kind not in fits:
+        raise StateError(f"Can't fit {what}: expected one of {list(get_args(Kind))} as kind, found {kind!r}.")
+    if not fits[kind]:
+        expected = {"identity": "the same shape", "expand": "no dimension to shrink", "contract": "no dimension to grow"}[kind]
+        raise StateError(f"Can't fit {what} by '{kind}': expected {expected}, found {old} before and {new} now. Leave the kind out.")
+
+
+def check_on_growth(on_growth: str) -> None:
+    if on_growth not in get_args(OnGrowth):
+        raise ConfigError(f"Can't grow optimizer state: expected on_growth to be one of {list(get_args(OnGrowth))}, found {on_growth!r}.")
+
+
+# ---------------------------------------------------------------------- one tensor
+
+
+def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: OnGrowth, scale: float) -> Tensor:
+    if tuple(value.shape) == shape:
+        return value
+    if not (value.is_floating_point() or value.is_complex()):
+        return _fit(value.double(), shape, is_reshape, fill, scale).round_().to(value.dtype)
+    return _interpolate(value, shape) if is_reshape else _expand(_contract(value, shape), shape, fill, scale)
+
+
+def _contract(value: Tensor, shape: Shape) -> Tensor:
+    if all(size >= old for size, old in zip(shape, value.shape)):
+        return value
+    return _leading(value, shape).clone(memory_format=torch.contiguous_format)  # a view would keep all of the old cells in memory
+
+
+def _expand(value: Tensor, shape: Shape, fill: OnGrowth, scale: float) -> Tensor:
+    if fill == "zero" or not value.numel():
+        grown = value.new_zeros(shape)
+        _leading(grown, value.shape).copy_(value)
+        return grown
+    if value.shape == shape:
+        return value
+    grown = value.new_empty(shape)
+    filled = _leading(grown, value.shape).copy_(value)  # before the mean, which then finds it in the cache
+    for dim, size in enumerate(shape):
+        if size > filled.shape[dim]:
+            mean = filled.mean(dim, keepdim=True)
+            old_size, sizes = filled.shape[dim], [*filled.shape[:dim], size, *filled.shape[dim + 1 :]]
+            filled = _leading(grown, sizes)
+            filled.narrow(dim, old_size, size - old_size).copy_(mean)
+    if scale != 1.0:
+        grown.mul_(scale)
+        _leading(grown, value.shape).copy_(value)
+    return grown
+
+
+def _interpolate(value: Tensor, shape: Shape) -> Tensor:
+    if value.numel() == math.prod(shape):
+        return value.reshape(shape)
+    if not value.numel() or not math.prod(shape):
+        return value.new_zeros(shape)
+    if value.ndim != len(shape):
+        return _resample(value.flatten(), 0, math.prod(shape)).view(shape)
+    for dim, size in enumerate(shape):
+        value = _resample(value, dim, size)
+    return value
+
+
+def _resample(value: Tensor, dim: int, size: int) -> Tensor:
+    """Interpolate linearly along one dimension, as `torch.nn.functional.interpolate` does along the last one of floats."""
+    old_size = value.shape[dim]
+    if size == old_size:
+        return value
+    positions = torch.arange(size, dtype=torch.float64, device=value.device).add_(0.5).mul_(old_size / size).sub_(0.5)
+    positions.clamp_(0, old_size - 1)
+    lower = positions.long()
+    weight = (positions - lower).to(value.dtype).view(-1, *[1] * (value.ndim - dim - 1))
+    upper_cells = value.index_select(dim, (lower + 1).clamp_(max=old_size - 1))
+    return value.index_select(dim, lower).lerp_(upper_cells, weight)
+
+
+def _leading(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """View of the cells that have an index in a shape too."""
+    for dim, size in enumerate(shape):
+        if size < value.shape[dim]:
+            value = value.narrow(dim, 0, size)
+    return value
+
+
+def _with_strides_of(param: Tensor, value: Tensor) -> Tensor:
+    """State in the memory format of its param: torch's fused steps go through both cell by cell, as they lie in memory."""
+    if value.shape != param.shape or value.stride() == param.stride():
+        return value
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _keep_variance(square_avg: Tensor, grad_avg: Tensor, old_square_avg: Tensor | None) -> None:
+    """Centered RMSprop takes the root of `square_avg - grad_avg**2`: see to it that rounding in the new cells brings it not below zero.
+
+    old_square_avg (Tensor | None): Its cells stay as they are. None: there are none left.
+    """
+    if not square_avg.is_floating_point():
+        return
+    least = grad_avg.square().mul_(1 + 4 * torch.finfo(square_avg.dtype).eps)
+    torch.maximum(square_avg, least, out=square_avg)
+    if old_square_avg is not None:
+        shape = [min(sizes) for sizes in zip(square_avg.shape, old_square_avg.shape)]
+        _leading(square_avg, shape).copy_(_leading(old_square_avg, shape))
+
+
+# ---------------------------------------------------------------------- one param
+
+
+def _new_shape(key: str, value: Any, old: Shape, new: Shape, name: str) -> Shape | None:
+    """The shape that a state will have. None: it has nothing to do with the param's."""
+    if not isinstance(value, Tensor):
+        if old != new and not (value is None or isinstance(value, (bool, int, float, str))):
+            _refuse_state(name, key, f"a {type(value).__name__}", old)
+        return None
+    if key in _PER_PARAM:
+        return None
+    found = tuple(value.shape)
+    if key in _FACTORED:
+        if _factored(old, key, len(found)) == found and len(old) == len(new):
+            return _factored(new, key, len(found))
+    elif found == old:
+        return new
+    elif value.numel() == 1:
+        return None
+    if old == new:
+        return found
+    _refuse_state(name, key, f"shape {found}", old)
+
+
+def _factored(shape: Shape, key: str, ndim: int) -> Shape:
+    """Shape of a factored state."""
+    if len(shape) < 2:
+        return ()
+    summed = len(shape) + _FACTORED[key]
+    return (*shape[:summed], *([1] if ndim == len(shape) else []), *shape[summed + 1 :])
+
+
+def _refuse_state(name: str, key: str, found: str, old: Shape) -> NoReturn:
+    raise StateError(
+        f"Can't fit the state of param '{name}' to its new shape: expected '{key}' to have the param's shape, {old}, or to be a number, "
+        f"found {found}."
+    )
+
+
+def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
+    if value.shape != param.shape:
+        raise StateError(
+            f"Can't use the state of param '{name}': {key} has shape {tuple(value.shape)}, the param has {tuple(param.shape)}. It is the "
+            "state of another param, or of the same before it grew."
+        )
+    if value.device != param.device or value.is_complex() != param.is_complex():
+        raise StateError(
+            f"Can't use the state of param '{name}': {key} is {value.dtype} on {value.device}, the param {param.dtype} on {param.device}. "
+            "Convert and move the model before its state."
+        )
+
+
+def _check_range(name: str, key: str, low: float, high: float) -> None:
+    if not -math.inf < low <= high < math.inf:
+        raise StateError(
+            f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A gradient was not "
+            "finite at some point. Load an earlier state, or start with a new optimizer."
+        )
+    if low < 0 and key in _NON_NEGATIVE:
+        raise StateError(f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is damaged.")
+
+
+def _is_reshape(old: Shape, new: Shape) -> bool:
+    """Whether the cells of two shapes have no index in common."""
+    return old != new and (len(old) != len(new) or math.prod(old) == math.prod(new))

@@ -1,0 +1,166 @@
+"""thinc's Adam and SGD as torch optimizers, for the drop-ins: thinc's arithmetic in one pass of torch's fused kernels.
+
+thinc's Adam adds `eps` before the bias correction and decays after the step:
+
+    w <- (w - lr sqrt(1 - b2^t) / (1 - b1^t) x m / (sqrt(v) + eps)) x (1 - lr L2)
+
+torch's fused AdamW computes `w (1 - lr' wd') - lr' / (1 - b1^t) x m / (sqrt(v / (1 - b2^t)) + eps')`. The two are one with
+
+    lr' = lr (1 - lr L2)        wd' = L2 / (1 - lr L2)        eps' = eps / sqrt(1 - b2^t)
+
+SGD folds its decay into the step in the same way.
+SOURCE: thinc/optimizers.py and thinc/backends/numpy_ops.pyx (8.3); torch/optim/adamw.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from .. import kernels
+from ..checks import OPTIMIZER
+from ..errors import ConfigError
+from ..types import FloatOrSchedule
+from .algorithm import as_plain, may_move
+
+
+class _ThincOptimizer(torch.optim.Optimizer):
+    """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the step."""
+
+    @torch.no_grad()
+    def before_clipping(self, group: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the gradients."""
+        if group["L2"] != 0 and not group["L2_is_weight_decay"]:
+            torch._foreach_add_(_grads(tensors), list(tensors), alpha=group["L2"])
+
+    @staticmethod
+    def fold_decay(group: dict[str, Any]) -> tuple[float, float]:
+        """Learning rate and weight decay with which torch's decay before the step equals thinc's after it."""
+        decay = group["L2"] if group["L2_is_weight_decay"] else 0.0
+        keep = 1.0 - group["lr"] * decay
+        if keep <= 0.0:
+            raise ConfigError(
+                f"Can't use 'L2' in [training.optimizer] as weight decay: expected learn_rate x L2 below 1, found {group['lr']} x {decay}, "
+                "which would turn the signs of the weights. Lower 'L2' or 'learn_rate'."
+            )
+        return group["lr"] * keep, decay / keep
+
+
+class ThincAdam(_ThincOptimizer):
+    """thinc's Adam as a torch optimizer.
+
+    params (Iterable[Tensor]): Params of any shapes, devices and dtypes.
+    lr (float): Learning rate.
+    betas (tuple[float, float]): Decay of the first and second moment.
+    eps (float): Added to the root of the second moment, before the bias correction.
+    L2 (float): Weight decay, or L2 regularization.
+    L2_is_weight_decay (bool): Which of the two.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        L2: float = 0.0,
+        L2_is_weight_decay: bool = True,
+    ):
+        check_numbers(beta1=betas[0], beta2=betas[1], eps=eps, L2=L2)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            alike: dict[tuple[int, torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    if not state:
+                        state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+                    state["step"] += 1
+                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(param)
+            for (step, device, _, fused), params in alike.items():
+                self._step_alike(group, params, step, device, fused)
+
+    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, device: torch.device, fused: bool) -> None:
+        beta1, beta2 = group["betas"]
+        lr, weight_decay = self.fold_decay(group)
+        states = [self.state[param] for param in params]
+        no_maxima: list[torch.Tensor] = []
+        tensors = params, _grads(params), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], no_maxima
+        options: dict[str, Any] = {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "weight_decay": weight_decay,
+            "eps": group["eps"] / math.sqrt(1.0 - beta2**step),
+            "amsgrad": False,
+            "maximize": False,
+        }
+        if fused:
+            torch._fused_adamw_(*tensors, [torch.full((), float(step), device=device)] * len(params), **options)
+        else:
+            # It counts this step by itself, once for each param.
+            steps = [torch.tensor(step - 1.0) for _ in params]
+            adamw(*tensors, steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
+
+
+class ThincSGD(_ThincOptimizer):
+    """thinc's SGD as a torch optimizer.
+
+    params (Iterable[Tensor]): Params of any shapes, devices and dtypes.
+    lr (float): Learning rate.
+    L2 (float): Weight decay, or L2 regularization.
+    L2_is_weight_decay (bool): Which of the two.
+    """
+
+    def __init__(self, params: Any, lr: float, L2: float = 0.0, L2_is_weight_decay: bool = True):
+        check_numbers(L2=L2)
+        super().__init__(params, {"lr": lr, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, weight_decay = self.fold_decay(group)
+            alike: dict[tuple[torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
+            options: dict[str, Any] = {
+                "weight_decay": weight_decay,
+                "momentum": 0.0,
+                "lr": lr,
+                "dampening": 0.0,
+                "nesterov": False,
+                "maximize": False,
+            }
+            for (*_, fused), params in alike.items():
+                if fused:
+                    torch._fused_sgd_(params, _grads(params), [], is_first_step=False, **options)
+                else:
+                    sgd(params, _grads(params), [None] * len(params), has_sparse_grad=False, foreach=False, fused=False, **options)
+
+
+def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
+    """Check options that are numbers, and return them as torch takes them. Schedules are checked step by step: see option_ranges.py.
+
+    RAISES (ConfigError): One is out of its range.
+    """
+    for name, value in numbers.items():
+        if not may_move(value):
+            is_beta = name.startswith("beta")
+            expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
+            if isinstance(value, str):  # torch takes no numbers in quotes
+                OPTIMIZER.refuse(name, expected, value)
+            OPTIMIZER.number(name, value, expected, below=1.0 if is_beta else math.inf)
+    return list(map(as_plain, numbers.values()))
+
+
+def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [param.grad for param in params if param.grad is not None]

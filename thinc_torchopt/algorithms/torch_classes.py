@@ -1,0 +1,152 @@
+"""The algorithms of the registry `@torch_optimizers`: torch's own, and with an extra those of the library pytorch-optimizer.
+
+Each registered function takes the arguments of its class in torch, by torch's names and with torch's defaults (read off the
+installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
+which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself differentiated.
+
+Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section with the
+entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+
+`fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise torch
+decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel can't take (kernels.py) are
+updated without it, also where `fused` is true.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
+
+import torch
+
+from .. import kernels
+from ..checks import Section
+from ..errors import ConfigError
+from ..kernels import FusedKernel
+from ..types import FloatOrSchedule
+from .algorithm import IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
+
+AlgorithmFactory = Callable[..., Algorithm]
+
+_NOT_OFFERED = {"self", "params", "lr", "differentiable"}
+_CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
+
+
+def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, refusal: str = "") -> AlgorithmFactory:
+    """Make the registered function of one of torch's classes.
+
+    name (str): The class's name in torch.optim.
+    source (str): Where the algorithm comes from.
+    kernel (FusedKernel): torch's fused kernel of it.
+    refusal (str): Why it can't be used, and what to use. Empty: it can.
+    """
+    label = f"torch.{name}.v1"
+    cls: Any = getattr(torch.optim, name, None)
+    if cls is None:
+        refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
+    params = [] if cls is None else _config_params(cls)
+
+    def factory(**given: Any) -> Algorithm:
+        if refusal:
+            raise ConfigError(f"Can't train with '{label}' in [training.optimizer.algorithm]: {refusal}")
+        unknown = sorted(set(given) - {param.name for param in params})
+        if unknown:
+            raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
+        options = {p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
+        return Algorithm(label, cls, options, kernel=kernel, trial=try_out(cls, label, options))
+
+    factory.__name__ = factory.__qualname__ = name
+    factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
+    factory.__annotations__ = {param.name: param.annotation for param in params} | {"return": Algorithm}
+    factory.__signature__ = inspect.Signature(params, return_annotation=Algorithm)  # type: ignore[attr-defined]
+    return factory
+
+
+def _config_params(cls: type) -> list[inspect.Parameter]:
+    """The arguments of a torch class as those of a config block."""
+    init = cls.__init__  # type: ignore[misc]
+    hints = get_type_hints(init)
+    return [
+        param.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_config_type(param, hints.get(name)))
+        for name, param in inspect.signature(init).parameters.items()
+        if name not in _NOT_OFFERED
+    ]
+
+
+def _config_type(param: inspect.Parameter, hint: Any) -> Any:
+    """The type that confection checks an argument against."""
+    default = param.default
+    if param.name in _CHOICES:
+        return _CHOICES[param.name]
+    if isinstance(default, tuple):
+        item: Any = Union[FloatOrSchedule, None] if None in default else FloatOrSchedule
+        return Union[Tuple[(item,) * len(default)], List[item], Dict[str, item]]
+    if isinstance(default, bool) or hint is int:
+        return type(default)
+    return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
+
+
+Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
+Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
+Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD)
+Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
+Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
+AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
+ASGD = _offer("ASGD", "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046")
+NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
+RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
+RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
+Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
+SGD = _offer("SGD", "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html", kernel=kernels.SGD)
+LBFGS = _offer(
+    "LBFGS",
+    "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
+    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients before the "
+    "optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
+)
+SparseAdam = _offer(
+    "SparseAdam",
+    "torch, https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html",
+    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use 'torch.Adam.v1'.",
+)
+_muon = _offer("Muon", "Jordan 2024, https://kellerjordan.github.io/posts/muon/")
+
+
+def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [], **options: Any) -> Algorithm:
+    """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
+
+    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for AdamW fits.
+
+    fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
+    fallback_params (list[str]): Patterns of matrices that go to the fallback too: embeddings and output layers, by Muon's
+        author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
+    SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
+    """
+    section = Section(IN_ALGORITHM)
+    if not isinstance(fallback_params, list) or not all(isinstance(text, str) for text in fallback_params):
+        section.refuse("fallback_params", 'a list of patterns, as in ["*/E"]', fallback_params)
+    if fallback is not None:
+        section.kind(
+            "fallback", fallback, Algorithm, "a block with @torch_optimizers, or in Python what a function of torch_optimizers.py returns"
+        )
+    muon = _muon(**options)
+    return Algorithm(
+        muon.label,
+        muon.build,
+        muon.options,
+        accepts=is_matrix,
+        fallback=AdamW() if fallback is None else fallback,
+        fallback_params=tuple(fallback_params),
+        trial=muon.trial,
+    )
+
+
+_own_params = [p for p in inspect.signature(Muon).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+Muon.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*inspect.signature(_muon).parameters.values(), *_own_params], return_annotation=Algorithm
+)
+Muon.__annotations__ = {**_muon.__annotations__, **Muon.__annotations__}
+
+
+def is_matrix(name: str, param: torch.Tensor) -> bool:
+    # The biases of thinc's maxout layers have two dimensions.
+    return param.ndim == 2 and not name.endswith(("/b", "/bias"))

@@ -1,0 +1,20 @@
+"""Averages of params, thinc's and torch's, for evaluation and for what is saved. Open averages.py first.
+
+settings.py is what a config says (`EMA`, `SWA`), regions.py the counts of params that have grown, use_params.py puts averages into a
+pipeline for a while.
+"""
+
+from .averages import AveragedParams, Averages
+from .settings import EMA, SWA, AverageSettings, chosen_averages
+from .use_params import use_in_model, use_in_pipeline
+
+__all__ = [
+    "EMA",
+    "SWA",
+    "AverageSettings",
+    "AveragedParams",
+    "Averages",
+    "chosen_averages",
+    "use_in_model",
+    "use_in_pipeline",
+]

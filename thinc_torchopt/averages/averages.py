@@ -1,0 +1,391 @@
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula: average_settings.py.
+
+Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value. Nor do
+those of rows that come with a new label; what rows there were goes on as if nothing had come (average_regions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from thinc.api import Shim
+
+from ..errors import StateError
+from ..params import Param, Released, array_of
+from ..types import Key, OnGrowth
+from .regions import Region, read_regions, regions_of_grown
+from .settings import THINC, AverageSettings
+
+# Averages and values, by the share that is taken from the values.
+Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
+BUFFER = "buffer:"
+
+
+class Averages:
+    """One average for each param that is updated, and for each float buffer of the torch modules that have such params.
+
+    settings (AverageSettings): How they are kept. Default: thinc's formula.
+    """
+
+    def __init__(self, settings: AverageSettings = THINC):
+        self.settings = settings
+        self._of: dict[Key, Average] = {}
+        self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
+
+    @classmethod
+    def holding(cls, values: Iterable[tuple[Param, torch.Tensor]]) -> Averages:
+        """Averages that were computed elsewhere: params with their values."""
+        made = cls()
+        for param, value in values:
+            average = made._of[param.key] = Average(param, value)
+            average.taken = 1
+        return made
+
+    @torch.no_grad()
+    def before_update(self, params: Iterable[Param]) -> None:
+        """Take note of params as they are before their first update, where averages begin like that.
+
+        params (Iterable[Param]): Those that are to be updated.
+        RAISES (ScheduleError): The decay of this step is invalid.
+        """
+        self.settings.check_decay()
+        if self.settings.begins_as_param:
+            for param in params:
+                if param.steps >= self.settings.start_step and (param.key not in self._of or not self._of[param.key].taken):
+                    self._of[param.key] = self._begin(param.tensor, param)
+
+    @torch.no_grad()
+    def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
+        """Move averages towards the values.
+
+        params (Iterable[Param]): Those that were updated, with `steps` counting that update.
+        shims (Iterable[Shim]): Those whose buffers follow, if a param of theirs was updated.
+        """
+        params = list(params)
+        moves: Moves = {}
+        weights: dict[int, float] = {}
+        is_due, averages_of = self.settings.is_due, self._of
+        for param in params:
+            if not is_due(param.steps):
+                continue
+            average = averages_of.get(param.key)
+            if average is None or average.param is not param:
+                average = averages_of[param.key] = self._begin(param.tensor, param)
+            average.taken += 1
+            if average.regions is not None:
+                self._note_regions(average, param.tensor, moves)
+                continue
+            weight = weights.get(average.taken)
+            if weight is None:
+                weight = weights[average.taken] = self.settings.weight(average.taken)
+            self._note(average, param.tensor, weight, moves)
+        updated: set[Key] = set()
+        for shim in shims if self.settings.buffers == "average" else ():
+            buffers = self._buffers_of(shim)
+            if buffers.slots:
+                updated = updated or {param.key for param in params}
+                if buffers.belong_to_any(updated):
+                    self._follow_buffers(buffers, moves)
+        for weight, (averages, values) in moves.items():
+            torch._foreach_lerp_(averages, values, weight)
+
+    def release(self, param: Param) -> Average | None:
+        """Forget a param, and give its average away."""
+        return self._of.pop(param.key, None)
+
+    @torch.no_grad()
+    def inherit(self, param: Param, released: Average, old: Released, on_growth: OnGrowth) -> None:
+        """Let a param go on with the average of one that had its name before, and perhaps another shape.
+
+        Old cells go on as they were. New ones are as the param is, until they take a value; then they warm up by themselves.
+
+        param (Param): Of as many dimensions as the old one, else it begins anew.
+        """
+        if released.taken and released.tensor.ndim == param.tensor.ndim:
+            self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
+
+    def tensor_of(self, key: Key) -> torch.Tensor | None:
+        """The average of a param, as it is kept."""
+        average = self._of.get(key)
+        return average.tensor if average is not None and average.is_in_use else None
+
+    def as_thinc(self, shims: Iterable[Shim]) -> AveragedParams:
+        """The averages in the form that `Model.use_params` and `nlp.use_params` take.
+
+        shims (Iterable[Shim]): Those whose torch params are among the averages.
+        RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these are of the param's
+            device and dtype. For a torch module a whole state dict, which its shim insists on, under `pytorch_{shim.id}_{name}`:
+            averages, and what has none as it is.
+        """
+        found = AveragedParams()
+        for key, average in self._of.items():
+            if isinstance(key, tuple) and average.is_in_use:
+                found[key] = array_of(average.tensor.to(average.param.device, average.param.dtype))
+        for shim in shims:
+            averaged: dict[str, torch.Tensor] = {}
+            for name, param in shim._model.named_parameters(remove_duplicate=False):
+                if (tensor := self.tensor_of(id(param))) is not None:
+                    averaged[name] = tensor
+            averaged |= {name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None}
+            if averaged:
+                for name, value in shim._model.state_dict().items():
+                    found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
+        return found
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self, shim_paths: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
+        """Everything that is needed to continue in another process.
+
+        shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
+        RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
+            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of them took;
+            `regions`, where not all cells took as many; `module_steps`, how many updates the modules with buffers had, by path;
+            `settings`, which are not read again.
+        """
+        used = {average.param.name: average for average in self._of.values() if average.is_in_use}
+        steps: dict[str, int] = {}
+        for path, shim in shim_paths:
+            buffers = self._of_buffers.get(shim)
+            if buffers is not None and buffers.steps:
+                steps[path] = buffers.steps
+                used |= {_buffer_name(path, name): average for name, average in buffers.averages.items() if average is not None}
+        return {
+            "settings": self.settings.as_saved(),
+            "taken": {name: average.taken for name, average in used.items()},
+            "regions": {
+                name: [{"cells": [list(ends) for ends in region.cells], "taken": region.taken} for region in average.regions]
+                for name, average in used.items()
+                if average.regions is not None
+            },
+            "module_steps": steps,
+            "tensors": {name: average.tensor for name, average in used.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(
+        self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]], *, may_grow: bool = False
+    ) -> None:
+        """Load a state. Its averages replace the current ones; a param without an average in the state has none afterwards.
+
+        state (Mapping): What `state_dict` gave. Tensors are copied.
+        params (Iterable[Param]): All params, with lasting names.
+        shim_paths (Iterable[tuple[str, Shim]]): As for `state_dict`.
+        may_grow (bool): Whether a param may have another shape than it had there: then as `inherit`.
+        RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
+        """
+        tensors, taken, regions, module_steps = _check_state(state)
+        if self.settings.buffers == "copy":
+            tensors, module_steps = {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)}, {}
+        unknown = set(tensors)
+
+        def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
+            if name not in tensors:
+                return None
+            unknown.discard(name)
+            if tensors[name].shape != value.shape:
+                if may_grow and param is not None:
+                    same_dimensions = tensors[name].ndim == value.ndim
+                    return self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
+                raise StateError(
+                    f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found {tuple(tensors[name].shape)}. "
+                    "The state is of another pipeline, or labels were added since."
+                )
+            average = self._begin(value, param)
+            average.tensor.copy_(tensors[name])
+            average.taken, average.regions = taken[name], regions.get(name)
+            return average
+
+        found = {param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None}
+        modules: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
+        for path, shim in shim_paths:
+            if path in module_steps:
+                buffers = modules[shim] = BufferAverages(shim._model)
+                buffers.steps = module_steps[path]
+                for slot in buffers.slots:
+                    average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
+                    # One that is not there after the start was left out for good.
+                    if average is not None or buffers.steps > self.settings.start_step:
+                        buffers.averages[slot.path] = average
+        if unknown:
+            names = sorted(unknown)
+            raise StateError(
+                f"Can't load the averages: expected those of this pipeline's params, found {len(names)} others "
+                f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
+            )
+        self._of, self._of_buffers = found, modules
+
+    # ------------------------------------------------------------------ one average
+
+    def _begin(self, value: torch.Tensor, param: Param | None) -> Average:
+        # In half precision a share of 1e-4 would be rounded away.
+        dtype = getattr(torch, self.settings.dtype) if self.settings.dtype else torch.promote_types(value.dtype, torch.float32)
+        device = self.settings.device or value.device
+        if self.settings.begins_as_param:
+            return Average(param, value.detach().to(device, dtype, copy=True))
+        return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
+
+    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> Average:
+        """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many dimensions."""
+        average = self._begin(param.tensor, param)
+        average.tensor.copy_(param.tensor)
+        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
+        average.tensor[common] = old[common].to(average.tensor)
+        found = regions_of_grown(regions or [Region.whole(old.shape, taken)], old.shape, param.shape)
+        average.taken, average.regions = taken, found if len(found) > 1 else None
+        return average
+
+    def _note(self, average: Average, value: torch.Tensor, weight: float, moves: Moves) -> None:
+        tensor = average.tensor
+        if value.device != tensor.device and self.settings.device is None:
+            tensor = average.tensor = tensor.to(value.device)
+        if value.dtype != tensor.dtype or value.device != tensor.device:
+            value = value.to(tensor.device, tensor.dtype)
+        if average.param is None:
+            # A buffer. Where it is not finite the average stays as it is: decided on the device, without a sync.
+            value = torch.where(value.isfinite(), value, tensor)
+        averages, values = moves.setdefault(weight, ([], []))
+        averages.append(tensor)
+        values.append(value)
+
+    def _note_regions(self, average: Average, value: torch.Tensor, moves: Moves) -> None:
+        """As `_note`, region by region, until all keep the same share: then they are one."""
+        assert average.regions is not None
+        weights = []
+        for region in average.regions:
+            region.taken += 1
+            weights.append(self.settings.weight(region.taken, from_zero=self.settings.begins_as_param))
+        if len(set(weights)) == 1 and not self.settings.moves:
+            average.regions = None
+            self._note(average, value, weights[0], moves)
+            return
+        whole: Moves = {}
+        self._note(average, value, 0.0, whole)
+        ((tensor,), (value,)) = whole[0.0]
+        for region, weight in zip(average.regions, weights):
+            averages, values = moves.setdefault(weight, ([], []))
+            averages.append(region.of(tensor))
+            values.append(region.of(value))
+
+    def _buffers_of(self, shim: Shim) -> BufferAverages:
+        buffers = self._of_buffers.get(shim)
+        if buffers is None or buffers.module is not shim._model:
+            buffers = self._of_buffers[shim] = BufferAverages(shim._model)
+        return buffers
+
+    def _follow_buffers(self, buffers: BufferAverages, moves: Moves) -> None:
+        buffers.steps += 1
+        if not self.settings.is_due(buffers.steps):
+            return
+        for slot in buffers.slots:
+            value = slot.value
+            if value is None:
+                continue
+            average = buffers.averages.get(slot.path)
+            if slot.path not in buffers.averages or (average is not None and average.tensor.shape != value.shape):
+                if value.isnan().any():
+                    continue  # It was damaged: look again at the next update.
+                # Masks are full of -inf, of which no average can be made.
+                average = buffers.averages[slot.path] = self._begin(value, None) if value.isfinite().all() else None
+            if average is not None:
+                average.taken += 1
+                self._note(average, value, self.settings.weight(average.taken, from_zero=False), moves)
+
+
+class Average:
+    """One average.
+
+    param (Param): Whose it is. None: a buffer's.
+    tensor (Tensor): The average. Shape: as the param.
+    taken (int): How many values it took.
+    regions (list[Region] | None): Where not all cells took as many; the first one took the most.
+    """
+
+    __slots__ = ("param", "regions", "taken", "tensor")
+
+    def __init__(self, param: Any, tensor: torch.Tensor):
+        self.param = param
+        self.tensor = tensor
+        self.taken = 0
+        self.regions: list[Region] | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it stands for its param: not before it took a value, nor when the param was frozen since."""
+        return self.taken > 0 and self.param.group is not None
+
+
+class Slot(NamedTuple):
+    """Where a module holds a buffer: the tensor may be another one each time.
+
+    path (str): Its name in the state dict, with dots.
+    """
+
+    path: str
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The buffer, if it is still there."""
+        return self.owner._buffers.get(self.name)
+
+
+class BufferAverages:
+    """The averages of a torch module's buffers: of the floats that are saved with it.
+
+    averages (dict): By the buffer's name in the state dict. None: it can't be averaged.
+    steps (int): How many updates the module had.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.averages: dict[str, Average | None] = {}
+        self.steps = 0
+        named = {path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()}
+        saved = module.state_dict().keys() if named else ()
+        parts = {path: path.rpartition(".") for path in named if path in saved}
+        self.slots = [Slot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
+        self._params: set[Key] = set()
+
+    def belong_to_any(self, params: set[Key]) -> bool:
+        """Whether a param among these is one of the module's."""
+        if self._params.isdisjoint(params):
+            self._params = {id(param) for param in self.module.parameters()}
+        return not self._params.isdisjoint(params)
+
+
+class AveragedParams(dict[Any, Any]):
+    """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block raised: hooks.py."""
+
+
+def _buffer_name(path: str, buffer: str) -> str:
+    """A name that no param can have."""
+    return f"{BUFFER}{path}/{buffer}"
+
+
+def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, list[Region]], dict[str, int]]:
+    """Tensors, counts of values, regions, and counts of updates, from a state.
+
+    RAISES (StateError): It is damaged.
+    """
+    tensors, taken, regions, steps = (
+        (state.get(part) if isinstance(state, Mapping) else None) or {} for part in ("tensors", "taken", "regions", "module_steps")
+    )
+    if not (
+        all(isinstance(part, Mapping) for part in (state, tensors, taken, regions, steps))
+        and tensors.keys() == taken.keys() >= regions.keys()
+        and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+        and all(type(count) is int and count > 0 for count in [*taken.values(), *steps.values()])
+    ):
+        raise StateError(
+            "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found something else. "
+            "The state is damaged, or was not written by this package."
+        )
+    found = {name: read_regions(name, parts, tensors[name].shape, taken[name]) for name, parts in regions.items()}
+    return tensors, taken, found, steps

@@ -1,0 +1,70 @@
+"""Averages in place of a pipeline's params, for a while: `nlp.use_params` and `Model.use_params`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from spacy.language import Language
+from thinc.api import Model, PyTorchShim
+
+from .averages import AveragedParams
+
+
+@contextmanager
+def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
+    """Inside, each component has the averages; afterwards what it had before, also after an exception."""
+    with ExitStack() as restore:
+        for _, pipe in nlp.pipeline:
+            if hasattr(pipe, "use_params") and hasattr(pipe, "model"):
+                # Of pipes, spaCy wants generators: one `next` to begin, one to end.
+                used = pipe.use_params(averages)
+                next(used, None)
+                restore.callback(next, used, None)
+        yield
+
+
+@contextmanager
+def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
+    """Afterwards nodes hold the same arrays as before, and torch modules the same values in the same tensors."""
+    with ExitStack() as restore:
+        for node in list(model.walk()):
+            for name in node.param_names:
+                if (node.id, name) in averages and node.has_param(name):
+                    restore.callback(node.set_param, name, node.get_param(name))
+                    node.set_param(name, averages[node.id, name])
+            for shim in node.shims:
+                if type(shim).use_params is PyTorchShim.use_params:
+                    _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
+                else:
+                    used = shim.use_params(averages)
+                    used.__enter__()
+                    # As if all went well: such a shim restores at the end of its block, which an exception does not reach.
+                    restore.callback(used.__exit__, None, None, None)
+        yield
+
+
+def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: ExitStack) -> None:
+    if not averages or not isinstance(module, torch.nn.Module):
+        return
+    named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
+    # What has no average is there as it is: nothing to do, and nothing to keep a copy of.
+    swaps = [(live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()]
+    if not swaps:
+        return
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                # A forward pass may write to it, or put another in its place.
+                restore.callback(_put_back, owner, name, buffer, buffer.clone())
+    live = [old for old, _ in swaps]
+    # Copies go where the averages are: if that is not where the params are, then because there is no room.
+    restore.callback(torch._foreach_copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
+    torch._foreach_copy_(live, [new for _, new in swaps])
+
+
+def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
+    buffer.data.copy_(values)
+    owner._buffers[name] = buffer

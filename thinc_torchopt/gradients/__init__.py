@@ -1,0 +1,21 @@
+"""Gradients: measured once, judged, clipped. Open norms.py first, then clipping.py and guard.py.
+
+buffers.py brings back what a batch wrote to BatchNorm's statistics when its update is skipped.
+"""
+
+from .buffers import KeptBuffers
+from .clipping import clip_grads, scale_grads
+from .guard import JOINT, Guard, Verdict, rollback_settings
+from .norms import grad_norms, total_norm
+
+__all__ = [
+    "JOINT",
+    "Guard",
+    "KeptBuffers",
+    "Verdict",
+    "clip_grads",
+    "grad_norms",
+    "rollback_settings",
+    "scale_grads",
+    "total_norm",
+]

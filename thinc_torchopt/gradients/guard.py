@@ -1,0 +1,288 @@
+"""The guard: gradients that are not finite, and spikes, do not reach the params.
+
+A *spike* is an update whose gradient norm (over all its params, before clipping) is above `spike_factor` times the moving average of
+those before it. The average, and how it gets over spikes:
+
+- An exponential one, which forgets 1% at each update, corrected for its beginning as Adam's moments are. It gives no verdict in its first
+  20 updates.
+- A spike counts as if it had been clipped: as `spike_factor` times the average. So it can't raise the average much; yet no training gets
+  stuck where norms have risen for good. The average then grows by (`spike_factor` - 1) percent at each spike, until it has caught up; and
+  what comes more often than once in `spike_factor` updates soon is no spike any more.
+- Norms that are not finite don't count, and neither do those of 0: a batch without annotations says nothing about others.
+- One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole pipeline; with
+  `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself is one, too.
+
+All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a row a training may go
+back to a checkpoint: see rollback.py.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..checks import OPTIMIZER, check_count, check_parts
+from ..errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
+from ..params import Param
+from ..types import CheckpointSettings, OnSpike, RollbackSettings
+
+DECAY = 0.99
+# Nothing is a spike before so many norms are known.
+MIN_UPDATES = 20
+_COUNTERS = ("nonfinite", "spikes", "skipped", "bad_in_a_row")
+# The key under which updates of the whole pipeline are counted.
+JOINT = "the pipeline"
+
+
+@dataclass
+class MovingAverage:
+    """Of the norms of one set of params.
+
+    norm (float): The average.
+    updates (int): How many norms went into it.
+    """
+
+    norm: float = 0.0
+    updates: int = 0
+
+    def add(self, norm: float) -> None:
+        """Take in one more norm."""
+        self.updates += 1
+        self.norm += (1.0 - DECAY) / (1.0 - DECAY**self.updates) * (norm - self.norm)
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """what (str): What is not finite, as a sentence without its end."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A norm above `spike_factor` times its moving average, in which param `largest` has most."""
+
+    params: str
+    norm: float
+    average: float
+    largest: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happens to an update.
+
+    factor (float | None): By how much to scale all gradients, at most 1. None: skip it.
+    found (NonFinite | Spike | None): Why.
+    """
+
+    factor: float | None = 1.0
+    found: NonFinite | Spike | None = None
+
+
+class Guard:
+    """Decides for each update whether it is made, and counts those that are not.
+
+    max_nonfinite (int): After so many updates in a row whose gradients were not finite it stops the training. 0: they are made.
+    spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a spike.
+    on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the average.
+
+    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason), `bad_in_a_row` (how
+    many of the last updates in a row were one or the other).
+    RAISES (ConfigError): An invalid setting.
+    """
+
+    def __init__(self, max_nonfinite: int, *, spike_factor: float = 0.0, on_spike: OnSpike = "skip"):
+        self.max_nonfinite = OPTIMIZER.whole("max_nonfinite", max_nonfinite)
+        self.spike_factor = OPTIMIZER.number("spike_factor", spike_factor, "a number above 1, or 0 for none")
+        if 0.0 < self.spike_factor <= 1.0:
+            advice = "Norms of half of all updates are above their average."
+            OPTIMIZER.refuse("spike_factor", "a number above 1, or 0 for none", spike_factor, advice)
+        self.on_spike: OnSpike = OPTIMIZER.choice("on_spike", on_spike, ("skip", "clip"))
+        self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
+        self.averages: dict[str, MovingAverage] = {}
+        self._nonfinite_in_a_row: dict[str, int] = {}
+
+    @property
+    def wants_norms(self) -> bool:
+        """Whether it has anything to decide."""
+        return bool(self.max_nonfinite or self.spike_factor)
+
+    def judge(self, params: Sequence[Param], norms: Sequence[float], norm: float) -> Verdict:
+        """Decide whether an update is made. `report` comes after it.
+
+        params (Sequence[Param]): The params that are to be updated.
+        norms (Sequence[float]): The norm of each gradient.
+        norm (float): Of all together.
+        RETURNS (Verdict): For `report`.
+        """
+        if not norm < math.inf:
+            bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
+            if self.max_nonfinite and bad is not None:
+                return Verdict(None, NonFinite(f"the gradient of param '{bad.name}' is not finite, or too large for a norm"))
+            return Verdict()
+        if not self.spike_factor or norm == 0.0:
+            return Verdict()
+        updated_together = set_name(params)
+        average = self.averages.setdefault(updated_together, MovingAverage())
+        limit = self.spike_factor * average.norm
+        if average.updates < MIN_UPDATES or norm <= limit:
+            average.add(norm)
+            return Verdict()
+        largest = max(range(len(norms)), key=norms.__getitem__)
+        found = Spike(updated_together, norm, average.norm, params[largest].name)
+        average.add(limit)
+        return Verdict(limit / norm if self.on_spike == "clip" else None, found)
+
+    def refuse(self, error: Exception) -> Verdict:
+        """Skip an update whose gradients could not all be computed because of a value that is not finite.
+
+        error (Exception): What the component raised. It is raised again if such updates are not to be skipped.
+        """
+        if not self.max_nonfinite:
+            raise error
+        return Verdict(None, NonFinite(str(error).rstrip(".")))
+
+    def report(self, verdict: Verdict, together: str) -> None:
+        """Count what was found, and warn when it is the first of its kind.
+
+        together (str): Name of the params that are updated together. Models may be updated in turns; each has its own count.
+        RAISES (NonFiniteGradError): Too many updates in a row were not finite.
+        """
+        self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
+        if verdict.factor is not None:
+            self._nonfinite_in_a_row.pop(together, None)
+        if isinstance(verdict.found, NonFinite):
+            self._report_nonfinite(verdict.found, together)
+        elif verdict.found is not None:
+            self._report_spike(verdict.found)
+
+    def _report_nonfinite(self, found: NonFinite, together: str) -> None:
+        self.nonfinite += 1
+        self.skipped += 1
+        in_a_row = self._nonfinite_in_a_row[together] = self._nonfinite_in_a_row.get(together, 0) + 1
+        if self.nonfinite == 1:
+            warnings.warn(
+                NonFiniteGradWarning(
+                    f"Skipped an update: {found.what}. All params are unchanged. "
+                    "Further updates are skipped without a warning. Their number is in optimizer.skipped_updates."
+                ),
+                stacklevel=7,
+            )
+        if in_a_row >= self.max_nonfinite:
+            raise NonFiniteGradError(
+                f"Training stopped by 'max_nonfinite' in [training.optimizer]: {in_a_row} updates in a row had NaN or infinite values. "
+                f"The last time, {found.what}. Params are as they were before the first of these updates. Lower "
+                "learn_rate, check the training data, or raise max_nonfinite."
+            )
+
+    def _report_spike(self, found: Spike) -> None:
+        self.spikes += 1
+        self.skipped += self.on_spike == "skip"
+        if self.spikes == 1:
+            what, done = ("Skipped", "skipped") if self.on_spike == "skip" else ("Scaled down", "scaled down")
+            warnings.warn(
+                GradSpikeWarning(
+                    f"{what} an update of {found.params}: the norm of its gradients is {found.norm:.3g}, more than spike_factor = "
+                    f"{self.spike_factor:g} times its moving average of {found.average:.3g}; the largest is that of param "
+                    f"'{found.largest}'. Further updates are {done} without a warning. Their number is in optimizer.grad_spikes."
+                ),
+                stacklevel=7,
+            )
+
+    def begin_anew(self) -> None:
+        """Forget averages and bad updates in a row, as other params follow. Counters are kept."""
+        self.bad_in_a_row = 0
+        self.averages = {}
+        self._nonfinite_in_a_row = {}
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and averages, as JSON takes them."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "nonfinite_in_a_row": dict(self._nonfinite_in_a_row),
+            "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Load the state of another guard. Everything is checked first; after an error nothing has changed.
+
+        saved (Mapping): From `state_dict`.
+        renamed (Mapping[str, str]): The new names of components, by their names in the state.
+        RAISES (StateError): Not the state of a guard.
+        """
+        check_parts("the guard", saved, (*_COUNTERS, "averages"), optional=("nonfinite_in_a_row",))
+        check_parts("the guard's averages", saved["averages"])
+        check_parts("the guard's counts", saved.get("nonfinite_in_a_row", {}))
+        counts = {name: check_count(name, saved[name]) for name in _COUNTERS}
+        in_a_row = {name: check_count(name, count) for name, count in saved.get("nonfinite_in_a_row", {}).items()}
+        averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
+        self.__dict__.update(counts)
+        self._nonfinite_in_a_row = {_renamed_set(name, renamed): count for name, count in in_a_row.items()}
+        self.averages = {_renamed_set(name, renamed): average for name, average in averages.items()}
+
+
+def rollback_settings(
+    after: int, factor: float, at_most: int, guard: Guard, checkpoint: CheckpointSettings | None
+) -> RollbackSettings | None:
+    """The settings in a config for going back to a checkpoint. None: it is off.
+
+    RAISES (ConfigError): An invalid setting.
+    """
+    after, at_most = OPTIMIZER.whole("rollback_after", after), OPTIMIZER.whole("max_rollbacks", at_most)
+    if not OPTIMIZER.number("rollback_factor", factor, "a number above 0 and at most 1", at_most=1.0) > 0.0:
+        OPTIMIZER.refuse("rollback_factor", "a number above 0 and at most 1", factor)
+    if not after:
+        return None
+    if checkpoint is None:
+        raise ConfigError(
+            "Can't set 'rollback_after' in [training.optimizer]: expected checkpoints to go back to, found no block "
+            "[training.optimizer.checkpoint]. Add the block, or remove the setting."
+        )
+    if not guard.wants_norms:
+        raise ConfigError(
+            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor above 0, to detect bad updates, "
+            "found 0 for both. Set one of them."
+        )
+    if 0 < guard.max_nonfinite <= after:
+        raise ConfigError(
+            f"Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = {guard.max_nonfinite}, after which "
+            f"the training stops, found {after}. Lower it, or raise max_nonfinite."
+        )
+    return RollbackSettings(after, float(factor), at_most)
+
+
+def set_name(params: Sequence[Param]) -> str:
+    """Name of a set of params that is updated together: its components and number of params, or its only param.
+
+    The number is part of it because norms are others from when layers are unfrozen.
+    """
+    if len(params) == 1:
+        return params[0].name
+    return f"{'+'.join(sorted({param.component for param in params}))} ({len(params)} params)"
+
+
+def _renamed_set(name: str, renamed: Mapping[str, str]) -> str:
+    """Name of a set of params after its components, or that of its only param, were renamed."""
+    if "/" in name:
+        component, _, rest = name.partition("/")
+        return f"{renamed.get(component, component)}/{rest}"
+    components, space, count = name.partition(" ")
+    parts = components.split("+")
+    if renamed.keys().isdisjoint(parts):
+        return name
+    return "+".join(sorted(renamed.get(part, part) for part in parts)) + space + count
+
+
+def _load_average(name: str, saved: Any) -> MovingAverage:
+    check_parts(f"the guard's average of {name}", saved, ("norm", "updates"))
+    norm = saved["norm"]
+    if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0.0 <= norm < math.inf:
+        raise StateError(f"Can't load the state of the guard's average of {name}: expected a norm, found {norm!r}.")
+    return MovingAverage(float(norm), check_count(f"updates of {name}", saved["updates"]))

@@ -1,0 +1,78 @@
+"""What the settings say for one param."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, Warmup
+from ..schedules import Schedule, current
+
+
+@dataclass(frozen=True)
+class ParamSettings:
+    """What holds for a param. Values may be schedules.
+
+    label (str): The blocks that it is from, e.g. "encoder+no_decay", with its layer where rates decay: "encoder/layer-3".
+    algorithm (int): 0: the algorithm. 1: its fallback.
+    options (Mapping[str, Any]): All options of that algorithm.
+    learn_rate (float | Schedule | None): None: the optimizer's.
+    lr_scale (float | Schedule): From a block.
+    layer_scale (float): From [layer_decay].
+    frozen_until (float): The first step that updates it; infinite: none.
+    policy (NamedPolicy | None): What becomes of the learning rate from that step on.
+    joined_at (int | None): For params that came in mid-training: after how many updates.
+    """
+
+    label: str
+    algorithm: int
+    options: Mapping[str, Any]
+    learn_rate: float | Schedule | None = None
+    lr_scale: float | Schedule = 1.0
+    layer_scale: float = 1.0
+    frozen_until: float = 0.0
+    joined_at: int | None = None
+    new_params: Warmup | None = None
+    policy: NamedPolicy | None = None
+
+    def rate(self, default: float, updates: int = 0, *, step: int = 0, policy: Policy | None = None) -> float:
+        """The learning rate of this step.
+
+        default (float): The optimizer's. updates (int): How many updates the param had.
+        step (int): The step that comes. policy (Policy | None): What `self.policy` is in this run.
+        """
+        learn_rate = default if self.learn_rate is None else current(self.learn_rate)
+        if policy is not None:
+            learn_rate = policy.rate(int(max(0, step - self.frozen_until)), learn_rate)
+        rate = learn_rate * current(self.lr_scale) * self.layer_scale
+        return rate if self.joined_at is None or self.new_params is None else self.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
+        factors = (self.learn_rate, self.lr_scale, self.layer_scale)
+        if self.policy is not None:
+            return (self.algorithm, self.policy, self.frozen_until, *map(_hashable, factors), self.joined_at, self._options_key)
+        scale = math.prod(factor for factor in factors if isinstance(factor, float))
+        moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
+        return (
+            self.algorithm,
+            scale,
+            moving,
+            self.joined_at,
+            self._options_key,
+        )
+
+    @property
+    def _options_key(self) -> tuple[Any, ...]:
+        return tuple((name, _hashable(value)) for name, value in sorted(self.options.items()))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return "schedule", id(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_hashable, value))
+    return repr(sorted(value.items(), key=str)) if isinstance(value, dict) else value

@@ -1,0 +1,46 @@
+"""Params: who they are. Every param of a pipeline, thinc's array or torch's tensor, as one torch tensor under a lasting name.
+
+Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params are found,
+succession.py what becomes of one that has grown, shims.py how params of other libraries join.
+"""
+
+from .layers import layers_of
+from .names import NamedParam, shim_paths, torch_params, walk
+from .old_names import model_by_names_of_now, renamed_components
+from .param import Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
+from .patterns import Pattern, matches_any
+from .pipeline import all_names, components_with_model, trainable_components
+from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
+from .spelling import clean, escape, unique
+from .succession import Released
+from .table import ParamTable
+
+__all__ = [
+    "NamedParam",
+    "Param",
+    "ParamTable",
+    "Pattern",
+    "Released",
+    "WriteBack",
+    "all_names",
+    "array_of",
+    "backprop_through_frozen",
+    "clean",
+    "clear_grads",
+    "components_with_model",
+    "escape",
+    "foreign_grads",
+    "is_viewable",
+    "layers_of",
+    "matches_any",
+    "model_by_names_of_now",
+    "own_copy",
+    "renamed_components",
+    "saved_tensor",
+    "shim_paths",
+    "torch_grads",
+    "torch_params",
+    "trainable_components",
+    "unique",
+    "walk",
+]

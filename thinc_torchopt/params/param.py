@@ -1,0 +1,216 @@
+"""One param: a torch tensor on the memory of thinc's array, copied nowhere."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+import torch.utils.dlpack
+
+from ..errors import ParamError, ShapeError
+from ..types import Key
+
+
+class Param:
+    """One param: a torch tensor that shares its memory with whatever the model holds.
+
+    name (str): Its lasting name.
+    aliases (tuple[str, ...]): Its other names, if it stands in several places: in two components, or tied within a module.
+    key (Key): Its key in this process.
+    source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
+    tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
+    callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
+    is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
+    is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
+    group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
+    joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
+    steps (int): How many updates it had.
+    """
+
+    __slots__ = (
+        "aliases",
+        "callback",
+        "device",
+        "dtype",
+        "grad_copy",
+        "grad_source",
+        "group",
+        "is_bias_or_norm",
+        "is_torch",
+        "joined_at",
+        "key",
+        "name",
+        "shape",
+        "source",
+        "steps",
+        "strides",
+        "tensor",
+    )
+
+    def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor, *, is_bias_or_norm: bool = False):
+        self.name = name
+        self.aliases: tuple[str, ...] = ()
+        self.key = key
+        self.hold(source)
+        self.tensor = tensor
+        self.shape = tensor.shape
+        self.device = tensor.device
+        self.dtype = tensor.dtype
+        self.strides = tensor.stride()
+        self.grad_source: Any = None
+        self.grad_copy: Optional[torch.Tensor] = None
+        self.callback: Any = None
+        self.is_bias_or_norm = is_bias_or_norm
+        self.group: Any = None
+        self.joined_at: Optional[int] = None
+        self.steps = 0
+
+    def hold(self, source: Any) -> None:
+        """Note what the model holds now."""
+        self.source = source
+        self.is_torch = isinstance(source, torch.nn.Parameter)
+
+    def is_on(self, source: Any) -> bool:
+        """Whether this is the array or tensor that the param was on, in the state in which it was."""
+        tensor = self.tensor
+        return (
+            self.source is source
+            and self.shape == source.shape
+            and self.device == tensor.device
+            and self.dtype == tensor.dtype
+            and self.strides == tensor.stride()
+        )
+
+    def put_on(self, tensor: torch.Tensor) -> None:
+        """Go over to a tensor on another device, of another dtype, or in another memory order."""
+        self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
+        self.grad_source = self.grad_copy = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names, to each of which it answers in a pattern."""
+        return self.name, *self.aliases
+
+    @property
+    def component(self) -> str:
+        """The first part of the name."""
+        return self.name.partition("/")[0]
+
+    def set_grad(self, grad: Any) -> None:
+        """Make `grad` the gradient of the tensor, without a copy wherever torch can work on it as it is.
+
+        grad (Any): Array or tensor. Shape: as the param.
+        RAISES (ShapeError): Its shape is another one.
+        """
+        own = self.tensor.grad
+        if own is not None and grad is own and own.stride() == self.strides:
+            return  # torch's
+        if tuple(grad.shape) != tuple(self.shape):
+            raise ShapeError(
+                f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found {tuple(grad.shape)}. "
+                "The backward pass of its layer is wrong, or the param was resized between forward and backward pass."
+            )
+        self.grad_source = grad
+        is_plain = isinstance(grad, torch.Tensor) or not hasattr(grad, "flags") or is_viewable(grad)
+        source = grad if is_plain else own_copy(grad)
+        view = source if isinstance(source, torch.Tensor) else view_of(source, f"take the gradient of param '{self.name}'")
+        like = self.tensor
+        if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
+            self.grad_copy = None
+            like.grad = view
+        else:
+            # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
+            if view.layout != torch.strided:
+                raise ParamError(
+                    f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout {view.layout}. "
+                    "Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
+                )
+            if self.grad_copy is None:
+                self.grad_copy = torch.empty_like(like)
+            like.grad = self.grad_copy.copy_(view)
+
+    @property
+    def grad(self) -> torch.Tensor:
+        """The gradient on which torch works."""
+        assert self.tensor.grad is not None
+        return self.tensor.grad
+
+
+def clear_grads(params: Sequence[Param]) -> None:
+    """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
+    arrays = [param for param in params if not param.is_torch]
+    if arrays:
+        torch._foreach_zero_([param.grad for param in arrays])
+    for param in params:
+        if param.is_torch:
+            param.tensor.grad = param.grad_source = None
+        elif param.grad_copy is not None:
+            param.grad_source[...] = 0
+
+
+def view_of(array: Any, purpose: str) -> torch.Tensor:
+    """A torch tensor on the memory of an array.
+
+    array (Any): NumPy or CuPy array of floats. Shape: any.
+    purpose (str): What it is for, by the param's name, for the error: "optimize param 'ner/output/W'".
+    RETURNS (torch.Tensor): Shares memory; writable. Shape: as the array.
+    RAISES (ParamError): Not an array of floats, or of a float type that torch does not have.
+    """
+    dtype: Any = getattr(array, "dtype", None)
+    if getattr(dtype, "kind", None) != "f":
+        found = type(array).__name__ if dtype is None else f"dtype {dtype}"
+        raise ParamError(
+            f"Can't {purpose}: expected an array of floats, found {found}. "
+            "Only floating point params have gradients; keep other data in the layer's attrs."
+        )
+    if dtype.itemsize > 8 or not dtype.isnative:
+        raise ParamError(
+            f"Can't {purpose}: expected float16, float32 or float64 in the byte order of this machine, found dtype {_full_name(dtype)}. "
+            "torch has no others. Convert it: array.astype('float32')."
+        )
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.utils.dlpack.from_dlpack(array)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """The NumPy or CuPy array on the memory of a tensor."""
+    if tensor.is_cuda:
+        import cupy
+
+        return cupy.from_dlpack(tensor.detach())
+    return tensor.detach().numpy()
+
+
+def saved_tensor(array: Any, name: str) -> torch.Tensor:
+    """The values of an array of numbers as a tensor for a file, which shares memory with it where torch can.
+
+    name (str): The param's, for the error.
+    RAISES (ParamError): torch has no such dtype.
+    """
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.utils.dlpack.from_dlpack(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = own_copy(array)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ParamError(
+            f"Can't save param '{name}': expected numbers that torch has, found dtype {array.dtype}. Convert it: array.astype('float32')."
+        ) from error
+
+
+def is_viewable(array: Any) -> bool:
+    """Whether torch can work on the array's memory: torch's fused kernels read plain, writable memory in C order."""
+    return array.flags.c_contiguous and getattr(array.flags, "writeable", True)
+
+
+def own_copy(array: Any) -> Any:
+    """A writable copy in C order, on the same device."""
+    return array.copy(order="C")
+
+
+def _full_name(dtype: Any) -> str:
+    """NumPy's name of a dtype, which says nothing of the byte order, or its code, which does."""
+    return str(dtype) if dtype.isnative else str(dtype.str)

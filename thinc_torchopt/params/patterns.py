@@ -1,0 +1,58 @@
+"""Patterns over names, as a config has them."""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Optional
+
+from ..errors import ConfigError
+from .spelling import unescape
+
+
+class Pattern:
+    """A pattern over names: called with a name, it says whether the name matches. The component may stand in it as the user calls it.
+
+    text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that is searched for
+        in the name, e.g. "re:layer/[0-3]/".
+    where (str): Config path of the pattern, for errors.
+    RAISES (ConfigError): Not a valid regular expression.
+    """
+
+    def __init__(self, text: str, where: str):
+        self.text = text
+        self.where = where
+        self._regex: Optional[re.Pattern[str]] = None
+        if text.startswith("re:"):
+            try:
+                self._regex = re.compile(text.removeprefix("re:"))
+            except re.error as error:
+                raise ConfigError(
+                    f"Can't use pattern '{text}' in {where}: expected a valid regular expression after 're:', found an error: {error}."
+                ) from error
+
+    def __call__(self, name: str) -> bool:
+        component, *rest = name.split("/", 1)
+        return self._matches(name) or ("+" in component and self._matches("/".join([unescape(component), *rest])))
+
+    def _matches(self, name: str) -> bool:
+        return fnmatchcase(name, self.text) if self._regex is None else self._regex.search(name) is not None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that the pattern matches a name.
+
+        names (Sequence[str]): All names.
+        RAISES (ConfigError): No name matches.
+        """
+        if not any(map(self, names)):
+            near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
+            raise ConfigError(
+                f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start with the "
+                f"component's name, and their parts are separated by '/'. Similar names: {', '.join(near)}. List them: spacy torchopt "
+                "params."
+            )
+
+
+def matches_any(patterns: Sequence[Pattern]) -> Callable[[str], bool]:
+    """Whether a name matches one of several patterns."""
+    return lambda name: any(pattern(name) for pattern in patterns)

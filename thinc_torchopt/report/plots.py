@@ -1,0 +1,136 @@
+"""Pictures, by matplotlib, which comes with the extra `plot`. No display is needed, and none is opened."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..compat import import_figure
+from ..errors import ConfigError
+
+# More lines than matplotlib has colours take theirs from one range, from dark to bright.
+_MAX_COLOURS = 10
+# More names than that are put beside the picture.
+_MAX_INSIDE = 6
+
+
+def check_picture(path: Path) -> None:
+    """Check that a picture can be drawn, before the work that leads to it.
+
+    path (Path): Where it will be.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): It can't write such a file.
+    """
+    formats = import_figure()().canvas.get_supported_filetypes()
+    if path.suffix.lower().lstrip(".") not in formats:
+        raise ConfigError(
+            f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found '{path.suffix}'. "
+            "Change --output."
+        )
+    if path.is_dir():
+        raise ConfigError(f"Can't draw {path}: expected a file, found a folder. Add the name of a file to --output.")
+
+
+def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False) -> None:
+    """Draw learning rates over the steps.
+
+    rates (Mapping[str, Sequence[float]]): By param group, the rate of each step.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    log (bool): A logarithmic scale. Rates of 0 are left out.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    figure, axes = _start("step", "learning rate")
+    lines = []
+    for i, values in enumerate(rates.values()):
+        shown = [value if value > 0.0 or not log else math.nan for value in values]
+        # Lines that lie on each other are seen all the same.
+        lines += axes.plot(range(len(shown)), shown, color=_colour(i, len(rates)), linewidth=1.5, linestyle=["-", "--", ":", "-."][i % 4])
+    if log and any(value > 0.0 for values in rates.values() for value in values):
+        axes.set_yscale("log")
+    elif not log:
+        axes.set_ylim(bottom=0.0)
+    axes.set_xlim(left=0)
+    _add_legend(axes, lines, list(rates))
+    _save(figure, path)
+
+
+def plot_range_test(
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], marks: Mapping[str, float], path: Path
+) -> None:
+    """Draw the loss over the learning rate.
+
+    rates (Sequence[float]): The rate of each step.
+    losses (Sequence[float]): The loss of each step. Those that are not finite are left out.
+    smoothed (Sequence[float]): The same, smoothed.
+    marks (Mapping[str, float]): Rates to mark, by what they are called.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    figure, axes = _start("learning rate", "loss per word")
+    lines = axes.plot(rates, [loss if math.isfinite(loss) else math.nan for loss in losses], color="C0", alpha=0.3, linewidth=1.0)
+    lines += axes.plot(rates[: len(smoothed)], smoothed, color="C0", linewidth=2.0)
+    names = ["each step", "smoothed"]
+    for i, (name, rate) in enumerate(marks.items()):
+        lines.append(axes.axvline(rate, color=f"C{i + 1}", linestyle="--", linewidth=1.5))
+        names.append(f"{name}: {rate:.2g}")
+    axes.set_xscale("log")
+    if smoothed:
+        # Where it breaks away, the loss of single steps would press all else to the ground.
+        low, high = min(loss for loss in losses if math.isfinite(loss)), max(smoothed)
+        margin = 0.1 * (high - low) or 1.0
+        axes.set_ylim(low - margin, high + margin)
+    _add_legend(axes, lines, names)
+    _save(figure, path)
+
+
+@contextmanager
+def save_whole(path: Path) -> Iterator[Path]:
+    """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.
+
+    RAISES (ConfigError): It can't be written.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _start(x: str, y: str) -> tuple[Any, Any]:
+    figure = import_figure()(figsize=(9, 5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _colour(i: int, n: int) -> Any:
+    if n <= _MAX_COLOURS:
+        return f"C{i}"
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](i / n)
+
+
+def _add_legend(axes: Any, lines: list[Any], names: list[str]) -> None:
+    # "$" would begin a formula.
+    names = [name.replace("$", r"\$") for name in names]
+    if len(names) > _MAX_INSIDE:
+        axes.legend(lines, names, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        axes.legend(lines, names, fontsize="small")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a picture whole or not at all."""
+    with save_whole(path) as unfinished:
+        figure.savefig(unfinished, format=path.suffix.lower().lstrip("."))

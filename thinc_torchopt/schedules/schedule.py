@@ -1,0 +1,234 @@
+"""Values that move with the step.
+
+*source*: what the config gives: a number, a list of numbers, or one of thinc's schedules, which are generators.
+*schedule*: a source that moves, with its current value and position. A source that stands in several places is one
+schedule, and moves once a step.
+
+Some sources watch the score of the development data: what they offer for it is told in schedules/.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import ScheduleError, ScheduleWarning
+
+
+class Schedule:
+    """One moving value.
+
+    name (str): Where it stands in the config, for messages.
+    source (Iterator): Yields the value of each step.
+    RAISES (ScheduleError): The source yields nothing, or no number.
+    """
+
+    def __init__(self, name: str, source: Iterator[Any]):
+        self.name = name
+        self.source: Any = source
+        self.position = 0
+        self._ended = False
+        try:
+            first = next(source)
+        except StopIteration:
+            raise ScheduleError(
+                f"Can't use the schedule of '{name}': expected at least one value, found none. Either the list is empty, "
+                "or the schedule was used up before. Give each training run a schedule of its own."
+            ) from None
+        self.value = self._check(first)
+
+    def step(self) -> None:
+        """Move on by one. At the end of the source the last value stays, as in thinc."""
+        had_ended = self._ended
+        self._advance()
+        if self._ended and not had_ended:
+            warnings.warn(
+                ScheduleWarning(
+                    f"The schedule of '{self.name}' ended after {self.position} steps. Its last value, {self.value}, "
+                    "stays from here on. If that is not meant, use a schedule that lasts for all of [training] max_steps."
+                ),
+                stacklevel=2,
+            )
+
+    def move_to(self, position: int) -> None:
+        """Restart at a step. Nothing is said of a source that ended on the way there: the run that stopped there said it.
+
+        position (int): The step, counted from 0.
+        RAISES (ScheduleError): The step is over: a source can't go back.
+        """
+        self._check_position(position)
+        while self.position < position:
+            self._advance()
+
+    def observe(self, score: float) -> None:
+        """Tell the source a score, if it watches any. The position stays; the value of the step that comes next may be another."""
+        if hasattr(self.source, "observe") and not self._ended:
+            self.source.observe(score)
+            self.value = self._check(self.source.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the state of the source if it keeps one. For JSON."""
+        state: dict[str, Any] = {"position": self.position}
+        if hasattr(self.source, "state_dict"):
+            state["source"] = self.source.state_dict()
+        return state
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that a state can be loaded.
+
+        RAISES (ScheduleError): It is not one of such a schedule, or of an earlier step.
+        """
+        expected = sorted(self.state_dict())
+        if not isinstance(state, dict) or sorted(state) != expected:
+            found = sorted(state) if isinstance(state, dict) else repr(state)
+            raise ScheduleError(
+                f"Can't load the schedule of '{self.name}': expected {expected}, found {found}. The config may have another schedule than "
+                "the run that was saved."
+            )
+        self._check_position(state["position"])
+        if "source" in state and hasattr(self.source, "check_state_dict"):
+            try:
+                self.source.check_state_dict(state["source"])
+            except ScheduleError as error:
+                raise ScheduleError(f"{error} This is the schedule of '{self.name}'.") from error
+
+    def try_source(self, state: dict[str, Any]) -> None:
+        """Find out whether the source can load its state, which is as before then.
+
+        RAISES (Exception): It can't.
+        """
+        if "source" in state:
+            before = self.source.state_dict()
+            try:
+                self.source.load_state_dict(state["source"])
+            finally:
+                self.source.load_state_dict(before)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another run stood.
+
+        state (dict): From `state_dict`.
+        RAISES (ScheduleError): As `check_state_dict`. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        self.move_to(state["position"])
+        if "source" in state:
+            self.source.load_state_dict(state["source"])
+        if hasattr(self.source, "observe"):
+            self.value = self._check(self.source.value)
+
+    def _advance(self) -> None:
+        self.position += 1
+        if self._ended:
+            return
+        try:
+            value = next(self.source)
+        except StopIteration:
+            self._ended = True
+        else:
+            self.value = self._check(value)
+
+    def _check_position(self, position: Any) -> None:
+        if not isinstance(position, int) or position < self.position:
+            raise ScheduleError(
+                f"Can't move the schedule of '{self.name}': expected a step of at least {self.position}, at which it stands, found "
+                f"{position!r}. Schedules only move forwards: build the optimizer anew."
+            )
+
+    def _check(self, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ScheduleError(
+                f"Can't use the schedule of '{self.name}' at step {self.position}: expected a number, found {value!r}."
+            ) from None
+
+
+class Schedules:
+    """All schedules of an optimizer, by the places in which they stand."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Schedule] = {}
+        self._by_source: dict[int, Schedule] = {}
+
+    def track(self, name: str, value: Any) -> Any:
+        """Make a schedule of a value that is one.
+
+        name (str): Where the value stands in the config, e.g. "learn_rate" or "algorithm.weight_decay".
+        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Others are left alone.
+        RETURNS (Any): The value, with a Schedule in the place of each list or iterator.
+        """
+        if isinstance(value, tuple):
+            return tuple(self.track(f"{name}.{i}", item) for i, item in enumerate(value))
+        if isinstance(value, list):
+            value = iter(value)
+        if not isinstance(value, Iterator):
+            return value
+        schedule = self._by_source.get(id(value))
+        if schedule is None:
+            schedule = self._by_source[id(value)] = Schedule(name, value)
+        self.by_name[name] = schedule
+        return schedule
+
+    def step(self) -> None:
+        """Move every schedule on by one, each exactly once."""
+        for schedule in self._by_source.values():
+            schedule.step()
+
+    def observe(self, score: float) -> None:
+        """Tell every schedule that watches scores a score, each exactly once.
+
+        score (float): The score of the model after the last step, when the schedules have already moved on to the step that comes.
+        """
+        for schedule in self._by_source.values():
+            schedule.observe(score)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all schedules by config path, for JSON. Places that share a schedule have the same."""
+        return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
+
+    def load_state_dict(self, state: dict[str, Any], *, at_most: int | None = None) -> None:
+        """Go on where another run stood. All is checked before a schedule is moved.
+
+        state (dict): From `state_dict`, of the same config.
+        at_most (int): How many steps the run had made: no schedule can be further.
+        RAISES (ScheduleError): It has other config paths, or one of the states can't be loaded.
+        """
+        found = set(state) if isinstance(state, dict) else set()
+        missing, unexpected = sorted(self.by_name.keys() - found), sorted(found - self.by_name.keys())
+        if missing or unexpected:
+            raise ScheduleError(
+                f"Can't load the schedules of [training.optimizer]: expected states for {sorted(self.by_name)}, found none for {missing}, "
+                f"and unexpected ones for {unexpected}. The config has other schedules than the run that was saved."
+            )
+        for name, schedule in self.by_name.items():
+            schedule.check_state_dict(state[name])
+            if at_most is not None and state[name]["position"] > at_most:
+                raise ScheduleError(
+                    f"Can't load the schedule of '{name}': expected a position of at most {at_most}, the steps of the run, found "
+                    f"{state[name]['position']}. The state is damaged."
+                )
+            if state[name] != state[schedule.name]:
+                raise ScheduleError(
+                    f"Can't load the schedules of [training.optimizer]: expected one state for '{schedule.name}' and '{name}', which share "
+                    f"a schedule, found {state[schedule.name]} and {state[name]}."
+                )
+        for schedule in self._by_source.values():
+            schedule.try_source(state[schedule.name])
+        for schedule in self._by_source.values():
+            schedule.load_state_dict(state[schedule.name])
+
+
+def current(value: Any) -> Any:
+    """The value of this step: of a schedule, of a tuple that holds some, or of anything else."""
+    if isinstance(value, Schedule):
+        return value.value
+    if isinstance(value, tuple):
+        return tuple(current(item) for item in value)
+    return value
+
+
+def is_moving(value: Any) -> bool:
+    """Whether a value is a schedule, or a tuple that holds one."""
+    return isinstance(value, Schedule) or (isinstance(value, tuple) and any(map(is_moving, value)))

@@ -1,0 +1,27 @@
+"""The state of an optimizer by lasting names, and folders of tensors that are whole or not there.
+
+Open by_name.py first: what a saved state consists of. match.py fits it to a pipeline that has changed, preserve.py does the same for a bare
+torch loop, files.py and trees.py write and read it.
+"""
+
+from . import by_name, match
+from .files import MANIFEST, TENSORS, UNFINISHED, VALUES, check_folder, crc32_of, moved_away, read_folder, sync, write_folder, write_text
+from .preserve import StateMapping, preserve_optimizer_state
+
+__all__ = [
+    "MANIFEST",
+    "TENSORS",
+    "UNFINISHED",
+    "VALUES",
+    "StateMapping",
+    "by_name",
+    "check_folder",
+    "crc32_of",
+    "match",
+    "moved_away",
+    "preserve_optimizer_state",
+    "read_folder",
+    "sync",
+    "write_folder",
+    "write_text",
+]

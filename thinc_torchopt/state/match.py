@@ -1,0 +1,155 @@
+"""A saved state and a pipeline that is another one: components were added, removed, renamed or frozen since.
+
+What became of them between two processes is what becomes of them within one: the state of what is gone goes, what is new begins anew, and
+what has another name goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ..errors import ConfigError
+from ..groups import ParamGroups
+from ..params import Param, clean, escape, unique
+
+
+def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
+    """New names by old ones as they stand in names of params. Components may be given as the user calls them."""
+    return {_as_path(old): _as_path(new) for old, new in renamed.items()}
+
+
+def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """A state with other names.
+
+    saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
+    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params are, up to a whole
+        name.
+    RAISES (ConfigError): There is no such name, or two would become one.
+    """
+    new = {name: _renamed(name, paths) for name in saved["params"]}
+    for old in paths:
+        if not any(_is_below(name, old) for name in new):
+            raise ConfigError(
+                f"Can't rename '{old}' in the state of the optimizer: expected the name of a component or a param, found it nowhere. There "
+                f"are: {', '.join(_components(new))}."
+            )
+    if len(set(new.values())) != len(new):
+        twice = [name for name, count in Counter(new.values()).items() if count > 1]
+        raise ConfigError(
+            f"Can't rename params in the state of the optimizer: expected different names, found '{twice[0]}' for two of them. Rename the "
+            "other one too."
+        )
+
+    def by_name(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {_renamed(name, paths): value for name, value in part.items()}
+
+    averages = saved["averages"]
+    return {
+        **saved,
+        "params": by_name(saved["params"]),
+        "groups": {
+            group_id: {**part, "params": sorted(_renamed(name, paths) for name in part["params"])}
+            for group_id, part in saved["groups"].items()
+        },
+        "averages": averages
+        and {name: by_name(part) if isinstance(part, Mapping) and name != "settings" else part for name, part in averages.items()},
+        "grad_scalers": by_name(saved["grad_scalers"]),
+    }
+
+
+def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Select the part of a state that belongs to these params.
+
+    saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
+    params (Collection[Param]): All of the pipeline.
+    paths (Collection[str]): Of its shims.
+    RETURNS (tuple[dict, str]): The state of those that are in both; and what was dropped, and begins anew, in words; empty if nothing.
+    """
+    trained = {param.name for param in params if param.group is not None}
+    kept = {param.name for param in params} & saved["params"].keys()
+    # Of a param that is frozen now there is nothing to keep.
+    dropped = [name for name, found in saved["params"].items() if name not in kept or (name not in trained and found["state"])]
+    new = [name for name in trained if name not in kept]
+
+    def of_kept(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in part.items() if name in kept & trained or _is_buffer_of(name, paths)}
+
+    groups = {}
+    for group_id, part in saved["groups"].items():
+        if members := [name for name in part["params"] if name in kept & trained]:
+            groups[group_id] = {**part, "params": members}
+    averages = saved["averages"]
+    if averages is not None:
+        averages = {name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()}
+        averages["module_steps"] = {path: steps for path, steps in averages["module_steps"].items() if path in paths}
+    fitted = {**saved, "params": {name: saved["params"][name] for name in saved["params"] if name in kept}, "groups": groups}
+    return {**fitted, "averages": averages}, "; ".join(
+        f"{what}: {_describe(names, all_names)}"
+        for what, names, all_names in (
+            ("dropped", dropped, saved["params"]),
+            ("begin anew", new, [param.name for param in params]),
+        )
+        if names
+    )
+
+
+def match_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> dict[frozenset[str], str]:
+    """The id of the saved group from which most params of each group come; for one of new params its own, or a free one.
+
+    RETURNS (dict): By the names of its params.
+    """
+    ids: dict[frozenset[str], str] = {}
+    by_name = {name: group_id for group_id, part in saved.items() for name in part["params"]}
+    members = [(group.id, frozenset(param.name for param, _ in group.params.values())) for group in groups.groups]
+    free = set(saved)
+    for _, names in members:
+        origins = Counter(by_name[name] for name in sorted(names) if by_name.get(name) in free)
+        if origins:
+            ids[names] = origins.most_common(1)[0][0]
+            free.discard(ids[names])
+    taken = set(ids.values()) | set(saved)
+    for group_id, names in members:
+        if names not in ids:
+            ids[names] = unique(group_id, taken)
+    return ids
+
+
+def _describe(names: Collection[str], all_names: Iterable[str]) -> str:
+    """Names, or whole components with the number of their params."""
+    in_component, there = Counter(map(_component, names)), Counter(map(_component, all_names))
+    whole = {component for component, count in in_component.items() if count == there[component]}
+    found = [f"all {in_component[component]} params of {component}" for component in sorted(whole)]
+    return ", ".join(found + sorted(name for name in names if _component(name) not in whole))
+
+
+def _component(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _components(names: Iterable[str]) -> list[str]:
+    return sorted(set(map(_component, names)))
+
+
+def _as_path(text: str) -> str:
+    component, *parts = text.split("/")
+    return "/".join([component if component == clean(component) else escape(component), *map(clean, parts)])
+
+
+def _is_below(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}/")
+
+
+def _is_buffer_of(name: str, paths: Collection[str]) -> bool:
+    return name.startswith("buffer:") and any(_is_below(name.removeprefix("buffer:"), path) for path in paths)
+
+
+def _renamed(name: str, paths: Mapping[str, str]) -> str:
+    """A name, or that of a buffer, with the longest path that is renamed exchanged."""
+    mark = "buffer:" if name.startswith("buffer:") else ""
+    own = name.removeprefix(mark)
+    for old in sorted(paths, key=len, reverse=True):
+        if _is_below(own, old):
+            return mark + paths[old] + own[len(old) :]
+    return name

@@ -1,0 +1,246 @@
+"""Optimizers that go on when their model grows, shrinks or is built anew: who gets whose state.
+
+What then becomes of the state of one param is in state_fit.py. The method is Tolaria's dynamic optimizer state preservation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms import Kind, OnGrowth, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
+from ..errors import StateError
+from ..learn_rate import LearnRateController
+
+
+@dataclass(frozen=True)
+class StateMapping:
+    """Whose state a param gets.
+
+    old (str | None): Name of the param in the old model. None: none, it starts with fresh state.
+    new (str): Name of the param in the new model.
+    kind (Kind | None): What becomes of the state. None: found from the shapes.
+    """
+
+    old: str | None
+    new: str
+    kind: Kind | None = None
+
+
+def preserve_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    new_model: torch.nn.Module,
+    old_model: torch.nn.Module | Mapping[str, Tensor],
+    mappings: Sequence[StateMapping] | Mapping[str, str | None] | None = None,
+    *,
+    on_growth: OnGrowth = "mean",
+    controller: LearnRateController | None = None,
+) -> torch.optim.Optimizer:
+    """Make the optimizer that goes on with a new model where another stood with the old one.
+
+    Params are matched by name; the shapes tell what becomes of their state. A param that is new to the model joins the group of its
+    nearest relative in the old one, with fresh state; params that did not learn, or that another optimizer trained, stay out. Groups keep
+    their order and options. State of params that are gone goes.
+
+    State of params of the same shape is not copied: it is the new optimizer's, give up the old one. If anything is wrong, an error says
+    so, and the old optimizer is as it was. Hooks and learning rate schedulers stay with the old one.
+
+    optimizer (torch.optim.Optimizer): The one that trained the old model. Any that steps param by param, so not LBFGS.
+    new_model (torch.nn.Module): The model that is trained from now on, on its device.
+    old_model (torch.nn.Module | Mapping[str, Tensor]): The model that the optimizer trained, or, if it was changed in place,
+        `dict(model.named_parameters())` from before the change.
+    mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
+        Params that are not named there are matched as always.
+    on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
+    controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its `replace_optimizer`.
+    RETURNS (torch.optim.Optimizer): A new one, of the same class.
+    RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
+        finite. (ConfigError): The controller does not know the optimizer.
+    """
+    started = 0.0 if controller is None else controller.guards.timer()
+    check_on_growth(on_growth)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise StateError("Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a new one.")
+    members = _match(optimizer, _names(new_model), _names(old_model), mappings)
+    state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+    with torch.no_grad():
+        check_states(_fit_all(optimizer, members, on_growth, state))  # one param after the other: what was just made is in the cache
+    groups = []
+    for i, group in enumerate(optimizer.param_groups):
+        of_group = [member for member in members if member.group == i]
+        groups.append({**group, "params": [member.param for member in of_group]})
+        if "param_names" in group:
+            groups[i]["param_names"] = [member.name for member in of_group]
+    made = _build_like(optimizer, groups, state)
+    if controller is not None:
+        controller.replace_optimizer(optimizer, made, param_names={member.param: member.name for member in members})
+        controller.took("state_preservation", started)
+    return made
+
+
+# ---------------------------------------------------------------------- all params
+
+
+@dataclass
+class _Member:
+    """A param of the new optimizer.
+
+    old (Tensor | None): The param whose state it gets. None: none.
+    group (int): Index of its group.
+    place (float): Its place there, or that of the param whose state it gets.
+    """
+
+    name: str
+    param: Tensor
+    old: Tensor | None
+    kind: Kind | None
+    group: int
+    place: float
+
+
+def _names(model: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All names of all params: one that stands in several places has several."""
+    return dict(model) if isinstance(model, Mapping) else dict(model.named_parameters(remove_duplicate=False))
+
+
+def _match(optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[str, Tensor], mappings: Any) -> list[_Member]:
+    """Who will be in the optimizer, in order."""
+    places = {id(param): (i, k) for i, group in enumerate(optimizer.param_groups) for k, param in enumerate(group["params"])}
+    if not any(id(param) in places for param in old.values()):
+        raise StateError(
+            f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found none of its "
+            f"{len(old)} there. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) from before."
+        )
+    wanted = _read_mappings(mappings, new, old)
+    relatives = _index_relatives(old, places)
+    names: dict[int, list[str]] = {}
+    for name, param in new.items():
+        names.setdefault(id(param), []).append(name)
+    members = []
+    for aliases in names.values():
+        found = _find(aliases, wanted, old, places)
+        name, param = aliases[0], new[aliases[0]]
+        if found is not None and found.old is not None:
+            source = old[found.old]
+            members.append(_Member(name, param, source, found.kind, *places[id(source)]))
+        elif found is not None and param.requires_grad and (group := _find_relative(relatives, name)) is not None:
+            members.append(_Member(name, param, None, None, group, math.inf))
+    return sorted(members, key=lambda member: (member.group, member.place))
+
+
+def _fit_all(
+    optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: OnGrowth, state: dict[Tensor, dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any], Tensor]]:
+    """Put the state of each param into `state`, and yield it, as `check_states` takes it."""
+    taken: set[int] = set()
+    for member in members:
+        group = optimizer.param_groups[member.group]
+        if member.old is None:
+            if fresh := fresh_state(optimizer, group, member.param):
+                state[member.param] = fresh
+        elif old_state := optimizer.state.get(member.old):
+            if id(member.old) in taken:  # two params can't share one state
+                old_state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in old_state.items()}
+            taken.add(id(member.old))
+            state[member.param] = fit_param_state(
+                type(optimizer),
+                old_state,
+                member.old.shape,
+                member.param,
+                on_growth=on_growth,
+                kind=member.kind,
+                name=member.name,
+                old_dtype=member.old.dtype,
+                options=group,
+            )
+        if member.param in state:
+            yield member.name, state[member.param], member.param
+
+
+def _find(
+    aliases: list[str], wanted: Mapping[str, StateMapping], old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]
+) -> StateMapping | None:
+    """Whose state a param gets. RETURNS (StateMapping | None): None: it was there before, and this optimizer did not train it."""
+    for name in aliases:
+        if name in wanted:
+            mapping = wanted[name]
+            if mapping.old is not None and id(old[mapping.old]) not in places:
+                raise StateError(
+                    f"Can't map param '{mapping.old}' to '{name}': expected it to be in the optimizer, found it in none of its groups."
+                )
+            return mapping
+    known = [name for name in aliases if name in old]
+    for name in known:
+        if id(old[name]) in places:
+            return StateMapping(name, name)
+    return None if known else StateMapping(None, aliases[0])
+
+
+def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]) -> dict[Any, int | None]:
+    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if another optimizer's."""
+    found: dict[Any, int | None] = {}
+    for name, param in old.items():
+        is_ours = id(param) in places
+        if not is_ours and not param.requires_grad:
+            continue  # frozen: its new neighbours need not be
+        group = places[id(param)][0] if is_ours else None
+        parts = tuple(name.split("."))
+        for depth in range(0 if is_ours else 1, len(parts) + 1):  # those who are related by the whole model only are ours
+            found.setdefault((parts[:depth], parts[-1]), group)
+            found.setdefault((parts[:depth], ""), group)
+    return found
+
+
+def _find_relative(relatives: Mapping[Any, int | None], name: str) -> int | None:
+    """The group of the nearest relative: from the innermost module outwards, one of the same last name part first."""
+    parts = tuple(name.split("."))
+    for depth in range(len(parts), -1, -1):
+        for last in (parts[-1], ""):
+            if (parts[:depth], last) in relatives:
+                return relatives[parts[:depth], last]
+    return None
+
+
+def _read_mappings(mappings: Any, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, StateMapping]:
+    """Mappings by new name, checked."""
+    if mappings is None:
+        return {}
+    if isinstance(mappings, Mapping):
+        mappings = [StateMapping(old_name, new_name) for new_name, old_name in mappings.items()]
+    found: dict[str, StateMapping] = {}
+    taken: dict[int, str] = {}
+    for mapping in mappings:
+        if not isinstance(mapping, StateMapping):
+            raise StateError(f"Can't use a mapping: expected a StateMapping, or a dict of new and old names, found {mapping!r}.")
+        for which, name, names in (("new", mapping.new, new), ("old", mapping.old, old)):
+            if name is not None and name not in names:
+                raise StateError(
+                    f"Can't map param '{mapping.old}' to '{mapping.new}': expected a name of the {which} model, found '{name}'. It has: "
+                    f"{', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}."
+                )
+        param = new[mapping.new]
+        if id(param) in taken:
+            raise StateError(f"Can't map param '{mapping.new}': expected one mapping for it, found another for '{taken[id(param)]}'.")
+        if mapping.kind is not None and mapping.old is not None:
+            check_kind(mapping.kind, tuple(old[mapping.old].shape), tuple(param.shape), f"the state of param '{mapping.new}'")
+        taken[id(param)] = mapping.new
+        found[mapping.new] = mapping
+    return found
+
+
+def _build_like(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: defaultdict[Tensor, dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """An optimizer as pickle would make it. Its class, called, might want other arguments, or make all state once more, as Adagrad does."""
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    # What others set there is bound to the old one: hooks, and `step`, which learning rate schedulers replace.
+    left = {"state", "param_groups", "defaults", "step"}
+    vars(made).update({key: value for key, value in vars(optimizer).items() if key not in left and not key.endswith("_hooks")})
+    made.__setstate__({"defaults": dict(optimizer.defaults), "state": state, "param_groups": groups})
+    return made

@@ -1,0 +1,182 @@
+"""Trees of values and tensors, taken apart into what JSON holds and what safetensors holds, and put together again.
+
+JSON has dicts with texts as keys, lists, numbers, texts and None. Everything else is a dict of one key, a mark: `{"$tuple": [1, 2]}`. A
+dict that JSON can't hold, or that looks like a mark itself, is marked too.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from ..errors import StateError
+from ..params import unique
+
+# JSON has no words for these numbers.
+_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+# A name with a meaning of its own in safetensors.
+_RESERVED = "__metadata__"
+
+
+def take_apart(tree: Mapping[Any, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Take a tree apart.
+
+    tree (Mapping): Dicts, lists, tuples, sets, numbers, texts, bytes, None, tensors, and NumPy's arrays and numbers.
+    RETURNS (tuple): A form for JSON, and the tensors, contiguous and without shared memory, by their path.
+    RAISES (StateError): There is something else in the tree.
+    """
+    apart = _Apart()
+    return apart.take(tree), apart.tensors
+
+
+def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Undo `take_apart`.
+
+    RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): It is not what `take_apart` gives.
+    """
+    if isinstance(value, list):
+        return [put_together(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        [(mark, content)] = value.items()
+        if mark == "$tensor":
+            return tensors[content]
+        if mark == "$strided":
+            return _with_strides(tensors[content[0]], *content[1:])
+        if mark == "$number":
+            return _NUMBERS[content]
+        if mark == "$bytes":
+            return base64.b64decode(content, validate=True)
+        if mark in _COLLECTIONS:
+            return _COLLECTIONS[mark](put_together(content, tensors))
+    return {key: put_together(item, tensors) for key, item in value.items()}
+
+
+def _array(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+    return tensor.numpy().copy(order="K")
+
+
+_COLLECTIONS: dict[str, Callable[[Any], Any]] = {
+    "$dict": dict,
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$array": _array,
+    "$scalar": lambda tensor: tensor.numpy()[()],
+}
+
+
+class _Apart:
+    """tensors (dict): Those that were met so far, by path."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._taken = {_RESERVED}
+        self._names_by_memory: dict[int, list[str]] = {}
+
+    def take(self, value: Any, *path: str) -> Any:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._take_tensor(value.detach(), *path)
+        if isinstance(value, Mapping):
+            return self._take_dict(value, *path)
+        if isinstance(value, list):
+            return [self.take(item, *path, str(i)) for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"$tuple": self.take(list(value), *path)}
+        if isinstance(value, (set, frozenset)):
+            return {"$frozenset" if isinstance(value, frozenset) else "$set": self.take(sorted(value, key=repr), *path)}
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            return {"$scalar" if isinstance(value, numpy.generic) else "$array": self._take_array(numpy.asarray(value), *path)}
+        if isinstance(value, float):
+            return {"$number": repr(value)} if repr(value) in _NUMBERS else value
+        if isinstance(value, (bytes, bytearray)):
+            return {"$bytes": base64.b64encode(value).decode("ascii")}
+        if isinstance(value, (int, str)):
+            return value
+        raise _unknown(value, *path)
+
+    def _take_dict(self, value: Mapping[Any, Any], *path: str) -> Any:
+        if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
+            return {key: self.take(item, *path, key) for key, item in value.items()}
+        items = [(self.take(key, *path, "key"), self.take(item, *path, str(key))) for key, item in value.items()]
+        return {"$dict": [{"$tuple": list(pair)} for pair in items]}
+
+    def _take_array(self, value: numpy.ndarray[Any, Any], *path: str) -> Any:
+        if not value.flags.writeable or any(stride < 0 for stride in value.strides):
+            value = value.copy()
+        try:
+            return self._take_tensor(torch.from_numpy(value), *path)
+        except TypeError as error:
+            raise _unknown(value, *path, kind=f"an array of {value.dtype}") from error
+
+    def _take_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
+        """Tensors whose memory has another order than their dimensions keep it: torch's results depend on it, to the last bit."""
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex():
+            raise _unknown(tensor, *path, kind=f"a tensor of {tensor.layout} and {tensor.dtype}")
+        tensor = tensor.resolve_neg()
+        order = _order_in_memory(tensor)
+        if order is None or tensor.stride() == _plain_strides(tensor.shape):
+            return {"$tensor": self._name(tensor.contiguous(), *path)}
+        return {"$strided": [self._name(tensor.permute(order).contiguous(), *path), order, list(tensor.stride())]}
+
+    def _name(self, tensor: torch.Tensor, *path: str) -> str:
+        """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a part is copied."""
+        sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+        for name in sharing:
+            other = self.tensors[name]
+            if other.data_ptr() == tensor.data_ptr() and other.shape == tensor.shape and other.dtype == tensor.dtype:
+                return name
+        name = unique(":".join(path).encode("utf8", "backslashreplace").decode("utf8"), self._taken)
+        self.tensors[name] = tensor.clone() if sharing else tensor
+        sharing.append(name)
+        return name
+
+
+def _unknown(value: Any, *path: str, kind: str | None = None) -> StateError:
+    return StateError(f"Can't save '{':'.join(path)}': expected numbers, texts and tensors, found {kind or type(value).__name__}.")
+
+
+# ---------------------------------------------------------------------- strides
+
+
+def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)
+
+
+def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
+    """The dimensions from the outermost to the innermost. None: there are gaps or overlaps in memory, or nothing at all."""
+    shape, strides = tensor.shape, tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], shape[dim] == 1))
+    size = 1
+    for dim in reversed(order):
+        if shape[dim] == 0 or (shape[dim] > 1 and strides[dim] != size):
+            return None
+        size *= shape[dim]
+    return order
+
+
+def _with_strides(tensor: torch.Tensor, order: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor as it lay in memory.
+
+    RAISES (ValueError): There is no such tensor.
+    """
+    if sorted(order) != list(range(tensor.ndim)) or len(strides) != tensor.ndim:
+        raise ValueError(f"a tensor of {tensor.ndim} dimensions with order {order} and strides {strides}")
+    found = tensor.permute([order.index(dim) for dim in range(tensor.ndim)])
+    # The stride of a dimension of size 1 says nothing, but is compared.
+    if any(size > 1 and stride != own for size, stride, own in zip(found.shape, strides, found.stride())):
+        raise ValueError(f"a tensor of strides {found.stride()} with strides {strides}")
+    if not all(isinstance(stride, int) and 0 <= stride <= max(tensor.numel(), 1) for stride in strides):
+        raise ValueError(f"a tensor of {tensor.numel()} elements with strides {strides}")
+    return found.as_strided(found.shape, tuple(strides))

@@ -1,0 +1,124 @@
+"""The best model of a run, kept beside its checkpoints: spaCy removes its own when it is started again.
+
+It is a copy, with checksums, and not made of links: what is written into one of two linked files changes the other. It holds the model as
+spaCy wrote it, and our manifest, by which it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, StateError
+from ..state import UNFINISHED, crc32_of, moved_away, sync
+
+_MANIFEST = "torchopt-manifest.json"
+
+
+class BestModel:
+    """The copy of the best model.
+
+    folder (Path): Of the checkpoints.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / "best"
+        self._is_of_old = False
+
+    def accept_old(self) -> None:
+        """Take for a copy of ours what has no manifest: earlier versions wrote none."""
+        self._is_of_old = self.path.is_dir() and not self.is_there
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a copy."""
+        return (self.path / _MANIFEST).is_file() or (self._is_of_old and self.path.is_dir())
+
+    def check_place(self) -> None:
+        """RAISES (ConfigError): Something else is where the copy is to be."""
+        if os.path.lexists(self.path) and not self.is_there and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise ConfigError(
+                f"Can't keep the best model in '{self.path}': expected a copy made by this package, or nothing, found something else. It "
+                "is left as it is. Move it elsewhere, or set 'path' in [training.optimizer.checkpoint] to a folder for this run alone."
+            )
+
+    def keep(self, model: Path, step: int) -> None:
+        """Copy a model here. step (int): It was the best after this one.
+
+        RAISES (OSError): The disk is full, for example. The old copy is unchanged.
+        """
+        unfinished = self.path.parent / f"{UNFINISHED}{self.path.name}-{os.getpid()}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            unfinished.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(model, unfinished)
+            _write_manifest(unfinished, step)
+            for path in (*unfinished.rglob("*"), unfinished):
+                sync(path)
+            with moved_away(self.path):
+                unfinished.rename(self.path)
+            sync(self.path.parent)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        self._is_of_old = False
+
+    def mark_old(self) -> None:
+        """Give what was taken for a copy of ours its manifest. RAISES (OSError): The disk is full, for example."""
+        if self._is_of_old:
+            _write_manifest(self.path, None)
+            self._is_of_old = False
+
+    def put_back(self, model: Path) -> int | None:
+        """Copy it to where spaCy keeps the best model.
+
+        model (Path): There is nothing yet.
+        RETURNS (int | None): Of which step it is, if that is known.
+        RAISES (StateError): It is damaged. (OSError): The disk is full, for example. Then nothing is there.
+        """
+        manifest = self._read_manifest()
+        unfinished = model.parent / f"{UNFINISHED}{model.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            shutil.copytree(self.path, unfinished, ignore=lambda folder, names: {_MANIFEST} & set(names))
+            # Of the copy: so it is known of that as well.
+            if manifest is not None and _checksums(unfinished) != manifest["files"]:
+                raise StateError(
+                    f"Can't use the best model in '{self.path}': expected its files as they were written, found others. It is damaged, or "
+                    "was changed by something else."
+                )
+            unfinished.rename(model)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        return None if manifest is None else manifest["step"]
+
+    def remove(self) -> None:
+        """Remove the copy, if there is one."""
+        if self.is_there and not self.path.is_symlink():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        if self._is_of_old:
+            return None
+        try:
+            manifest = json.loads((self.path / _MANIFEST).read_text(encoding="utf8"))
+            return {"step": None if manifest["step"] is None else int(manifest["step"]), "files": dict(manifest["files"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateError(
+                f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: {error}. It is damaged."
+            ) from error
+
+
+def _write_manifest(folder: Path, step: int | None) -> None:
+    text = json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
+    (folder / _MANIFEST).write_text(text, encoding="utf8")
+
+
+def _checksums(folder: Path) -> dict[str, list[int]]:
+    """Size and checksum of each file below a folder, by its path there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, crc32_of(path)] for path in files}

@@ -1,0 +1,105 @@
+"""The folder of a run's checkpoints: which there are, which are whole, which are to go.
+
+A checkpoint is known by its name, which is its step, and by what is in it: what files.py writes. All else is left alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointWarning, StateError
+from ..state import MANIFEST, TENSORS, UNFINISHED, VALUES, check_folder, read_folder
+
+_PARTS = {"config", "progress", "optimizer", "model", "data", "random", "performance"}
+_OLD = f"{UNFINISHED}old-"
+
+
+def name_of(step: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint by its folder's name; None if it has another name."""
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() and digits.isascii() and name_of(int(digits)) == path.name else None
+
+
+def steps_of(folder: Path) -> list[Path]:
+    """What is named as a checkpoint in a folder, oldest first. Whether it is one, and whole, is not known yet."""
+    found = ((step_of(path), path) for path in folder.glob("step-*") if path.is_dir())
+    return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
+
+
+def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:
+    """The first of `whole_ones`, if there is one."""
+    return next(whole_ones(folder, damaged), None)
+
+
+def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
+    """The checkpoints that are not damaged, newest first. Warns of those that are.
+
+    damaged (set[Path]): Those are put in here.
+    """
+    for path in reversed(steps_of(folder)):
+        try:
+            saved = read_folder(path)
+            missing = _PARTS - saved.keys()
+            if missing:
+                raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+            if (step := saved["progress"]["step"]) != step_of(path):
+                raise StateError(
+                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It was renamed."
+                )
+        except StateError as error:
+            if damaged is not None:
+                damaged.add(path)
+            warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=4)
+        else:
+            yield saved
+
+
+def prune(folder: Path, keep: int, damaged: Collection[Path] = ()) -> None:
+    """Remove all checkpoints that are older than the newest `keep` whole ones.
+
+    damaged (Collection[Path]): Those of which it is known. Of others files are only counted and measured: reading all takes long.
+    """
+    paths = steps_of(folder)
+    whole = [path for path in paths if path not in damaged and _looks_whole(path)]
+    if len(whole) > keep:
+        remove(paths[: paths.index(whole[-keep])])
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove checkpoints. What else is in their folders stays, and the folder with it."""
+    for path in paths:
+        ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
+        if ours and not path.is_symlink():
+            with suppress(OSError):
+                for file in ours:
+                    file.unlink()
+                path.rmdir()
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed run did not finish; and put back what it was about to replace."""
+    for leftover in folder.glob(f"{UNFINISHED}*"):
+        name = leftover.name.removeprefix(_OLD).rpartition("-")[0]
+        if leftover.name.startswith(_OLD) and name and not (folder / name).exists():
+            with suppress(OSError):
+                leftover.rename(folder / name)
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _looks_whole(path: Path) -> bool:
+    try:
+        check_folder(path, only_sizes=True)
+    except StateError:
+        return False
+    return True

@@ -1,0 +1,369 @@
+"""The model of a training run: all that components learn, and what layers keep beside params, by lasting names.
+
+A run that goes on builds its pipeline from the config, and then takes all this. So it must have the same layers, params and shapes as the
+pipeline with which the run began: what a callback changes in mid-training can't be built again, and is refused when it is to be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from thinc.api import Model, PyTorchShim, Shim
+from torch.nn.parameter import is_lazy
+
+from ..checks import check_parts, own_errors
+from ..errors import StateError
+from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
+
+_PARTS = ("params", "modules", "attrs")
+# Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled components.
+_LATER_PARTS = ("requires_grad", "components", "disabled")
+
+
+def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any]:
+    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their attrs.
+
+    stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only as long as the training lasts.
+    """
+    params: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
+    requires_grad: dict[str, list[str]] = {}
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is not None and found.owner.has_param(param):
+                params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
+        for path, shim in shim_paths(model, name):
+            if _is_torch(shim):
+                modules[path] = {key: value for key, value in shim._model.state_dict().items() if not is_lazy(value)}
+                requires_grad[path] = [key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped]
+            else:
+                modules[path] = _from_bytes(shim.to_bytes())
+        # The parser notes there which classes it has met, for example.
+        attrs[name] = [{key: _on_cpu(value) for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()]
+    return {
+        "params": params,
+        "modules": modules,
+        "attrs": attrs,
+        "requires_grad": requires_grad,
+        "components": {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)},
+        "disabled": list(nlp.disabled),
+    }
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def layout_of(nlp: Language) -> dict[str, Any]:
+    """Which params, modules, and nodes with attrs there are, with their shapes; None where the first pass will tell."""
+    params: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is not None:
+                params[found.name] = tuple(found.owner.get_param(param).shape) if found.owner.has_param(param) else None
+        for path, shim in shim_paths(model, name):
+            for key, value in shim._model.state_dict().items() if _is_torch(shim) else ():
+                modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
+            modules[path] = "a torch module" if _is_torch(shim) else "bytes"
+        attrs[name] = sum(1 for _ in model.walk())
+    return {
+        "params": params,
+        "modules": modules,
+        "attrs": attrs,
+        "components": {name: "bytes" for name, _ in _other_components(nlp)},
+        "pipeline": {f"component '{name}'": nlp.get_pipe_meta(name).factory for name in nlp.component_names},
+    }
+
+
+def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_foreign_shims: bool) -> None:
+    """Check that a run that goes on could take up the model as it is now.
+
+    at_start (Mapping): `layout_of` the pipeline when the run began.
+    RAISES (StateError): It is not the model with which the run began; or there are parts that may not be loaded, or can't be saved.
+    """
+    different = _differences(at_start, layout_of(nlp))
+    if different:
+        raise StateError(
+            f"Can't save a checkpoint: expected the pipeline as it was when training began, found other components, params or shapes: "
+            f"{_some(different)}. A resumed run builds its pipeline from the config, and could not load this one. Code that changes the "
+            "pipeline during training (add_pipe, add_label, replace_listeners), often in before_update, belongs in [initialize]. A layer "
+            "that creates its own params must do so before its first update."
+        )
+    foreign = [f"the {type(shim).__name__} '{path}'" for path, shim in _foreign_shims(nlp)]
+    foreign += [f"the component '{name}'" for name, _ in _other_components(nlp)]
+    if foreign and not allow_foreign_shims:
+        raise StateError(
+            f"Can't save a checkpoint: expected thinc's params and torch modules, found {_some(foreign)}, which only their own code "
+            "(from_bytes) can load. If nobody else can write to the checkpoint folder, set allow_foreign_shims = true in "
+            "[training.optimizer.checkpoint]. Otherwise remove that block."
+        )
+
+
+def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) -> None:
+    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be loaded."""
+    check_parts("the model", saved, _PARTS, optional=_LATER_PARTS)
+    with own_errors("the model"):
+        different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
+    if different:
+        raise StateError(
+            "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, for "
+            f"{_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or start from the "
+            "beginning."
+        )
+    if not allow_foreign_shims and (saved.get("components") or any(True for _ in _foreign_shims(nlp))):
+        check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
+
+
+def _layout_of_saved(nlp: Language, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """As `layout_of`. What is of no known form has the shape that nothing has."""
+    modules: dict[str, Any] = {}
+    for path, module in saved["modules"].items():
+        is_torch = isinstance(module, Mapping)
+        modules |= {f"{path}/{key}": _shape(value) for key, value in module.items()} if is_torch else {}
+        modules[path] = "a torch module" if is_torch else "bytes" if _is_bytes(module) else "unknown"
+    are_nodes = {
+        name: isinstance(nodes, list) and all(isinstance(node, Mapping) for node in nodes) for name, nodes in saved["attrs"].items()
+    }
+    components = saved.get("components", dict.fromkeys(name for name, _ in _other_components(nlp)))
+    return {
+        "params": {name: _shape(value) if isinstance(value, torch.Tensor) else "unknown" for name, value in saved["params"].items()},
+        "modules": modules,
+        "attrs": {name: len(nodes) if are_nodes[name] else "unknown" for name, nodes in saved["attrs"].items()},
+        "components": {name: "bytes" if value is None or _is_bytes(value) else "unknown" for name, value in components.items()},
+        "pipeline": layout_of(nlp)["pipeline"],  # the config tells, which is compared by itself
+    }
+
+
+def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Names of what is in one and not in the other, or has another shape there."""
+    names = []
+    for kind, here in expected.items():
+        there = found[kind]
+        for name in here.keys() | there.keys():
+            # What has no shape yet may come, or not.
+            if (
+                here.get(name) != there.get(name)
+                and not (name in here and here[name] is None)
+                and not (name in there and there[name] is None)
+            ):
+                names.append(str(name))
+    return sorted(names)
+
+
+def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
+    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of -inf."""
+    params = list(saved["params"].values())
+    for name, model in components_with_model(nlp):
+        for path, shim in shim_paths(model, name):
+            if _is_torch(shim):
+                module = saved["modules"].get(path, {})
+                params += [module[own] for own, _ in shim._model.named_parameters() if own in module]
+    return all(bool(param.isfinite().all()) for param in params)
+
+
+# ---------------------------------------------------------------------- going on
+
+
+def restore_setup(nlp: Language, saved: Mapping[str, Any]) -> None:
+    """Disable components, and let torch params learn, as in the run that goes on: a callback may have changed that."""
+    with own_errors("the model"):
+        disabled = set(saved.get("disabled", nlp.disabled))
+        for name in nlp.component_names:
+            if name in disabled and name in nlp.pipe_names:
+                nlp.disable_pipe(name)
+            elif name not in disabled and name not in nlp.pipe_names:
+                nlp.enable_pipe(name)
+        for name, model in components_with_model(nlp):
+            for path, shim in shim_paths(model, name):
+                if path in saved.get("requires_grad", {}):
+                    learns = set(saved["requires_grad"][path])
+                    for key, param in torch_params(shim):
+                        if not is_lazy(param):
+                            param.requires_grad_(key in learns)
+
+
+def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
+    """Write saved values where the model has its own. `check_model` comes before.
+
+    RAISES (StateError): A value is of another kind than the model's. The model is half of the saved one then.
+    """
+    with own_errors("the model"):
+        for name, model in components_with_model(nlp):
+            for found in walk(model, name):
+                if (param := _thinc_param(found)) is not None and found.name in saved["params"]:
+                    _restore_param(found.owner, param, saved["params"][found.name].numpy())
+            for path, shim in shim_paths(model, name):
+                if _is_torch(shim):
+                    # Params that are not made yet were not saved; all others were looked for by name.
+                    shim._model.load_state_dict(saved["modules"][path], strict=False)
+                else:
+                    shim.from_bytes(saved["modules"][path].numpy().tobytes())
+            for node, attrs in zip(model.walk(), saved["attrs"][name]):
+                node.attrs.update({key: _like(node, key, value) for key, value in attrs.items()})
+        components = saved.get("components", {})
+        for name, proc in _other_components(nlp):
+            if name in components:
+                _load_bytes(proc, components[name].numpy().tobytes())
+
+
+def _restore_param(node: Any, param: str, value: Any) -> None:
+    if not node.has_param(param):
+        node.set_param(param, node.ops.asarray(value.copy()))
+        return
+    array: Any = node.get_param(param)
+    if not _is_writable(array):
+        array = own_copy(array)
+        node.set_param(param, array)
+    array[...] = node.ops.asarray(value)
+
+
+def _like(node: Any, key: str, value: Any) -> Any:
+    """A saved attr in the form in which it is here: arrays on their device, and the very same object if nothing has changed."""
+    here = node.attrs.get(key)
+    if hasattr(here, "__cuda_array_interface__") and isinstance(value, numpy.ndarray):
+        return node.ops.asarray(value)
+    return here if _equal(here, value) else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, numpy.ndarray):
+        return one.dtype == other.dtype and numpy.array_equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
+    """Gradients that wait for an update, by lasting names. None: of zeros.
+
+    After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` there may be: it updates a shared tok2vec
+    before the components that listen to it come to their backward passes, so their gradients wait in it for the next batch.
+    """
+    grads: dict[str, torch.Tensor | None] = {}
+    for name, model in components_with_model(nlp):
+        for found in walk(model, name):
+            if (param := _thinc_param(found)) is None:
+                if found.param is not None and found.param.grad is not None:
+                    grads[found.name] = found.param.grad
+            elif found.owner.has_grad(param):
+                grad = found.owner.get_grad(param)
+                grads[found.name] = saved_tensor(grad, found.name) if grad.any() else None
+    return grads
+
+
+def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None, updated: Collection[Any]) -> None:
+    """Give params the gradients that they had. Others are dropped.
+
+    thinc's params keep their gradient for good, if only zeros: so each update of their model moves them on by momentum and weight decay,
+    also where a batch has nothing for them.
+    saved (Mapping): From `collect_grads`. None: as after a step of spaCy's training loop.
+    updated (Collection[Key]): Keys of the params that had updates: after such a step, those that have a gradient.
+    RAISES (StateError): One has not its param's shape.
+    """
+    with own_errors("the gradients"):
+        for name, model in components_with_model(nlp):
+            for found in walk(model, name):
+                grad = None if saved is None else saved.get(found.name)
+                if (param := _thinc_param(found)) is None:
+                    if found.param is not None:
+                        found.param.grad = None if grad is None else grad.to(found.param.device, copy=True)
+                    continue
+                node, had_one = found.owner, found.key in updated if saved is None else found.name in saved
+                if had_one and not node.has_grad(param):
+                    node.set_grad(param, node.ops.xp.zeros_like(node.get_param(param)))
+                if node.has_grad(param):
+                    node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(grad.numpy())
+
+
+# ---------------------------------------------------------------------- the parts of a model
+
+
+def _thinc_param(found: NamedParam) -> str | None:
+    """The name of a param in its thinc node. None if it is torch's."""
+    return found.key[1] if isinstance(found.owner, Model) and isinstance(found.key, tuple) else None
+
+
+def _is_torch(shim: Shim) -> bool:
+    return isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module)
+
+
+def _foreign_shims(nlp: Language) -> Iterator[tuple[str, Shim]]:
+    for name, model in components_with_model(nlp):
+        yield from ((path, shim) for path, shim in shim_paths(model, name) if not _is_torch(shim))
+
+
+def _other_components(nlp: Language) -> Iterator[tuple[str, Any]]:
+    """Trainable components whose model is not a thinc `Model`."""
+    for name, proc in nlp.components:
+        model = getattr(proc, "model", None)
+        if getattr(proc, "is_trainable", False) and not isinstance(model, Model) and not isinstance(model, bool) and model is not None:
+            yield name, proc
+
+
+def _to_bytes(name: str, proc: Any) -> bytes:
+    for method in ("to_bytes", "from_bytes"):
+        if not hasattr(proc, method):
+            raise StateError(
+                f"Can't save a checkpoint: expected component '{name}', whose model is a {type(proc.model).__name__}, to have to_bytes and "
+                f"from_bytes, found no {method}. Add it, or remove [training.optimizer.checkpoint]."
+            )
+    try:
+        return proc.to_bytes(exclude=["vocab"])
+    except TypeError:  # it excludes nothing
+        return proc.to_bytes()
+
+
+def _load_bytes(proc: Any, content: bytes) -> None:
+    try:
+        proc.from_bytes(content, exclude=["vocab"])
+    except TypeError:
+        proc.from_bytes(content)
+
+
+def _from_bytes(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 1
+
+
+def _is_writable(array: Any) -> bool:
+    return getattr(array.flags, "writeable", True)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value of a layer's attrs can be saved: others are functions, models and the like, which the config makes anew."""
+    if isinstance(value, (set, frozenset, list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (numpy.ndarray, numpy.generic)) or hasattr(value, "__cuda_array_interface__"):
+        return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.get() if hasattr(value, "__cuda_array_interface__") and not isinstance(value, torch.Tensor) else value
+
+
+def _shape(value: Any) -> Any:
+    """Of a tensor; of what else a module may keep, only that it is no tensor."""
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else "no tensor"
+
+
+def _some(names: list[str]) -> str:
+    return f"{len(names)} names: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"

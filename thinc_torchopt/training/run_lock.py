@@ -1,0 +1,141 @@
+"""One run for each folder of checkpoints: a file there says whose it is.
+
+The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no stale ones. Where
+disks have no locks, and within one process, the last run that comes has the folder; the one before finds out before it writes again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ..errors import ConfigError, StateError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NAME = "lock.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RunLock:
+    """A run's claim to a folder.
+
+    folder (Path): The folder. It is made if it is not there.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / _NAME
+        self._run = uuid.uuid4().hex
+        self._file: _LockFile | None = None
+
+    def take(self) -> None:
+        """Claim the folder.
+
+        RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there.
+        """
+        try:
+            self._take()
+        except OSError as error:
+            if error.errno not in _FULL:  # of a full disk something may be removed
+                raise ConfigError(
+                    f"Can't save checkpoints in '{self.path.parent}': expected a folder that can be written to, found "
+                    f"{type(error).__name__}: {error}. Change 'path' in [training.optimizer.checkpoint]."
+                ) from error
+
+    def check(self) -> None:
+        """Check that the folder is still this run's.
+
+        RAISES (StateError): Another run has taken it. (OSError): It is gone, and can't be made again.
+        """
+        if self._file is None or not self._file.is_at(self.path):
+            self._take()
+        elif (found := self._file.read()) and found.get("run") != self._run:
+            raise StateError(
+                f"Can't write a checkpoint to '{self.path.parent}': expected a folder for this run alone, found that another run has "
+                f"taken it since: {_describe(found)}. Give each run a 'path' of its own in [training.optimizer.checkpoint]."
+            )
+
+    def release(self) -> None:
+        """Let the folder go."""
+        file, self._file = self._file, None
+        if file is not None and file.is_at(self.path) and file.read().get("run") == self._run:
+            with suppress(OSError):  # Windows removes no open file
+                self.path.unlink()
+
+    def _take(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        key = os.path.realpath(self.path)
+        # A process must not open it twice: to close one of two lets go of the lock.
+        file = _open.get(key)
+        while file is None or not file.is_at(self.path):
+            file = _LockFile(self.path)
+            if not file.lock():
+                raise StateError(
+                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found one that another run "
+                    f"uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or set another 'path' in "
+                    "[training.optimizer.checkpoint]."
+                )
+            _open[key] = file
+        file.write({"run": self._run, "process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
+        self._file = file
+
+
+class _LockFile:
+    """An open file with a lock on it, for as long as somebody has it."""
+
+    def __init__(self, path: Path):
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def lock(self) -> bool:
+        """Lock it. RETURNS (bool): No other process has."""
+        if fcntl is not None:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                return error.errno not in (errno.EACCES, errno.EAGAIN)  # others: a disk without locks
+        return True
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this is the file at a path: it may have been removed, and another be there."""
+        try:
+            there, here = os.stat(path), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+    def read(self) -> dict[str, Any]:
+        """What was written; nothing if that is not readable."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        try:
+            found = json.loads(os.read(self._descriptor, 4096))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write(self, content: dict[str, Any]) -> None:
+        """RAISES (OSError): The disk is full."""
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, json.dumps(content).encode("utf8"))
+
+
+_open: WeakValueDictionary[str, _LockFile] = WeakValueDictionary()
+
+
+def _describe(found: dict[str, Any]) -> str:
+    return f"process {found.get('process', '?')} on {found.get('host', '?')}, since {found.get('since', '?')}"
