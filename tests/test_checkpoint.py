@@ -30,7 +30,8 @@ from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarni
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint import Checkpoint
 from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
-from thinc_torchopt.training.training_state import DataStream, Progress
+from thinc_torchopt.training.data_stream import DataStream
+from thinc_torchopt.training.progress import Progress
 
 from .conftest import CONFIGS, SHARED, needs_corpora, resize
 from .runs import Crash, config_for, contents, digests, run

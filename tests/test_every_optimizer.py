@@ -17,7 +17,7 @@ from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, GrowthWarning
 from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.training_state import collect_random, restore_random
+from thinc_torchopt.training.random_state import collect_random, restore_random
 
 from .conftest import CONFIGS
 from .models import same, toy_pipeline

@@ -21,8 +21,10 @@ from thinc.api import Adam, fix_random_seed
 from thinc_torchopt import TorchOptimizer, compat
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, TorchOptWarning
-from thinc_torchopt.loggers import loggers
-from thinc_torchopt.loggers.loggers import ConsoleLogger, JSONLinesLogger, TensorBoardLogger
+from thinc_torchopt.loggers import console, steps
+from thinc_torchopt.loggers.console import ConsoleLogger
+from thinc_torchopt.loggers.jsonl import JSONLinesLogger
+from thinc_torchopt.loggers.tensorboard import TensorBoardLogger
 from thinc_torchopt.training.loop import latest_info
 
 from .conftest import CONFIGS
@@ -202,7 +204,8 @@ def test_loggers_console_progress_bar_shows_the_rate(kind, described):
     log_step(info_of(4))
     loop_info = {**info_of(5), "learn_rates": {"a": 0.01, "b": 0.02}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loggers, "latest_info", lambda nlp: loop_info)
+        patch.setattr(console, "latest_info", lambda nlp: loop_info)
+        patch.setattr(steps, "latest_info", lambda nlp: loop_info)
         patch.setattr("tqdm.tqdm.update", lambda bar, n: (setattr(bar, "n", bar.n + n), bar.refresh()))
         log_step(None)
     total, done = (20, 5) if kind == "train" else (4, 1)

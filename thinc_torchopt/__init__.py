@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Adam": "optimizers",
     "Algorithm": "algorithms",
-    "Checkpoints": "own_loop",
+    "Checkpoints": "training",
     "LearnRateController": "learn_rate",
     "RAdam": "optimizers",
     "SGD": "optimizers",

@@ -1,6 +1,8 @@
 """Loggers for spaCy's `[training.logger]`: the console (console.py), JSON lines (jsonl.py), TensorBoard (tensorboard.py)."""
 
-from .loggers import ConsoleLogger, JSONLinesLogger, TensorBoardLogger
+from .console import ConsoleLogger
+from .jsonl import JSONLinesLogger
+from .tensorboard import TensorBoardLogger
 
 __all__ = [
     "ConsoleLogger",

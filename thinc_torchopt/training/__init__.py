@@ -1,7 +1,8 @@
-"""A training run: spaCy's loop for our optimizer, how a run is saved and goes on, goes back, and is stopped. Open loop.py first.
+"""A training run: spaCy's loop for our optimizer, and how a run is saved, resumed, taken back and stopped. Open loop.py first.
 
-checkpoint.py saves and resumes: progress.py, data_stream.py, random_state.py, model_state.py and config_check.py say what; rollback.py goes back to a checkpoint;
-lr_finder.py is the learning rate range test.
+checkpoint.py saves and resumes (checkpoint_folder.py, best_model.py, run_lock.py: the folder; progress.py, data_stream.py, random_state.py,
+model_state.py, config_check.py: what is in it); own_loop.py does so for loops of your own; rollback.py goes back to a checkpoint;
+signals.py stops a run after its step; lr_finder.py is the learning rate range test.
 """
 
 from .checkpoint import Checkpoint

@@ -31,6 +31,7 @@ from ..types import CheckpointSettings
 from .best_model import BestModel
 from .checkpoint_folder import clear_leftovers, name_of, newest_whole, prune, remove, steps_of
 from .config_check import collect_config, collect_identity, collect_values, compare_configs, compare_identities
+from .data_stream import DataStream
 from .model_state import (
     check_can_be_saved,
     check_model,
@@ -41,9 +42,10 @@ from .model_state import (
     restore_model,
     restore_setup,
 )
+from .progress import Progress, plain_scores
+from .random_state import check_generators, check_random, collect_random, restore_random
 from .run_lock import RunLock
 from .signals import Signals
-from .training_state import DataStream, Progress, check_generators, check_random, collect_random, plain_scores, restore_random
 
 # spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
 logger = logging.getLogger("spacy.torchopt")

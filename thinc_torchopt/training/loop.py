@@ -24,9 +24,9 @@ from ..errors import PipelineError, PipelineWarning
 from ..optimizers import TorchOptimizer
 from ..params import clean, trainable_components
 from .checkpoint import RunCheckpoints
+from .progress import Progress
 from .rollback import Rollback
 from .signals import Signals
-from .training_state import Progress
 
 Scores = tuple[float, dict[str, Any]]
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]

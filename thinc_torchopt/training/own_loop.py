@@ -24,7 +24,7 @@ from ..checks import Section
 from ..errors import ConfigWarning, StateError
 from ..optimizers import TorchOptimizer
 from .checkpoint import Checkpoint, RunCheckpoints
-from .training_state import Progress
+from .progress import Progress
 
 Batch = TypeVar("Batch")
 

@@ -18,7 +18,7 @@ from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
 from .checkpoint_folder import name_of, remove, steps_of, whole_ones
 from .model_state import check_model, is_finite, restore_model
-from .training_state import Progress
+from .progress import Progress
 
 
 class Rollback:
@@ -47,8 +47,8 @@ class Rollback:
         what = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
-                f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = {self.settings.at_most} times "
-                "already. Lower learn_rate, or check the training data."
+                f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
+                f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
             )
         saved = self._find(progress)
         if saved is None:

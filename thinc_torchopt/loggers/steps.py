@@ -1,0 +1,110 @@
+"""What loggers share: what is logged of a step, how often, and to which file.
+
+spaCy calls a logger after every step, but tells it something at evaluations only. Between them, ours ask the training loop
+(`latest_info`). With an optimizer that is not ours there is nothing to ask: then they log evaluations, without what spaCy's loop
+does not know.
+
+*info*: what the loop tells of a step, a dict.
+*losses*: in the console, as in spaCy's, the sum since the evaluation before. In files, the mean per step since what was written before.
+"""
+
+from __future__ import annotations
+
+import math
+import os.path
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count, islice, takewhile
+from numbers import Integral, Real
+from pathlib import Path
+from typing import IO, Any, Optional
+
+from spacy.language import Language
+
+from ..errors import ConfigError, TorchOptWarning
+from ..training import latest_info
+
+Info = dict[str, Any]
+LogStep = Callable[[Optional[Info]], None]
+Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None]]]
+
+# What our loop counts since the training began; and what the table calls those that it tells of.
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
+# What it tells if there was any.
+IF_ANY = ("overruns", "last_checkpoint", "last_rollback")
+
+
+# ---------------------------------------------------------------------- console
+
+
+# ---------------------------------------------------------------------- every step
+
+
+def check_every(every: int, logger: str) -> None:
+    if every < 1:
+        raise ConfigError(f"Can't set 'every' in the block of '{logger}': expected a number of steps, 1 or more, found {every}.")
+
+
+def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]], None], path: Path) -> LogStep:
+    """What spaCy is to call after each step.
+
+    every (int): Write every so many steps, and at evaluations.
+    write (Callable): Gets the info of a step, and the mean losses per step since it was last called.
+    path (Path): For the warning when writing fails, e.g. on a full disk. After it nothing more is written.
+    """
+    steps = 0
+    sums: dict[str, float] = {}
+    has_failed = False
+
+    def log_step(evaluated: Info | None) -> None:
+        nonlocal steps, sums, has_failed
+        steps += 1
+        info = latest_info(nlp) if evaluated is None else evaluated
+        if has_failed or info is None or (evaluated is None and info["step"] % every):
+            return
+        losses = {pipe: float(loss) for pipe, loss in info["losses"].items()}
+        try:
+            write(info, {pipe: (loss - sums.get(pipe, 0.0)) / steps for pipe, loss in losses.items()})
+        except OSError as error:
+            has_failed = True
+            warnings.warn(
+                TorchOptWarning(
+                    f"Can't write the training log {path} at step {info['step']}: expected to add to it, found: {error}. "
+                    "The training goes on without this log. Make room, or choose another path."
+                ),
+                stacklevel=2,
+            )
+        # spaCy's loop begins a new sum after each evaluation.
+        steps, sums = 0, losses if evaluated is None else {}
+
+    return log_step
+
+
+# ---------------------------------------------------------------------- files
+
+
+def numbered(path: Path, suffix: str = "") -> Iterator[Path]:
+    """log.jsonl, log-2.jsonl, log-3.jsonl ..."""
+    yield path
+    yield from (path.parent / f"{path.name.removesuffix(suffix)}-{i}{suffix}" for i in count(2))
+
+
+def until_free(path: Path) -> list[Path]:
+    """The numbered files that exist, and the first that doesn't."""
+    taken = list(takewhile(os.path.lexists, numbered(path, path.suffix)))
+    return [*taken, next(islice(numbered(path, path.suffix), len(taken), None))]
+
+
+def plain(value: Any) -> Any:
+    """As JSON knows it. NaN and infinities become None; NumPy's, CuPy's and torch's numbers and arrays, numbers and lists."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)

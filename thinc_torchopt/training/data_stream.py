@@ -1,0 +1,116 @@
+"""The place in the data: the batches of a run, which one that is resumed draws again.
+
+The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the parser draws in between, so that
+one could not be replayed without the other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
+from spacy.tokens import Doc
+from spacy.training import Example
+
+from ..errors import StateError
+from ..progress_bars import show_progress
+from .random_state import load_generators, read_generators, save_generators, set_generators
+
+Batch = tuple[int, list[Example]]
+
+
+class DataStream:
+    """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
+
+    batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same batches.
+
+    Public: `position` (how many were drawn).
+    """
+
+    def __init__(self, batches: Iterator[Batch]):
+        self._batches = batches
+        self._start = self._generators = read_generators()
+        self._ahead: Batch | None = None
+        self.position = 0
+        # Checksums: of the texts of the last batch, and of all; and of all with their annotations.
+        self._last = self._all = self._annotated = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        (epoch, batch), self._ahead = self._ahead or self._draw(), None
+        self.position += 1
+        examples = _examples_in(batch)
+        texts = "\n".join(example.reference.text for example in examples).encode("utf8")
+        self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
+        for example in examples:
+            self._annotated = _checksum(example.reference, self._annotated)
+        return epoch, batch
+
+    def _draw(self) -> Batch:
+        others = read_generators()
+        set_generators(self._generators)
+        try:
+            drawn = next(self._batches)
+            self._generators = read_generators()
+        finally:
+            set_generators(others)
+        return drawn
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there are no more batches. To find out, one is drawn ahead."""
+        try:
+            self._ahead = self._ahead or self._draw()
+        except StopIteration:
+            return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it began, how many batches were drawn, and a checksum of them all."""
+        return {"start": save_generators(self._start), "position": self.position, "all": self._all, "annotated": self._annotated}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, progress_bar: bool = False) -> None:
+        """Draw all batches that were drawn before.
+
+        progress_bar (bool): Show how far it is: with much data that takes minutes.
+        RAISES (StateError): The data is not what it was.
+        """
+        self._start = self._generators = load_generators(state["start"])
+        with suppress(StopIteration), show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar:
+            for _ in range(state["position"]):
+                next(self)
+                bar.update()
+        # Earlier versions had a checksum of the texts only, or of those of the last batch.
+        checksums = {"annotated": self._annotated, "all": self._all, "last": self._last}
+        found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
+        if (self.position, found) != (state["position"], expected):
+            raise StateError(
+                f"Can't resume in the training data: expected the same {state['position']} batches as in the saved run, found others, or "
+                "fewer. The data has changed, or was used up or shuffled in place before, or its reader draws from random "
+                "generators other than Python's and NumPy's global ones."
+            )
+
+
+def _examples_in(batch: Any) -> list[Example]:
+    """What is compared of a batch. In a loop of the user's own it may be anything."""
+    return [example for example in batch if isinstance(example, Example)] if isinstance(batch, (list, tuple)) else []
+
+
+_OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IOB, ENT_TYPE, ENT_KB_ID, ENT_ID]
+
+
+def _checksum(doc: Doc, before: int) -> int:
+    """A checksum of a document with its annotations, on top of another. The same in every process."""
+    spans = {
+        key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group] for key, group in doc.spans.items()
+    }
+    of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes(), before)
+    return zlib.crc32(repr((sorted(doc.cats.items()), sorted(spans.items()))).encode("utf8"), of_tokens)
+
+
+# ---------------------------------------------------------------------- random generators

@@ -1,0 +1,123 @@
+"""How far a training run got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from ..checks import check_parts
+from ..errors import StateError
+
+
+@dataclass
+class Progress:
+    """How far a run got.
+
+    step (int): The last step that was done; -1 before the first.
+    losses (dict): Of each component, added up since the last evaluation.
+    results (list): Score and step of each evaluation.
+    rollbacks (list): Each time that the training went back: at which step, and to the params of which step.
+    counts (dict): What there was of skipped updates and the like at the last evaluation.
+    seconds (float): Spent so far, in all parts of the run.
+    """
+
+    step: int = -1
+    epoch: int = 0
+    words: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    results: list[tuple[float, int]] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def is_over(self, patience: int, max_steps: int) -> bool:
+        """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0: no such limit."""
+        best_step = self.best_step
+        return bool((patience and best_step is not None and self.step - best_step >= patience) or (max_steps and self.step >= max_steps))
+
+    @property
+    def best_step(self) -> int | None:
+        """The first step with the best score."""
+        return max(self.results, key=lambda result: (result[0], -result[1]))[1] if self.results else None
+
+    def state_dict(self) -> dict[str, Any]:
+        losses = {name: _save_loss(loss) for name, loss in self.losses.items()}
+        results = [(number, step) for score, step in self.results if (number := _as_float(score)) is not None]
+        return {
+            **vars(self),
+            "losses": {name: saved for name, saved in losses.items() if saved is not None},
+            "results": results,
+            "rollbacks": list(self.rollbacks),
+            "counts": dict(self.counts),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """RAISES (StateError): Not such a state. Nothing is changed then."""
+        check_parts("the progress", state, ("step",), optional=vars(self).keys() - {"step"})
+        wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
+        if wrong:
+            raise StateError(f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found {state[wrong[0]]!r}.")
+        self.__dict__.update(state)
+        self.losses = {
+            name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state.get("losses", {}).items()
+        }
+
+
+def _as_float(value: Any) -> float | None:
+    """A score or loss as a float, also from an array or tensor of one element. None: not a number."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _save_loss(loss: Any) -> list[Any] | None:
+    # Sums of float32 are other sums than those of float64.
+    number = _as_float(loss)
+    return None if number is None else [number, loss.dtype.name if isinstance(loss, numpy.generic) else None]
+
+
+def plain_scores(value: Any) -> Any:
+    """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list or dict."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_scores(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_scores(item) for item in value]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+        return plain_scores(value) if isinstance(value, list) else value
+    return value if value is None or isinstance(value, (bool, int, float, str)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any, is_first: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and is_first(value[0]) and _is_count(value[1])
+
+
+# In what NumPy may have added up losses; None: a plain number.
+_LOSSES: tuple[str | None, ...] = (None, "float16", "float32", "float64", "int32", "int64")
+
+
+_IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
+    "step": _is_count,
+    "epoch": _is_count,
+    "words": _is_count,
+    "losses": lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(loss, list) and len(loss) == 2 and _is_number(loss[0]) and loss[1] in _LOSSES for loss in value.values())
+    ),
+    "results": lambda value: isinstance(value, list) and all(_is_pair(result, _is_number) for result in value),
+    "rollbacks": lambda value: isinstance(value, list) and all(_is_pair(rollback, _is_count) for rollback in value),
+    "counts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+    "seconds": _is_number,
+}
