@@ -189,13 +189,13 @@ def test_averages_decay_may_be_a_schedule(warmup, stop):
         values.append(params_of(model)[0].double())
         optimizer.step_schedules()
         if step == stop:
-            schedules = optimizer._schedules.state_dict()
+            schedules = optimizer._settings.schedules.state_dict()
             state = optimizer._trained.averages.state_dict([])
             json.dumps({part: value for part, value in state.items() if part != "tensors"})
             resumed = TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
-            resumed._schedules.load_state_dict(schedules)
+            resumed._settings.schedules.load_state_dict(schedules)
             optimizer._trained.averages.settings = resumed._average_settings
-            optimizer._schedules = resumed._schedules
+            optimizer._settings.schedules = resumed._settings.schedules
     average = {"thinc": torch.zeros_like(first), "torch": values[0]}.get(warmup, first)
     for taken, (value, decay) in enumerate(zip(values, decays), start=1):
         keep = min((1 + taken) / (10 + taken), decay) if warmup in ("thinc", "torch_ema") else decay

@@ -242,7 +242,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
     assert sorted(held) == sorted(id(param.tensor) for param in params if param.name in trained)  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
     optimizer._trained.controller.step()
-    values = {name: schedule.value for name, schedule in optimizer._schedules.by_name.items()}
+    values = {name: schedule.value for name, schedule in optimizer._settings.schedules.by_name.items()}
     first = {key: next(make()) for key, make in SCHEDULES.items()}
     for param in params:
         if param.name in trained:

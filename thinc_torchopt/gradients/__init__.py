@@ -7,11 +7,13 @@ from .buffers import KeptBuffers
 from .clipping import clip_grads, scale_grads
 from .guard import JOINT, Guard, Verdict, rollback_settings
 from .norms import grad_norms, total_norm
+from .reduce import Reduce
 
 __all__ = [
     "JOINT",
     "Guard",
     "KeptBuffers",
+    "Reduce",
     "Verdict",
     "clip_grads",
     "grad_norms",

@@ -157,10 +157,11 @@ class ParamTable:
                     # The others are taken in when they have a gradient: a param that was frozen, or a layer that makes its own later.
                     is_due = param.requires_grad if only is None else not only.isdisjoint(self.names.get(id(param), ()))
                     if is_due and not torch.nn.parameter.is_lazy(param):
-                        self.see_torch_param(param, shim, model)
+                        self.meet_torch_param(param, shim, model)
+                        self.see(id(param), param)
             for name in node.param_names:
                 if node.has_param(name) and (only is None or not only.isdisjoint(self.names.get((node.id, name), ()))):
-                    self.see_node_param(node, name, model)
+                    self.see((node.id, name), self.array_of_node(node, name, model))
 
     def _take_in_shims(self, saved: Mapping[str, Mapping[str, Any]], excluded: Collection[int]) -> None:
         """Take in what shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
@@ -199,30 +200,29 @@ class ParamTable:
                 "Make the model part of a component's model, or train it with an optimizer of its own."
             )
 
-    def see_node_param(self, node: Model, name: str, model: Model) -> Param | None:
-        """Look a node's param up, or take it in. An array that is read-only or not in C order is replaced by a plain copy.
+    def array_of_node(self, node: Model, name: str, model: Model) -> Any:
+        """A node's param, which has a name then. An array that is read-only or not in C order is replaced by a plain copy.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
-        RETURNS (Param): The param, or None if it is empty.
+        RETURNS (Any): The array that the node holds.
         """
         key = (node.id, name)
         array = node.get_param(name)
         known = self.by_key.get(key)
         if known is not None and known.source is array:
-            return known
+            return array
         if key not in self.names:
             self._name_below(model)
         if hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
         self._let_grow(known, array)
-        return self.see(key, array)
+        return array
 
-    def see_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
-        """Look a torch param up, or take it in.
+    def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
+        """Name a torch param that is new, and note its shim.
 
         shim (Shim): Whose it is. model (Model): The root below which it was found.
-        RETURNS (Param): The param, or None if it is empty.
         """
         if self._torch_params.get(id(param), _nobody)() is not param:
             self.forget(id(param))
@@ -235,7 +235,6 @@ class ParamTable:
                 shim.id = Shim.global_id
         self.shims[shim.id] = shim
         self._let_grow(self.by_key.get(id(param)), param)
-        return self.see(id(param), param)
 
     def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
         """Name a param that a shim keeps elsewhere.

@@ -1,0 +1,45 @@
+"""What a TorchOptimizer is made of, as its base classes see it."""
+
+from __future__ import annotations
+
+from thinc.api import Optimizer
+
+from ..averages import AverageSettings
+from ..groups import Cascade, FrozenGrads
+from ..types import CheckpointSettings, RollbackSettings
+from .noted import NotedGrads
+from .settings import MovingSettings
+from .step import Step
+from .trained import TrainedParams
+
+
+class Parts(Optimizer):
+    """The parts, and what each is about. TorchOptimizer puts them together.
+
+    checkpoint, rollback: Settings, for the training loop; or None.
+    _settings: `learn_rate`, `grad_clip`, and all schedules.
+    _cascade: What the settings say of each param.
+    _average_settings: Which averages are kept. None: none.
+    _noted: Gradients that wait for the next update.
+    _step: Makes updates.
+    _frozen_grads: For which torch params no gradients are computed.
+    _trained: The params, their groups, learning rates, state and averages. Built anew when a state is loaded.
+    """
+
+    checkpoint: CheckpointSettings | None
+    rollback: RollbackSettings | None
+    _settings: MovingSettings
+    _cascade: Cascade
+    _average_settings: AverageSettings | None
+    _noted: NotedGrads
+    _step: Step
+    _frozen_grads: FrozenGrads
+    _trained: TrainedParams
+
+    def _no_params(self, step: int) -> TrainedParams:
+        """What an optimizer that has met no params has of them. step (int): The step that comes."""
+        raise NotImplementedError
+
+    def _meet_no_params(self) -> None:
+        """Forget all params."""
+        raise NotImplementedError

@@ -1,0 +1,99 @@
+"""Settings of the whole optimizer that schedules may move: `learn_rate` and `grad_clip`; and the step at which all schedules stand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ..checks import check_number, check_parts
+from ..errors import ScheduleWarning
+from ..schedules import Schedule, Schedules, current
+from ..types import FloatOrSchedule
+
+# After so many updates at a rate of 0 a warning says that the schedule does not move.
+IDLE_UPDATES = 50
+
+
+class MovingSettings:
+    """The values of this step.
+
+    learn_rate, grad_clip (float | schedule): As in the config.
+    RAISES (ConfigError): A value is no number of at least 0. (ScheduleError): A schedule gives none.
+
+    Public: `schedules` (all that there are in [training.optimizer]), `step_count` (how often they moved).
+    """
+
+    def __init__(self, learn_rate: FloatOrSchedule, grad_clip: FloatOrSchedule):
+        self.schedules = Schedules()
+        self.step_count = 0
+        self._idle_updates = 0
+        self._values: dict[str, float] = {}
+        self._moving: dict[str, Schedule] = {}
+        for name, given in (("learn_rate", learn_rate), ("grad_clip", grad_clip)):
+            tracked = self.schedules.track(name, given)
+            if isinstance(tracked, Schedule):
+                self._moving[name] = tracked
+            self[name] = current(tracked)
+
+    def __copy__(self) -> MovingSettings:
+        """The same schedules, with values of its own."""
+        other = MovingSettings.__new__(MovingSettings)
+        other.__dict__.update(self.__dict__, _values=dict(self._values))
+        return other
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: float) -> None:
+        """RAISES (ConfigError): It is no number of at least 0."""
+        self._values[name] = check_number(name, value)
+
+    def step(self) -> None:
+        """Move every schedule on by one, each exactly once."""
+        self._idle_updates = 0
+        self.step_count += 1
+        self.schedules.step()
+        self._read()
+
+    def observe(self, score: float) -> None:
+        """Tell schedules that go by the score how the last evaluation went."""
+        self.schedules.observe(score)
+        self._read()
+
+    def count_update(self) -> None:
+        """Note an update at these values, and warn when learning stands still."""
+        if self["learn_rate"] == 0.0 and "learn_rate" in self._moving:
+            self._idle_updates += 1
+            if self._idle_updates == IDLE_UPDATES:
+                warnings.warn(
+                    ScheduleWarning(
+                        f"The schedule of 'learn_rate' in [training.optimizer] stayed at 0 for {IDLE_UPDATES} updates in a row, so nothing "
+                        "is learned. A schedule moves on when optimizer.step_schedules() is called. spaCy's training loop does that after "
+                        "each step. In a loop of your own, call it yourself. For spacy pretrain, which never calls it, set learn_rate to a "
+                        "number."
+                    ),
+                    stacklevel=5,
+                )
+
+    def _read(self) -> None:
+        for name, schedule in self._moving.items():
+            self[name] = schedule.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step_count, "settings": dict(self._values), "schedules": self.schedules.state_dict()}
+
+    @staticmethod
+    def check_state_dict(saved: Mapping[str, Any]) -> dict[str, float]:
+        """RETURNS (dict): The values. RAISES (StateError, ConfigError): They are no such values."""
+        check_parts("the settings", saved["settings"], ("learn_rate", "grad_clip"))
+        return {name: check_number(name, value) for name, value in saved["settings"].items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any], step: int) -> None:
+        """Go on where another run stood. step (int): How many steps it had made.
+
+        RAISES (ScheduleError): It had other schedules. Nothing has changed then.
+        """
+        values = self.check_state_dict(saved)
+        self.schedules.load_state_dict(saved["schedules"], at_most=step)
+        self.step_count, self._values = step, values

@@ -1,0 +1,142 @@
+"""One update of some params, from top to bottom:
+
+ 1. reduce      with several processes: each gradient becomes the mean over all of them
+ 2. judge       one look at all gradients; the update is skipped if one is not finite, or if they are a spike
+ 3. clip        by how much to scale the gradients
+ 4. rates       the learning rate of each param group, by the one controller that writes them
+ 5. torch       the algorithm's own step, on the params that have a gradient
+ 6. write back  shims that keep their params elsewhere get the new values
+ 7. zero        thinc's gradients become zero in place, torch's None
+ 8. averages    follow the new values
+
+Gradients were noted before, see torch_optimizer.py. A skipped update changes nothing but counters: what a batch wrote to BatchNorm's
+statistics is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinc.api import Shim
+
+from ..gradients import Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
+from ..params import Param, array_of, clear_grads
+from ..types import ClipBy
+from .threads import threads_for
+from .trained import TrainedParams
+
+
+class Step:
+    """Makes updates.
+
+    guard (Guard): Decides which are made.
+    clip_by (ClipBy): Whose norm, or what else, is clipped.
+
+    Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured), `buffers` (what the
+    buffers of torch modules held after the last update that was made), `reduce` (None: this is the only process).
+    """
+
+    def __init__(self, guard: Guard, clip_by: ClipBy):
+        self.guard = guard
+        self.clip_by: ClipBy = clip_by
+        self.reduce: Reduce | None = None
+        self.buffers = KeptBuffers()
+        self.grad_norm: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "buffers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.forget_buffers()
+
+    def forget_buffers(self) -> None:
+        """Other params come: what the buffers of modules held counts no more."""
+        self.buffers = KeptBuffers()
+
+    def make(
+        self,
+        params: Sequence[Param],
+        shims: Sequence[Shim],
+        trained: TrainedParams,
+        *,
+        grad_clip: float,
+        together: str,
+        lr_scale: float = 1.0,
+        epoch: float | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        spoiled_by: Exception | None = None,
+    ) -> bool:
+        """Make one update, or skip it.
+
+        params (Sequence[Param]): Each with a gradient.
+        shims (Sequence[Shim]): Those that take part.
+        trained (TrainedParams): Groups, learning rates and averages of these params.
+        grad_clip (float): The largest norm, or value. 0: no clipping.
+        together (str): Under what the guard counts it.
+        lr_scale (float): Multiplies all learning rates.
+        epoch, metrics: For the controller of learning rates.
+        spoiled_by (Exception | None): Why not all gradients could be computed. The update is skipped then.
+        RETURNS (bool): Whether it was made.
+        RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
+        """
+        averages = trained.averages
+        with threads_for([param.tensor for param in params]):
+            try:
+                if spoiled_by is not None:
+                    factor, verdict = self._refuse(spoiled_by)
+                else:
+                    if self.reduce is not None:
+                        self.reduce(params)
+                    chosen = trained.groups.choose(params)
+                    for algorithm, groups in chosen:
+                        algorithm.begin_step(groups)
+                    factor, verdict = self._measure_and_clip(params, grad_clip)
+                if factor is not None:
+                    if averages is not None:
+                        averages.before_update(params)
+                    trained.controller.step(epoch, metrics, scale=lr_scale)
+                    for algorithm, groups in chosen:
+                        algorithm.step(groups, factor)
+                    for param in params:
+                        param.steps += 1
+                # After a skipped update too: shims that keep their params elsewhere wait for this to release their gradients.
+                for param in params:
+                    if param.callback is not None:
+                        param.callback(array_of(param.tensor))
+                if factor is None:
+                    self.buffers.put_back(shims)
+                elif self.guard.wants_norms:
+                    self.buffers.keep(shims)
+                self.guard.report(verdict, together)
+            finally:
+                clear_grads(params)
+            if factor is not None and averages is not None:
+                averages.update(params, trained.table.shims.values())
+        return factor is not None
+
+    def _refuse(self, spoiled_by: Exception) -> tuple[None, Verdict]:
+        self.grad_norm = None
+        return None, self.guard.refuse(spoiled_by)
+
+    def _measure_and_clip(self, params: Sequence[Param], grad_clip: float) -> tuple[float | None, Verdict]:
+        """Clip, or say by how much to clip.
+
+        RETURNS (tuple[float | None, Verdict]): A factor for all gradients that is still to be applied; None: skip the update. And why.
+        """
+        by_norm = grad_clip and self.clip_by in ("global", "component", "param")
+        norms: list[float] = []
+        verdict = Verdict()
+        if by_norm or self.guard.wants_norms:
+            norms = grad_norms([param.grad for param in params])
+            self.grad_norm = total_norm(norms)
+            verdict = self.guard.judge(params, norms, self.grad_norm)
+        if verdict.factor is None or not grad_clip:
+            return verdict.factor, verdict
+        return clip_grads(params, norms, grad_clip, self.clip_by, scale=verdict.factor), verdict
+
+
+def name_of_set(params: Sequence[Param]) -> str:
+    """Under what the guard counts an update of params that is made outside a joint step: their components, or the only param."""
+    return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))
