@@ -344,7 +344,7 @@ def test_averages_begin_anew_for_a_param_of_another_shape():
     grown.group, grown.steps = "not frozen", 3
     averages.update([grown])
     assert averages.tensor_of(param.key).tolist() == [9.0] * 5
-    averages.drop(param.key)
+    averages.release(param)
     assert averages.tensor_of(param.key) is None
 
 
@@ -359,7 +359,7 @@ def grow(averages, param, shape):
     tensor[common] = param.tensor[common]
     grown = Param(param.name, (*param.key, len(averages._of)), None, tensor)
     grown.group, grown.steps = "not frozen", param.steps
-    averages.inherit(grown, averages.release(param.key))
+    averages.inherit(grown, averages.release(param), None, "mean")
     assert averages.tensor_of(param.key) is None
     return grown
 

@@ -452,6 +452,6 @@ def test_guard_from_a_config():
     settings = {"spike_factor": 4.0, "on_spike": "clip", "clip_by": "adaptive", "grad_clip": 0.01}
     optimizer = registry.resolve({"optimizer": block | settings})["optimizer"]
     assert (optimizer._step.guard.spike_factor, optimizer._step.guard.on_spike, optimizer.clip_by) == (4.0, "clip", "adaptive")
-    assert not registry.resolve({"optimizer": block})["optimizer"]._guard.spike_factor
+    assert not registry.resolve({"optimizer": block})["optimizer"]._step.guard.spike_factor
     with pytest.raises(Exception, match="on_spike"):
         registry.resolve({"optimizer": block | {"on_spike": "shrug"}})

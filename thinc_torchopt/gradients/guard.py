@@ -171,7 +171,7 @@ class Guard:
                     f"Skipped an update: {found.what}. All params are unchanged. "
                     "Further updates are skipped without a warning. Their number is in optimizer.skipped_updates."
                 ),
-                stacklevel=7,
+                stacklevel=8,
             )
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
@@ -191,7 +191,7 @@ class Guard:
                     f"{self.spike_factor:g} times its moving average of {found.average:.3g}; the largest is that of param "
                     f"'{found.largest}'. Further updates are {done} without a warning. Their number is in optimizer.grad_spikes."
                 ),
-                stacklevel=7,
+                stacklevel=8,
             )
 
     def begin_anew(self) -> None:
