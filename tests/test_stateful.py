@@ -268,7 +268,7 @@ class Machine(RuleBasedStateMachine):
             for name, value in self.norm.named_buffers():
                 self.net.norm.get_buffer(name).copy_(value)
         self.optimizer.from_disk(Path(self.folder.name) / "state")
-        assert self.optimizer._schedule_steps == self.step
+        assert self.optimizer.state_dict()["step"] == self.step
 
     # ------------------------------------------------------------------ what must hold
 
