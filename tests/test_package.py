@@ -72,3 +72,19 @@ def test_package_errors_are_builtins_too():
     for cls in ours:
         assert issubclass(cls, (ValueError, RuntimeError, UserWarning))
         assert cls.__name__ in errors.__doc__
+
+
+def test_package_rooms_are_entered_by_their_doors():
+    """What one room imports from another is what the other's `__init__` re-exports."""
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    by_window = []
+    for path in PACKAGE.rglob("*.py"):
+        here = path.relative_to(PACKAGE).parts
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                target = [*here[: len(here) - node.level], *(node.module or "").split(".")]
+                if len(target) > 1 and target[0] in rooms - {here[0]}:
+                    by_window.append(f"{path.relative_to(PACKAGE)}: {'.'.join(target)}")
+    assert by_window == []
+    for room in rooms:
+        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), f"{room} does not say what it is about"
