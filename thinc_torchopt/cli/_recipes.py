@@ -6,28 +6,21 @@ included. It says what it did in `told`, and what the user should look at in `wa
 
 from __future__ import annotations
 
-import inspect
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Any
 
-from confection import Config
-from spacy.language import DEFAULT_CONFIG, Language
+from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ..params import all_names, components_with_model, escape, shim_paths
 from ._config_text import Raw, Section, Setting, moved_value
+from ._pretrained import Pretrained, find_pretrained
+from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 from ._util import short
 
-THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
-TORCH = "thinc-torchopt.TorchOptimizer.v1"
-_ADAMW = "torch.AdamW.v1"
-_PREFIX = "thinc-torchopt."
 # Peak rates up to here are those of somebody who thinks of a transformer.
 _SMALL_RATE = 2e-4
 _ENCODER_RATE = 5e-5
@@ -43,8 +36,8 @@ class Recipe(str, Enum):
     robust = "robust"
 
 
-@dataclass
-class Draft:
+@dataclass(kw_only=True)
+class Draft(Translation):
     """A config whose optimizer is being rewritten.
 
     section (Section): [training.optimizer] as text, which is changed.
@@ -53,32 +46,16 @@ class Draft:
     state_path (str): A folder for checkpoints.
     """
 
-    section: Section
-    config: Config
     build_nlp: Callable[[], Language]
     state_path: str
-    told: list[str] = field(default_factory=list)
-    warned: list[str] = field(default_factory=list)
     is_unchanged: bool = False
-
-    def __post_init__(self) -> None:
-        given = dict(self.config.get("training", {}).get("optimizer", {}))
-        # As spaCy fills it in: for its own Adam.v1, and for nothing else.
-        default = Config({"optimizer": DEFAULT_CONFIG["training"]["optimizer"]})
-        self.values: dict[str, Any] = default.merge({"optimizer": given})["optimizer"]
-        self.kind: str = self.values["@optimizers"]
-
-    @property
-    def max_steps(self) -> int:
-        """The last step of the training; 0: it has none."""
-        return int(self.config.get("training", {}).get("max_steps", DEFAULT_CONFIG["training"]["max_steps"]) or 0)
 
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
 
         RAISES (ConfigError): It is none that can be rewritten.
         """
-        if self.kind not in (*THINC, *(_PREFIX + kind for kind in THINC), TORCH):
+        if self.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
             raise ConfigError(
                 f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) or one of "
                 f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by hand, '
@@ -104,162 +81,27 @@ class Draft:
             place = next(i for i, line in enumerate(self.told) if line.startswith("@optimizers")) + 1
             self.told.insert(place, f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.')
 
-    # ------------------------------------------------------------------ from thinc's optimizers
-
-    @property
-    def _arguments(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(registry.get("optimizers", self.kind)).parameters
-
-    def _check_thinc(self) -> None:
-        unknown = sorted(set(self.values) - set(self._arguments) - {"@optimizers"})
-        if unknown:
-            raise ConfigError(
-                f'Can\'t rewrite [training.optimizer]: expected settings of "{self.kind}" ({", ".join(self._arguments)}), found '
-                f"{', '.join(unknown)}. Correct or remove what is not among them."
-            )
-
-    def _fill_in(self) -> None:
-        """Write down what spaCy would fill in, and what another optimizer would not get."""
-        missing = [key for key in self.values if key not in self.section and key != "@optimizers"]
-        for i, key in enumerate(missing):
-            says = ["What spaCy fills in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
-            self.section.put(key, self.values[key], *says)
-        if missing:
-            self.told.append(f"Written down: {', '.join(missing)}, as spaCy fills them in for Adam.v1 and for no other optimizer.")
-
-    def _value(self, key: str) -> Any:
-        """A setting of the optimizer as it was, also where it is left out."""
-        return self.values[key] if key in self.values else self._arguments[key].default
-
     def _drop_in(self) -> None:
-        if self.kind.startswith(_PREFIX):
+        if self.kind.startswith(PREFIX):
             self.told.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
             self.is_unchanged = True
             return
-        self._set_optimizer(_PREFIX + self.kind, f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.')
-        self.told.append(f'@optimizers: "{self.kind}" is "{_PREFIX + self.kind}" now. All settings are as they were.')
+        self._set_optimizer(PREFIX + self.kind, f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.')
+        self.told.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
         if self.kind == "RAdam.v1":
             self.warned.append("thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md.")
         if self._value("use_averages"):
             self.told.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
 
-    def _set_optimizer(self, name: str, *comments: str) -> None:
-        rest = dict(self.section.settings)
-        known = rest.pop("@optimizers", None)
-        self.section.settings.clear()
-        lines = tuple(f"# {line}\n" for line in comments)
-        self.section.settings["@optimizers"] = Setting("@optimizers", f'"{name}"', (*(known.above if known else ()), *lines))
-        self.section.settings |= rest
-
-    def _as_torch(self) -> None:
-        """Go over to TorchOptimizer with the torch optimizer that is nearest to thinc's."""
-        if self.kind == TORCH:
-            return
-        kind, section = self.kind.removeprefix(_PREFIX), self.section
-        is_decay = self._value("L2_is_weight_decay")
-        name = {"Adam.v1": _ADAMW if is_decay else "torch.Adam.v1", "RAdam.v1": "torch.RAdam.v1", "SGD.v1": "torch.SGD.v1"}[kind]
-        self._set_optimizer(TORCH)
-        algorithm = Section()
-        algorithm.put("@torch_optimizers", name)
-        if kind != "SGD.v1":
-            self._move_betas(algorithm)
-            self._move("eps", algorithm, "eps")
-        self._move("L2", algorithm, "weight_decay")
-        if kind == "RAdam.v1":
-            algorithm.put("decoupled_weight_decay", bool(is_decay))
-        section.drop("L2_is_weight_decay")
-        if "use_averages" not in section:  # thinc's default is another than TorchOptimizer's
-            section.put("use_averages", bool(self._value("use_averages")))
-        if self._value("grad_clip") != 0:
-            section.put("clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.')
-        section.sections = {"algorithm": algorithm, **section.sections}
-        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate and grad_clip are carried over.')
-        if self._value("grad_clip") != 0:
-            self.told.append('clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.')
-
-    def _move_betas(self, algorithm: Section) -> None:
-        """Two settings of thinc's are one list of torch's; or a section, if one of them is a schedule."""
-        found = {key: self.section.take(key) for key in ("beta1", "beta2")}
-        comments = [line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()]
-        values = {
-            key: json.dumps(self._value(key)) if entry is None else moved_value(entry.value, self._value(key))
-            for key, entry in found.items()
-            if not isinstance(entry, Section)
-        }
-        if len(values) == 2 and all(not isinstance(self._value(key), (dict, list)) for key in values):
-            algorithm.put("betas", Raw(f"[{values['beta1']}, {values['beta2']}]"))
-            algorithm.settings["betas"] = Setting("betas", algorithm.settings["betas"].value, tuple(comments))
-            return
-        betas = algorithm.section("betas")
-        for key, entry in found.items():
-            if isinstance(entry, Section):
-                betas.give(key, entry)
-            else:
-                betas.settings[key] = Setting(key, values[key], () if entry is None else entry.above)
-
-    def _move(self, key: str, algorithm: Section, name: str) -> None:
-        """Carry a setting over to the algorithm's section, under its name there."""
-        entry = self.section.take(key)
-        if entry is None:
-            algorithm.put(name, self._value(key))
-        elif isinstance(entry, Section):
-            algorithm.give(name, entry)
-        else:
-            algorithm.give(name, entry.changed(moved_value(entry.value, self._value(key))))
-
-    # ------------------------------------------------------------------ algorithms
-
-    def _use_algorithm(self, name: str, *kept: str) -> None:
-        """Go over to another algorithm. kept (str): Options that mean the same there."""
-        old = self.section.sections.get("algorithm")
-        if old is None:
-            raise ConfigError(
-                "Can't use the recipe: expected the section [training.optimizer.algorithm], found none. Add it, with "
-                f'@torch_optimizers = "{name}".'
-            )
-        before = self._algorithm_name(old)
-        if before == name:
-            return
-        old.put("@torch_optimizers", name)
-        for key in [key for key in (*old.settings, *old.sections) if key not in ("@torch_optimizers", *kept)]:
-            old.drop(key)
-            if self.kind == TORCH:
-                self.warned.append(f"'{key}' of {before} in [training.optimizer.algorithm] is gone: {name} does not have it.")
-        if self.kind == TORCH:
-            self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
-
-    def _algorithm_name(self, section: Section) -> str:
-        if self.kind == TORCH:
-            return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
-        return section.settings["@torch_optimizers"].value.strip('"')
-
     def _adamw(self) -> None:
         was_torch = self.kind == TORCH
         self._as_torch()
-        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == _ADAMW:
-            self.told.append(f'@torch_optimizers = "{_ADAMW}" is there already: the algorithm was not changed.')
-        self._use_algorithm(_ADAMW, "betas", "eps", "weight_decay")
+        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
+            self.told.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
+        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if not was_torch:
-            self._tell_decay(_ADAMW)
-            self._tell_rate(_ADAMW)
-
-    def _tell_decay(self, name: str) -> None:
-        L2 = self._value("L2")
-        shown = "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
-        is_decay = self._value("L2_is_weight_decay")
-        if is_decay or L2 == 0:
-            self.told.append(f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step.")
-        else:
-            self.warned.append(
-                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it is taken off the "
-                "weights, which is something else in strength. Try other values, 0.01 for example."
-            )
-
-    def _tell_rate(self, name: str) -> None:
-        if self.kind.endswith("SGD.v1"):
-            self.warned.append(
-                f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy torchopt find-lr."
-            )
+            self._tell_decay(ADAMW)
+            self._tell_rate(ADAMW)
 
     def _low_memory(self) -> None:
         was_torch = self.kind == TORCH
@@ -402,52 +244,6 @@ class Draft:
             schedule.put("total_steps", Raw("${training.max_steps}") if has_setting else steps)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
         self.told.append(f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from there.")
-
-
-@dataclass
-class Pretrained:
-    """Patterns over the params of a pipeline.
-
-    encoders (list[str]): Of transformers.
-    sourced (list[str]): Of other components that were trained before.
-    vectors (list[str]): Of the layers that map static vectors, in what is new.
-    heads (list[str]): Of components that are new.
-    """
-
-    encoders: list[str] = field(default_factory=list)
-    sourced: list[str] = field(default_factory=list)
-    vectors: list[str] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-
-
-def find_pretrained(nlp: Language, config: Config) -> Pretrained:
-    """Find what was trained before in a pipeline.
-
-    nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
-    """
-    frozen = config.get("training", {}).get("frozen_components", [])
-    components = config.get("components", {})
-    initialize, found = config.get("initialize", {}), Pretrained()
-    pretrained = {name for name, block in components.items() if "source" in block}
-    if initialize.get("init_tok2vec"):
-        # spaCy loads it into the component that [pretraining] names.
-        pretrained.add(config.get("pretraining", {}).get("component", "tok2vec"))
-    trained = {escape(name): name for name in nlp.pipe_names if name not in frozen}
-    for escaped, model in components_with_model(nlp):
-        if escaped not in trained:
-            continue
-        paths = [path for path, shim in shim_paths(model, escaped) if type(shim).__name__ == "HFShim"]
-        is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
-        if is_encoder:
-            found.encoders.append(f"{escaped}/*")
-        elif trained[escaped] in pretrained:
-            found.sourced.append(f"{escaped}/*")
-        else:
-            found.heads.append(f"{escaped}/*")
-            found.encoders += [f"{path}/*" for path in paths]
-    names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
-    found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
-    return found
 
 
 def _comment(section: Section, key: str, comment: str) -> None:

@@ -72,7 +72,7 @@ def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Dra
             return util.load_model_from_config(raw, auto_fill=True)
 
     with show_validation_error(path, hint_fill=False):
-        draft = Draft(lines.section, config, build_nlp, state_path)
+        draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
     new = text if draft.is_unchanged else str(lines)
     with show_validation_error(path, hint_fill=False):

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy
 
+from .curves import Curve
 from .drawing import BAD, COLOURS, COLOURS_IN_THE_DARK, GLYPHS, GRID, LINE, TEXT, curve_colour, draw_svg, mark_colour, padded, plot_edges
-from .panels import WORDS, Curve, Marks, Panel, describe
+from .panels import WORDS, Marks, Panel, describe
 from .runs import Run, printable
 from .summary import Fact, facts_of
 

@@ -1,0 +1,132 @@
+"""Reading one log: lines of JSON, of which some may be damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checks import MAX_STEPS
+from ..errors import ConfigError
+
+# What counts so far are called when one of them is marked.
+COUNTED = {
+    "grad_spikes": "spike",
+    "skipped_updates": "skip",
+    "outside_writes": "outside_write",
+    "conservative_mode": "conservative",
+}
+_NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", "rollbacks", *COUNTED)
+_BY_NAME = ("losses", "scores", "learn_rates")
+# More damaged lines than that are not named.
+_MAX_NAMED = 5
+
+
+class Log:
+    """A log, column by column, as its lines are read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.steps = array("q")
+        self.columns: dict[tuple[str, str], array[float]] = {}
+        self.rollbacks: dict[tuple[int, int], int] = {}  # after and to, by the step of the line that told first
+        self.checkpoints: dict[int, None] = {}
+        self.notes: list[str] = []
+
+    @classmethod
+    def read(cls, path: Path) -> Log:
+        """RAISES (ConfigError): It is no log, or can't be read."""
+        log, damaged, first_damaged, n = cls(path), [], "", 0
+        try:
+            with path.open("rb") as file:
+                for n, line in enumerate(file, 1):
+                    if not line.strip():
+                        continue
+                    record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
+                    if record is None:
+                        damaged.append(n)
+                        first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                    else:
+                        log._add(record, n)
+        except OSError as error:
+            raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+        if damaged and len(damaged) >= len(log.steps):
+            raise ConfigError(
+                f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as JSONLinesLogger writes them, "
+                f"found in line {damaged[0]}: {first_damaged!r}. Give the file that 'path' names in the block of "
+                "'thinc-torchopt.JSONLinesLogger.v1'."
+            )
+        if damaged == [n]:
+            log.notes.append(f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or goes on.")
+        elif damaged:
+            named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
+            log.notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+        return log
+
+    def _add(self, record: Mapping[str, Any], line: int) -> None:
+        step = record["step"]
+        if self.steps and step <= self.steps[-1]:
+            if step < self.steps[-1]:
+                self.notes.append(
+                    f"{self.path.name} goes back from step {self.steps[-1]} to step {step} in line {line}: shown is what comes later."
+                )
+            self.cut(step)
+        for key in _NUMBERS:
+            if key in record:
+                self._put((key, ""), record[key])
+        for key in _BY_NAME:
+            values = record.get(key)
+            if isinstance(values, dict):
+                for name, value in values.items():
+                    if not isinstance(value, (dict, list, str)):
+                        self._put((key, name), value)
+        saved, back = record.get("last_checkpoint"), record.get("last_rollback")
+        if saved is not None and _is_step(saved):
+            self.checkpoints[saved] = None
+        if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
+            self.rollbacks.setdefault((back[0], back[1]), step)
+        self.steps.append(step)
+
+    def _put(self, column: tuple[str, str], value: Any) -> None:
+        values = self.columns.setdefault(column, array("d"))
+        while len(values) < len(self.steps):
+            values.append(math.nan)
+        values.append(_number(value))
+
+    def cut(self, step: int) -> None:
+        """Forget all from a step on."""
+        n = bisect_left(self.steps, step)
+        del self.steps[n:]
+        for values in self.columns.values():
+            del values[n:]
+        self.checkpoints = {saved: None for saved in self.checkpoints if saved < step}
+        self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """RETURNS (dict | None): None if it is no line of a log."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not _is_step(record.get("step")) or not isinstance(record.get("losses"), dict):
+        return None
+    return record
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
+
+
+def _number(value: Any) -> float:
+    """A finite number, or NaN."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value) if math.isfinite(value) else math.nan
+        except OverflowError:
+            pass
+    return math.nan
