@@ -44,7 +44,7 @@ def test_configs_resolve_fill_and_come_back_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TRANSFORMERS, "pretrain.cfg", "demo.cfg")])
 def test_configs_train(name, tmp_path, monkeypatch):
-    """For 20 steps. Transformers and pretraining have tests of their own, in test_training.py; the demo is in test_docs.py."""
+    """For 20 steps. Transformers and pretraining have tests of their own, in training/test_end_to_end.py; the demo is in test_docs.py."""
     skip_without(name)
     monkeypatch.chdir(tmp_path)
     train(name, tmp_path / "out", toy_corpus(tmp_path), training__max_steps=20, training__eval_frequency=10)

@@ -84,7 +84,7 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
 def run_spacy(args, folder, monkeypatch):
     """Run a spaCy command of the docs as it stands, in a folder with a small corpus, for a few steps."""
     if any(name in arg for name in ("transformer.cfg", "fine_tuning.cfg") for arg in args):
-        pytest.skip("needs a transformer's weights: test_training.py trains it from a folder, marked slow")
+        pytest.skip("needs a transformer's weights: training/test_end_to_end.py trains it from a folder, marked slow")
     if args[0] == "torchopt" and "--output" in args and not has_matplotlib:
         pytest.skip("matplotlib is not installed")
     toy_corpus(folder)

@@ -18,7 +18,7 @@ from thinc_torchopt.errors import ParamError
 
 from .models import toy_pipeline
 
-# Our optimizer, and the same as a plain torch one without kernels. thinc's own forms: their formulas are tested in test_drop_ins.py.
+# Ours, and the same as a plain torch one without kernels. thinc's own forms: their formulas are tested in optimizers/test_drop_ins.py.
 FUSED = {
     "AdamW": (AdamW, lambda params: torch.optim.AdamW(params, lr=0.01, fused=False, foreach=False)),
     "Adam": (

@@ -1,0 +1,220 @@
+"""What others do to the torch optimizer inside. Oracle: a plain torch loop with the same gradients."""
+
+import copy
+import warnings
+
+import numpy
+import pytest
+import torch
+from thinc.api import PyTorchWrapper
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD
+from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
+
+from ..models import params_of, same, toy_examples, toy_pipeline
+
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+POLICIES = ["restore", "adopt", "raise"]
+
+
+class Run:
+    """A module that is trained by us, and a copy of it that is trained by torch."""
+
+    def __init__(self, **settings):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        self.model, self.alone = PyTorchWrapper(module), copy.deepcopy(module)
+        self.optimizer = TorchOptimizer(SGD(momentum=0.9, weight_decay=0.01), iter(RATES), grad_clip=0.0, **settings)
+        self.plain = torch.optim.SGD(self.alone.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
+        self.rng = numpy.random.default_rng(0)
+        self.step_count = 0
+
+    def step(self, *, factor=1.0):
+        """factor (float): Of the rate in the plain loop."""
+        for ours, theirs in zip(self.model.shims[0]._model.parameters(), self.alone.parameters()):
+            ours.grad = torch.from_numpy(self.rng.normal(size=ours.shape).astype("f"))
+            theirs.grad = ours.grad.clone()
+        for group in self.plain.param_groups:
+            group["lr"] = RATES[self.step_count] * factor
+        self.plain.step()
+        self.step_count += 1
+        self.model.finish_update(self.optimizer)
+        self.optimizer.step_schedules()
+
+    @property
+    def inside(self):
+        return self.optimizer.torch_optimizers["algorithm"]
+
+    @property
+    def agrees(self):
+        return same(params_of(self.model), [param.detach() for param in self.alone.parameters()])
+
+
+def load(run):
+    run.inside.load_state_dict(run.inside.state_dict())
+    run.plain.load_state_dict(run.plain.state_dict())
+
+
+def load_another_rate(run):
+    state = copy.deepcopy(run.inside.state_dict())
+    state["param_groups"][0]["lr"] *= 5
+    run.inside.load_state_dict(state)
+
+
+def new_dicts(run):
+    run.inside.param_groups = [dict(group) for group in run.inside.param_groups]
+
+
+def clear(run):
+    run.inside.param_groups.clear()
+
+
+@pytest.mark.parametrize("change", [load, new_dicts])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_the_same_groups_in_new_dicts_change_nothing(change, policy):
+    run = Run(on_outside_write=policy)
+    for step in range(7):
+        if step in (3, 4):
+            change(run)
+        run.step()
+        assert run.agrees
+        assert run.optimizer.learn_rates == {"default": run.inside.param_groups[0]["lr"]} == {"default": RATES[step]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
+    run = Run(on_outside_write=policy)
+    for step in range(6):
+        if step == 3:
+            load_another_rate(run)
+            expectation = pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
+            with expectation as caught:
+                run.step(factor=5.0 if policy == "adopt" else 1.0)
+            if policy == "raise":
+                assert caught.value.what == "learn_rate" and caught.value.found == pytest.approx(1.5)
+                return
+        else:
+            run.step(factor=5.0 if policy == "adopt" and step > 3 else 1.0)
+        if policy == "restore":
+            assert run.agrees
+        else:  # a factor of 5, computed as a ratio of two rates: rounded once, in float64
+            assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(params_of(run.model), run.alone.parameters()))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_momentum_and_options_that_are_loaded_are_used(policy):
+    run = Run(on_outside_write=policy)
+    run.step()
+    for optimizer in (run.inside, run.plain):
+        state = copy.deepcopy(optimizer.state_dict())
+        for found in state["state"].values():
+            found["momentum_buffer"] *= 2
+        if policy != "raise":
+            state["param_groups"][0]["weight_decay"] = 0.5
+        optimizer.load_state_dict(state)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.step()
+        run.step()
+    assert len(caught) == (policy != "raise") and run.agrees
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_groups_that_are_taken_out_come_back(policy):
+    run = Run(on_outside_write=policy)
+    run.step()
+    clear(run)
+    if policy == "raise":
+        with pytest.raises(LearnRateIntegrityError, match="'default' was taken out of optimizer 'algorithm'"):
+            run.step()
+        return
+    with pytest.warns(LearnRateWarning, match=r"'default' was taken out.*The change was undone\. .*freeze"):
+        run.step()
+    run.step()
+    assert run.agrees and len(run.inside.param_groups) == 1
+
+
+@pytest.mark.parametrize("change", [load, load_another_rate])
+def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change):
+    run = Run(on_outside_write="restore")
+    run.step()
+    change(run)
+    groups, params = run.optimizer._trained.groups, list(run.optimizer._trained.params)
+    for param in params:
+        groups.drop(param)
+    assert run.inside.param_groups == []
+    groups.add(params, names_are_lasting=False)
+    assert [len(group["params"]) for group in run.inside.param_groups] == [4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_built_algorithm_hooks_do_not_get_around_the_controller(policy, everywhere):
+    run = Run(on_outside_write=policy)
+    run.step()
+
+    def write(optimizer, *_):
+        if optimizer is run.inside:
+            optimizer.param_groups[0]["lr"] = 5.0
+
+    register = register_optimizer_step_pre_hook if everywhere else run.inside.register_step_pre_hook
+    hook = register(write)
+    try:
+        if policy == "raise":
+            with pytest.raises(LearnRateIntegrityError, match=r"expected 0\.2, found 5"):
+                run.step()
+            return
+        with pytest.warns(LearnRateWarning, match=r"expected 0\.2, found 5"):
+            run.step(factor=1.0 if policy == "restore" else 5.0 / 0.2)
+    finally:
+        hook.remove()
+    assert run.agrees and len(run.inside._optimizer_step_pre_hooks) == 0
+
+
+def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
+    run = Run(on_outside_write="adopt")
+    run.step()
+    run.inside.param_groups[0]["lr"] *= 5
+    with pytest.warns(LearnRateWarning):
+        run.step(factor=5.0)
+    trained, params = run.optimizer._trained, list(run.optimizer._trained.params)
+    for param in params:
+        trained.groups.drop(param)
+    trained.groups.add(params, names_are_lasting=False)
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step(factor=5.0)
+    assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
+    assert shown == {run.optimizer.learn_rates["default"]}
+
+
+def test_built_algorithm_rates_that_are_rolled_back_or_held_are_shown():
+    run = Run(on_outside_write="restore")
+    for _ in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LearnRateWarning)
+            run.step()
+        run.inside.param_groups[0]["lr"] = 3.0
+    run.optimizer._trained.controller.scale = 0.5
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step()
+    assert run.optimizer._trained.controller.conservative
+    assert run.optimizer.learn_rates == {"default": RATES[2] * 0.5} and shown == {RATES[2] * 0.5}  # held since step 3
+
+
+def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(SGD(), 0.1)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    for name in ("morphologizer", "ner"):
+        nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer)
+    groups = optimizer._trained.groups.groups
+    assert [group.labels for group in groups] == [{"default"}, {"new"}, {"new"}]
+    rates = optimizer.learn_rates
+    assert list(rates.values()) == [group.entry["lr"] for group in groups] and len(set(rates.values())) == 3
+    assert list(rates) == ["default", "new", "new-2"]

@@ -1,0 +1,500 @@
+"""`spacy torchopt`, run as a user would run it, against numbers from elsewhere: spaCy's own pipeline, and schedules called by hand."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from io import StringIO
+from itertools import islice, pairwise
+
+import pytest
+import spacy
+from rich.cells import cell_len
+from rich.console import Console
+from spacy.training.initialize import init_nlp
+from thinc.api import compounding
+
+from thinc_torchopt.cli._util import errors_shown, make_console, print_table, sparkline
+from thinc_torchopt.cli.find_lr import _print as _print_range_test
+from thinc_torchopt.cli.params import show_params
+from thinc_torchopt.compat import has_matplotlib
+from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.schedules import warmup_cosine, warmup_linear
+from thinc_torchopt.training.lr_finder import RangeTest
+
+from ..conftest import CONFIGS
+from ..models import slots
+from ..runs import contents
+from ..spacy_cli import spacy_cli, toy_corpus, train
+
+PARAM_GROUPS = CONFIGS / "param_groups.cfg"
+
+# A tok2vec with a torch module on top, one layer of which is not to be trained.
+TORCH_TOK2VEC = """
+import torch
+from spacy import registry
+from spacy.ml.models import build_hash_embed_cnn_tok2vec
+from thinc.api import PyTorchWrapper, chain, with_array
+
+@registry.architectures("toy.TorchTok2Vec.v1")
+def build():
+    print("what others print")
+    module = torch.nn.Sequential(torch.nn.Linear(96, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 96))
+    module[2].bias.requires_grad_(False)
+    inner = build_hash_embed_cnn_tok2vec(
+        width=96, depth=1, embed_size=50, window_size=1, maxout_pieces=2, subword_features=False, pretrained_vectors=None
+    )
+    model = chain(inner, with_array(PyTorchWrapper(module)))
+    model.set_dim("nO", 96)
+    return model
+"""
+
+
+class Terminal(StringIO):
+    def isatty(self):
+        return True
+
+
+def value(schedule, step):
+    return next(islice(schedule, step, None))
+
+
+def torchopt(folder, *args, check=True):
+    """Run a command with the toy corpus in a folder."""
+    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
+    return spacy_cli("torchopt", *args, *paths, check=check)
+
+
+def initialized(folder, config=PARAM_GROUPS):
+    overrides = {f"paths.{name}": str(folder / f"{name}.spacy") for name in ("train", "dev")}
+    return init_nlp(spacy.util.load_config(config, overrides=overrides, interpolate=False))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    toy_corpus(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------------- all commands
+
+
+def test_cli_is_cheap_to_import():
+    """Every command of spaCy imports it."""
+    code = (
+        "import sys, spacy.cli; before = set(sys.modules); import thinc_torchopt.cli; "
+        "print(sorted(name for name in set(sys.modules) - before if not name.startswith('thinc_torchopt')), "
+        "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[] ['thinc_torchopt.about', 'thinc_torchopt.cli']"
+
+
+def test_cli_commands_are_in_spacys_help():
+    assert "torchopt" in spacy_cli("--help").stdout
+    listed = spacy_cli("torchopt", "--help").stdout
+    assert all(command in listed for command in ("params", "schedule", "find-lr"))
+
+
+def test_cli_says_what_is_wrong_without_a_traceback(folder):
+    adam = folder / "adam.cfg"
+    spacy_cli("init", "config", "--pipeline", "tagger", adam)
+    no_such_optimizer = 'found "Adam.v1". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1"'
+    outputs = [
+        (torchopt(folder, "params", adam, check=False), no_such_optimizer),
+        (torchopt(folder, "schedule", adam, check=False), no_such_optimizer),
+        (torchopt(folder, "find-lr", adam, check=False), no_such_optimizer),
+        (spacy_cli("torchopt", "params", PARAM_GROUPS, check=False), "[E913] Corpus path can't be None"),
+        (torchopt(folder, "params", PARAM_GROUPS, "--nonsense", "1", check=False), "No such option '--nonsense'"),
+        (torchopt(folder, "params", PARAM_GROUPS, "--training.optimizer.grad_clip", "-1.0", check=False), "Can't set 'grad_clip'"),
+    ]
+    for run, message in outputs:
+        assert run.returncode == 1 and not run.stdout
+        assert message in " ".join(run.stderr.split()) and "Traceback" not in run.stderr
+
+
+# ---------------------------------------------------------------------- params
+
+
+def test_cli_params_json_agrees_with_the_pipeline(folder):
+    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json").stdout)
+    nlp = initialized(folder)
+    sizes = {name: [param.size for param, _ in slots(proc.model)] for name, proc in nlp.pipeline}
+    assert {component["component"]: (component["params"], component["size"]) for component in found["components"]} == {
+        name: (len(params), sum(params)) for name, params in sizes.items()
+    }
+    params = {param["name"]: param for param in found["params"]}
+    assert len(params) == len(found["params"]) == sum(map(len, sizes.values()))
+    output = nlp.get_pipe("tagger").model.get_ref("output_layer")
+    assert params["tagger/output_layer/W"]["shape"] == list(output.get_param("W").shape)
+    assert params["tagger/output_layer/W"]["size"] == output.get_param("W").size
+    assert {(param["device"], param["kind"]) for param in params.values()} == {("cpu", "thinc")}
+
+    # What the config says, by hand.
+    for name, param in params.items():
+        component, is_embedding = param["component"], name.endswith("/E")
+        assert component == name.split("/")[0]
+        for rate, step in ((param["learn_rate"], 0), (param["learn_rate_at_steps"], 1000)):
+            if component == "ner":
+                expected = 0.001
+            elif component == "tagger":
+                expected = value(warmup_cosine(0.003, 100, 2000), step)
+            else:
+                layer = int(name.split("/")[2]) if "encode" in name else 0
+                expected = value(warmup_linear(0.002, 100, 2000), step) * 0.5 * 0.9 ** (4 - layer)
+                expected *= not (is_embedding and step < 200)
+            assert rate == pytest.approx(expected, rel=1e-9), name
+        assert (param["frozen"], param["frozen_until"]) == (("until step 200", 200) if is_embedding else (None, 0))
+        if name.endswith("/b") or "layernorm" in name or "output_layer" in name:
+            assert param["weight_decay"] == 0.0
+        else:
+            assert param["weight_decay"] == (value(compounding(0.001, 0.1, 1.005), 0) if component == "tok2vec" else 0.01)
+
+    for group in found["groups"]:
+        members = [param for param in params.values() if param["group"] == group["group"]]
+        assert (group["params"], group["size"]) == (len(members), sum(param["size"] for param in members))
+        assert {param["learn_rate_at_steps"] for param in members} == {group["learn_rate_at_steps"]}
+    assert sum(group["size"] for group in found["groups"]) == sum(map(sum, sizes.values()))
+    assert found["unmatched_patterns"] == [] and found["problem"] is None and found["notes"] == []
+
+
+def test_cli_params_text_is_complete_where_there_is_no_terminal(folder):
+    lines = torchopt(folder, "params", PARAM_GROUPS, "--steps", "7").stdout.splitlines()
+    names = [line.split()[0] for line in lines if "  cpu  " in line]
+    assert "tok2vec/embed/2/0/hashembed/E" in names and len(names) == 33
+    [line] = [line for line in lines if line.startswith("tok2vec/encode/3/maxout/W")]
+    assert line.split() == [
+        "tok2vec/encode/3/maxout/W",
+        *["96", "x", "3", "x", "288"],
+        "82,944",
+        "cpu",
+        "thinc",
+        "shared/layer-3",
+        "9e-06",
+        "7.2e-05",
+        "0.001",
+    ]
+    assert lines[0].split() == ["name", "shape", "size", "device", "kind", "group", "rate", "at", "step", "7", "decay", "frozen"]
+    assert any(line.split() == ["all", "33", "957,102", "957,102"] for line in lines)
+
+
+def test_cli_params_of_a_trained_model(folder):
+    """Without a corpus, from any place; what is frozen, disabled or not trained is listed with the reason."""
+    train("param_groups.cfg", folder / "out", {name: folder / f"{name}.spacy" for name in ("train", "dev")})
+    for name in ("train", "dev"):
+        (folder / f"{name}.spacy").unlink()
+    model = folder / "out" / "model-last"
+    before = contents(folder)
+    args = ("--nlp.disabled", '["tagger"]', "--training.frozen_components", '["ner"]')
+    found = json.loads(spacy_cli("torchopt", "params", model, "--json", *args).stdout)
+    assert contents(folder) == before
+    nlp = spacy.load(model)
+    trained = {component["component"]: (component["size"], component["trained_size"]) for component in found["components"]}
+    assert trained == {
+        name: (size := sum(param.size for param, _ in slots(proc.model)), size if name == "tok2vec" else 0) for name, proc in nlp.pipeline
+    }
+    for param in found["params"]:
+        if param["component"] != "tok2vec":
+            assert param["frozen"] == {"ner": "frozen_components", "tagger": "disabled"}[param["component"]]
+            assert param["group"] is None and param["learn_rate"] == 0.0 and param["learn_rate_at_steps"] is None
+    # With nothing to train there still is a table, and training would run.
+    everything = ("--training.frozen_components", '["ner", "tok2vec", "tagger"]')
+    assert "frozen_components" in spacy_cli("torchopt", "params", model, *everything).stdout
+
+
+def test_cli_params_of_torch_modules(folder):
+    (folder / "code.py").write_text(TORCH_TOK2VEC)
+    config = folder / "torch.cfg"
+    text = PARAM_GROUPS.read_text().split("# Blocks")[0]
+    config.write_text(
+        text.replace('factory = "tok2vec"', 'factory = "tok2vec"\n\n[components.tok2vec.model]\n@architectures = "toy.TorchTok2Vec.v1"')
+    )
+    run = torchopt(folder, "params", config, "--code", folder / "code.py", "--json")
+    found = json.loads(run.stdout)  # nothing but JSON, whatever others print
+    assert "what others print" in run.stderr
+    params = {param["name"]: param for param in found["params"] if param["kind"] == "torch"}
+    shapes = {name.split("/", 2)[2]: param["shape"] for name, param in params.items()}
+    assert len(shapes) == 6 and sorted(map(tuple, shapes.values())) == [(32,), (32,), (32,), (32, 96), (96,), (96, 32)]
+    frozen = [param for param in params.values() if param["frozen"]]
+    assert [(param["shape"], param["frozen"], param["group"]) for param in frozen] == [([96], "requires_grad = false", None)]
+    assert sum(component["trained_size"] for component in found["components"]) == sum(param["size"] for param in found["params"]) - 96
+
+
+def test_cli_params_shows_all_patterns_that_match_nothing(folder):
+    config = folder / "bad.cfg"
+    text = PARAM_GROUPS.read_text().replace('["tok2vec/*"]', '["tok2vec/*", "trf/*"]').replace("embed/*/E", "embd/*/E")
+    config.write_text(text.replace("tok2vec/* = 0.9", "tok2vec/* = 0.9\ntger/* = 0.5"))
+    run = torchopt(folder, "params", config, "--json", check=False)
+    found = json.loads(run.stdout)
+    assert run.returncode == 1
+    assert [(entry["pattern"], entry["where"]) for entry in found["unmatched_patterns"]] == [
+        ("trf/*", "[training.optimizer.param_groups.shared]"),
+        ("tok2vec/embd/*/E", "[training.optimizer.param_groups.embeddings]"),
+        ("tger/*", "[training.optimizer.layer_decay]"),
+    ]
+    assert "Similar names: tok2vec/embed/" in found["unmatched_patterns"][1]["message"]
+    rates = {param["name"]: param["learn_rate"] for param in found["params"]}
+    assert len(rates) == 33 and rates["ner/lower/W"] == 0.001  # the table, as far as it goes
+
+    text = torchopt(folder, "params", config, check=False).stdout
+    assert text.count("matches none of 33 params") == 3 and "tok2vec/embed/2/0/hashembed/E" in text
+    # Training would refuse this one too, for another reason.
+    config.write_text(PARAM_GROUPS.read_text().replace("tok2vec/* = 0.9", "tagger/* = 0.9"))
+    run = torchopt(folder, "params", config, "--json", check=False)
+    assert run.returncode == 1 and "expected params with the number of their layer" in json.loads(run.stdout)["problem"]
+    assert len(json.loads(run.stdout)["params"]) == 33
+
+
+# ---------------------------------------------------------------------- schedule
+
+
+def test_cli_schedule_json_agrees_with_the_schedules(folder):
+    found = json.loads(torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "300", "--json").stdout)
+    assert found["steps"] == 300 and found["notes"] == []
+    rates = found["learn_rates"]
+    assert rates["ner/*"] == [0.001] * 301
+    assert rates["no_decay+tagger/*"] == pytest.approx(list(islice(warmup_cosine(0.003, 100, 2000), 301)), rel=1e-12)
+    linear = list(islice(warmup_linear(0.002, 100, 2000), 301))
+    for layer in range(4):
+        assert rates[f"shared/layer-{layer}"] == pytest.approx([0.5 * 0.9 ** (4 - layer) * rate for rate in linear], rel=1e-12)
+    assert rates["shared+embeddings/layer-0"] == [0.0] * 200 + rates["shared/layer-0"][200:]
+    assert len(rates) == 13
+
+
+def test_cli_schedule_text(folder):
+    lines = torchopt(folder, "schedule", PARAM_GROUPS).stdout.splitlines()
+    assert lines[0].split() == ["group", "step", "0", "highest", "at", "step", "step", "2000", "curve"]
+    [line] = [line for line in lines if line.startswith("shared/layer-3 ")]
+    *cells, chart = line.split()
+    assert cells == ["shared/layer-3", "9e-06", "0.0009", "99", "0"]
+    assert len(chart) == 60 and chart[0] == "▃" and "█" in chart and chart[-1] == "▁"
+    [line] = [line for line in lines if line.startswith("shared+embeddings")]
+    assert line.split()[-1].startswith("▁▁▁▁▁▁█")
+
+
+def test_cli_schedule_says_what_it_can_not_know(folder):
+    watching = torchopt(folder, "schedule", CONFIGS / "schedules_plateau.cfg", "--steps", "200")
+    assert "These depend on the scores in training: learn_rate." in watching.stdout
+    config = folder / "list.cfg"
+    text = (CONFIGS / "cnn.cfg").read_text()
+    head, _, rest = text.partition("[training.optimizer.learn_rate]")
+    _, _, tail = rest.partition("\n\n")
+    config.write_text(head.replace("[training.optimizer]\n", "[training.optimizer]\nlearn_rate = [0.1, 0.2, 0.3]\n") + tail)
+    run = torchopt(folder, "schedule", config, "--steps", "6", "--json")
+    found = json.loads(run.stdout)
+    assert found["learn_rates"] == {"default": [0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3]}
+    [note] = found["notes"]
+    assert note.startswith("The schedule of 'learn_rate' ended after 3 steps") and "ScheduleWarning" not in run.stderr
+    shown = json.loads(torchopt(folder, "params", config, "--steps", "4", "--json").stdout)
+    assert {param["learn_rate_at_steps"] for param in shown["params"]} == {0.3} and shown["notes"] == [note]
+    assert "--steps" in torchopt(folder, "schedule", config, "--training.max_steps", "0", check=False).stderr
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_cli_schedule_draws(folder):
+    (folder / "rates.png").write_text("an old one")
+    torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", "--output", folder / "rates.png", "--log")
+    assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
+    run = torchopt(folder, "schedule", PARAM_GROUPS, "--output", folder / "rates.xyz", check=False)
+    assert run.returncode == 1 and "expected a name that ends in one of" in run.stderr
+
+
+def test_cli_schedule_without_matplotlib(folder, monkeypatch):
+    """None in sys.modules: for Python there is no such module."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+    assert "shared/layer-3" in torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50").stdout
+    for command in ("schedule", "find-lr"):
+        run = torchopt(folder, command, PARAM_GROUPS, "--output", folder / "rates.png", check=False)
+        assert run.returncode == 1 and "pip install 'thinc-torchopt[plot]'" in run.stderr and "Traceback" not in run.stderr
+    assert not (folder / "rates.png").exists()
+
+
+# ---------------------------------------------------------------------- find-lr
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_cli_find_lr(folder):
+    """What it suggests trains; nothing of the user's is changed, and the picture is the one new file."""
+    shutil.copy(PARAM_GROUPS, folder / "my.cfg")
+    before = contents(folder)
+    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json")
+    found = json.loads(run.stdout)
+    after = contents(folder)
+    assert after.pop(folder / "lr.png")[0].startswith(b"\x89PNG") and after == before
+
+    rates, losses = found["learn_rates"], found["losses"]
+    assert rates[0] == 1e-7 and len(rates) == len(losses) <= 100
+    assert all(high / low == pytest.approx(1e8 ** (1 / 99), rel=1e-9) for low, high in pairwise(rates))
+    steepest, lowest = found["suggestions"]["steepest"], found["suggestions"]["lowest/10"]
+    assert steepest in rates and lowest in [rate / 10 for rate in rates]
+    peaks = {tuple(entry["setting"]): entry["peak"] for entry in found["settings"]}
+    assert peaks == pytest.approx({("learn_rate",): 0.002, ("per_param_lr", "tagger/*"): 0.003, ("per_param_lr", "ner/*"): 0.001})
+    for entry in found["settings"]:
+        assert entry["steepest"] == pytest.approx(entry["peak"] / 0.003 * steepest)
+    assert found["groups"]["ner/*"]["steepest"] == pytest.approx(steepest / 3)
+    assert found["groups"]["shared/layer-3"]["lowest/10"] == pytest.approx(lowest / 1.5 * 0.5 * 0.9)
+    assert "shared+embeddings/layer-0" not in found["groups"]  # frozen until step 200
+
+    # The losses at the suggestion are on their way down, those at a ten-thousandth of it are not.
+    first, at_steepest = sum(losses[:5]) / 5, losses[rates.index(steepest)]
+    assert at_steepest < 0.8 * first and losses[20] > 0.95 * first
+
+    text = torchopt(folder, "find-lr", folder / "my.cfg").stdout
+    assert ("far apart" in text) == (not 1 / 3 <= steepest / lowest <= 3)
+    assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {steepest:.2g}" in text
+    assert f"[training.optimizer.per_param_lr]\nner/* = {steepest / 3:.2g}" in text
+    [line] = [line for line in text.splitlines() if line.startswith("shared+embeddings/layer-0")]
+    assert line.split() == ["shared+embeddings/layer-0", "frozen", "frozen"]
+
+
+def test_cli_find_lr_of_a_trained_model(folder):
+    corpus = {name: folder / f"{name}.spacy" for name in ("train", "dev")}
+    train("cnn.cfg", folder / "out", corpus)
+    before = contents(folder)
+    # A rate that does nothing, and few steps: nothing to suggest is said, and is an error for scripts.
+    args = ("--max-lr", "1e-6", "--steps", "12")
+    run = spacy_cli("torchopt", "find-lr", folder / "out" / "model-last", "--json", *args, check=False)
+    found = json.loads(run.stdout)
+    assert run.returncode == 1 and "expected a loss that falls" in found["problem"]
+    assert found["suggestions"] == {} and found["settings"] == [] and found["ended"] == "max_rate" and len(found["losses"]) == 12
+    text = spacy_cli("torchopt", "find-lr", folder / "out" / "model-last", *args, check=False)
+    assert text.returncode == 1 and "Error: Can't suggest a learning rate" in text.stdout
+    assert contents(folder) == before
+    run = torchopt(folder, "find-lr", PARAM_GROUPS, "--min-lr", "1.0", "--max-lr", "0.1", check=False)
+    assert run.returncode == 1 and "expected 0 < --min-lr < --max-lr" in run.stderr
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
+def test_cli_tables_fit_the_terminal_and_lose_nothing(width):
+    file = StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False, emoji=False)
+    names = [f"transformer/encoder/layer/{i}/attention/[self]/query/weight" for i in range(3)]
+    rows = [[name, "768 x 768", f"{10**i:,}", "cuda:0", f":group-{i}:/layer-0", f"until step {i}"] for i, name in enumerate(names)]
+    headers = ["name", "shape", "size", "device", "group", "frozen"]
+    print_table(console, headers, rows, numbers=["size"])
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("─"))
+    told, shown = " ".join(lines[:at]), "".join("".join(lines[at + 1 :]).split())
+    same = ("768 x 768", "cuda:0") if width < 200 else ()
+    assert all(part in told for part in [*same, *headers])
+    for row in rows:
+        for cell in set(row) - set(same):
+            assert "".join(cell.split()) in shown  # no emoji, no markup
+    # Whole cells stand in line, that is where their header does.
+    if width >= 60:
+        for header, cells in {"name": names, "group": [row[4] for row in rows], "frozen": [row[5] for row in rows]}.items():
+            [place] = {line.index(header) for line in lines[:at] if header in line.split()}
+            assert [line[place : place + len(cell)] for cell in cells for line in lines if cell in line] == cells
+
+
+def test_cli_tables_go_by_what_a_character_takes_on_the_screen():
+    rows = [["词向量", "1"], ["encoder", "2"]]
+    for width in (80, 10):
+        file = StringIO()
+        print_table(Console(file=file, width=width, force_terminal=True, color_system=None), ["group", "rate"], rows, numbers=["rate"])
+        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        ends = {cell_len(line) for line in lines if line.endswith(("rate", "1", "2"))}
+        assert len(ends) == 1
+
+
+def test_cli_errors_are_red_in_a_terminal_and_plain_elsewhere(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "ANSI_COLORS_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    outputs = []
+    for stream in (Terminal(), StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pytest.raises(SystemExit), errors_shown(as_json=False):
+            raise ConfigError("Can't set [x]")
+        outputs.append(stream.getvalue())
+    assert outputs == ["\x1b[31mError: Can't set [x]\x1b[0m\n", "Error: Can't set [x]\n"]
+
+
+def test_cli_colours_are_off_where_spacys_are(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    for name in (None, "ANSI_COLORS_DISABLED", "WASABI_LOG_FRIENDLY"):
+        with monkeypatch.context() as patch:
+            if name is not None:
+                patch.setenv(name, "1")
+            print_table(make_console(), ["group", "rate"], [["a", "1"]])
+        assert ("\x1b" in terminal.getvalue()) == (name is None)
+        terminal.truncate(terminal.seek(0))
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    print_table(make_console(), ["group", "rate"], [["a", "1"]])
+    assert "\x1b" not in sys.stdout.getvalue()  # a file
+
+
+def test_cli_sparkline():
+    console = Console(file=StringIO())
+    console_encoding = console.encoding
+    assert console_encoding.startswith("utf")
+    assert sparkline(console, [0.0, 0.5, 1.0], 60) == "▁▅█"
+    assert sparkline(console, [0.0] * 50 + [1.0] + [0.0] * 49, 10) == "▁▁▁▁▁█▁▁▁▁"  # a peak of one step is seen
+
+    class Ascii(StringIO):
+        encoding = "ascii"
+
+    assert sparkline(Console(file=Ascii()), [0.0, 1.0], 60) == ""
+
+
+def test_cli_find_lr_says_when_its_suggestions_are_far_apart():
+    for tenth_of_lowest, is_far in ((0.01, False), (0.001, True)):
+        file = StringIO()
+        found = RangeTest([0.01, 10 * tenth_of_lowest], [1.0, 0.5], [{"default": 0.01}] * 2, smoothed=[1.0, 0.5], steepest=0, lowest=1)
+        setting = {"setting": ["learn_rate"], "peak": 0.1, **found.suggestions}
+        _print_range_test(Console(file=file, width=200, markup=False), found, [setting], {"learn_rate": 0.1}, None)
+        assert ("far apart" in file.getvalue()) == is_far
+        assert file.getvalue().endswith("\n[training.optimizer]\nlearn_rate = 0.01\n")
+
+
+def run_params(path, capsys):
+    """The error of `spacy torchopt params`, in this process."""
+    with pytest.raises(SystemExit) as caught:
+        show_params(path, [], steps=None, as_json=False, code_path=None, use_gpu=-1)
+    assert caught.value.code == 1
+    return " ".join(capsys.readouterr().err.split())
+
+
+GROUPS = "training.optimizer.param_groups"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f"[{GROUPS}]\n", "", f"expected the section [{GROUPS}] above [{GROUPS}.shared], found none. * add the line [{GROUPS}]."),
+        (
+            f"[{GROUPS}.no_decay]",
+            f"[{GROUPS}.tagger.x]",
+            f"expected the section [{GROUPS}.tagger] above [{GROUPS}.tagger.x], * 'tagger.x' is the name of one block: * 'tagger_x'.",
+        ),
+        (
+            "[training.optimizer.per_param_lr.tagger/*]",
+            "[training.optimizer.per_param_lr.tagger.x]",
+            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * write it with slashes: 'tagger/x'.",
+        ),
+    ],
+)
+def test_cli_says_which_section_is_missing(old, new, said, tmp_path, capsys):
+    text = PARAM_GROUPS.read_text()
+    assert old in text
+    (tmp_path / "config.cfg").write_text(text.replace(old, new))
+    found = run_params(tmp_path / "config.cfg", capsys)
+    assert found.startswith(f"Error: Can't read '{tmp_path / 'config.cfg'}': ")
+    for part in said.split(" * "):
+        assert part in found
+
+
+def test_cli_leaves_other_errors_of_a_config_to_spacy(tmp_path, capsys):
+    (tmp_path / "config.cfg").write_text("[nlp\nlang = 1")
+    with pytest.raises(SystemExit):
+        show_params(tmp_path / "config.cfg", [], steps=None, as_json=False, code_path=None, use_gpu=-1)
+    assert "Config validation error" in capsys.readouterr().out

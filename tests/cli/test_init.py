@@ -1,0 +1,554 @@
+"""`spacy torchopt init`: what is around the optimizer stays to the last byte, and what comes out trains as the config meant."""
+
+import difflib
+import os
+import stat
+from collections import Counter
+from itertools import islice
+
+import numpy
+import pytest
+import spacy
+from confection import Config
+from spacy.training.initialize import init_nlp
+from thinc.api import Optimizer
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.cli import _RECIPES
+from thinc_torchopt.cli._config_text import ConfigText
+from thinc_torchopt.cli._recipes import Recipe
+from thinc_torchopt.cli.init import init_config, rewrite
+from thinc_torchopt.errors import ConfigError
+
+from ..conftest import CONFIGS
+from ..models import pipeline_params, toy_examples
+from ..spacy_cli import QUICK, spacy_cli, toy_corpus
+
+ALL = list(Recipe)
+
+# As somebody wrote it: comments, variables, an order of its own, subsections far from their parent, both kinds of delimiters.
+OWN = """# My config.
+[paths]
+train = null
+dev = null
+
+[system]
+seed = 0
+gpu_allocator = null
+
+[vars]
+beta = 0.8
+decay = 0.02
+steps = 30
+
+[nlp]
+lang = "en"
+pipeline = ["tok2vec","tagger"]\x20\x20
+
+[components]
+
+[components.tok2vec]
+factory = "tok2vec"
+
+[components.tagger]
+factory = "tagger"
+
+[components.tagger.model]
+@architectures = "spacy.Tagger.v2"
+
+[components.tagger.model.tok2vec]
+@architectures = "spacy.Tok2VecListener.v1"
+width = 96
+
+[corpora]
+
+[corpora.train]
+@readers = "spacy.Corpus.v1"
+path = ${paths.train}
+
+[corpora.dev]
+@readers = "spacy.Corpus.v1"
+path = ${paths.dev}
+
+[training]
+seed = ${system.seed}
+gpu_allocator: ${system.gpu_allocator}
+max_steps = 30
+# how often
+eval_frequency = 10
+
+# The optimizer of our dreams.
+[training.optimizer]
+# ours was Adam for years
+@optimizers = "Adam.v1"
+beta1=${vars.beta}
+beta2 = 0.99
+; strong, on purpose
+L2 = ${vars.decay}
+grad_clip: 0.5
+# use_averages = true
+
+# Batches, small ones.
+[training.batcher]
+@batchers = "spacy.batch_by_words.v1"
+size = 40
+
+# The schedule.
+[training.optimizer.learn_rate]
+@schedules = "warmup_linear.v1"
+# a tenth
+warmup_steps = 3
+total_steps = ${vars.steps}
+initial_rate = 0.01
+
+# The end.
+[initialize]
+vectors = null
+"""
+
+
+def given(text):
+    """A config as confection reads it, without its optimizer."""
+    config = Config().from_str(text, interpolate=False)
+    config["training"].pop("optimizer", None)
+    return config
+
+
+def block_of(text):
+    return Config().from_str(text)["training"]["optimizer"]
+
+
+def resolved(text):
+    """The optimizer of a config, filled in as spaCy does."""
+    config = Config(spacy.language.DEFAULT_CONFIG).merge(Config().from_str(text))
+    return spacy.registry.resolve({"optimizer": config.interpolate()["training"]["optimizer"]})["optimizer"]
+
+
+def run(text, recipe, tmp_path):
+    draft, new = rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"))
+    return draft, new
+
+
+def with_optimizer(block):
+    """OWN with another optimizer, which may be none."""
+    before, _, rest = OWN.partition("# The optimizer of our dreams.")
+    batcher = "# Batches" + rest.partition("# Batches")[2].partition("# The schedule.")[0]
+    return f"{before}{block}{batcher}# The end.\n[initialize]\nvectors = null\n"
+
+
+def outside(text):
+    """The lines that are not of the optimizer, by the plainest of readings."""
+    kept, inside, comments = [], False, []
+    for line in text.splitlines(keepends=True):
+        if line.startswith("["):
+            inside = line.startswith("[training.optimizer")
+            kept += [] if inside else comments
+        # Those right above a header are its own.
+        comments = [*comments, line] if inside and line.startswith("#") else []
+        if not inside and line.strip():
+            kept.append(line)
+    return kept
+
+
+# ---------------------------------------------------------------------- the text
+
+
+def test_init_knows_the_recipes_of_its_help():
+    assert tuple(recipe.value for recipe in Recipe) == _RECIPES
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+def test_init_leaves_all_else_as_it_was(recipe, ending, tmp_path):
+    text = OWN.replace("\n", ending)
+    _, new = run(text, recipe, tmp_path)
+    gone = Counter(line.strip() for line in text.splitlines()) - Counter(line.strip() for line in new.splitlines())
+    assert all(line.startswith(("@optimizers", "beta", "L2")) or not line for line in gone), gone
+    assert outside(new) == outside(text)
+    for comment in (line for line in OWN.splitlines() if line.startswith(("#", ";"))):
+        assert comment in new.splitlines(), comment
+    assert given(new) == given(text)
+    assert new.count("\n") == new.count(ending)
+    for line in OWN.split("# The optimizer of our dreams.")[0].splitlines():
+        assert line + ending in new
+    assert f"# The optimizer of our dreams.{ending}[training.optimizer]" in new
+    assert new.endswith(f"# The end.{ending}[initialize]{ending}vectors = null{ending}")
+
+
+def test_init_drop_in_changes_one_word(tmp_path):
+    _, new = run(OWN, "drop-in", tmp_path)
+    changed = [line for line in difflib.ndiff(OWN.splitlines(), new.splitlines()) if line[0] in "+-"]
+    assert [line for line in changed if line[0] == "-"] == ['- @optimizers = "Adam.v1"']
+    assert '+ @optimizers = "thinc-torchopt.Adam.v1"' in changed
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "\n[other]\na = 1"),
+        ("[other]\na = 1\n\n", "\n# the end"),
+        ("[other]\na =\n    1\n\n    2\n\n# comment\n", "\n\n\n# of b\n[b]\nc = 1\n"),
+    ],
+    ids=["first", "last", "between"],
+)
+def test_init_config_text_round_trip(before, after):
+    text = f"{before}[training.optimizer]\n# one\na = 1\n\n# two\nb =\n  1,\n\n  2\n# tail\n{after}"
+    assert str(ConfigText(text, "training.optimizer")) == text
+    changed = ConfigText(text, "training.optimizer")
+    changed.section.put("a", 2)
+    changed.section.section("new").put("c", None)
+    new = str(changed)
+    assert outside(new) == outside(text)
+    assert "# one\na = 2\n" in new and "b =\n  1,\n\n  2\n" in new and "[training.optimizer.new]\nc = null" in new
+
+
+def test_init_adds_the_section_and_those_above_it(tmp_path):
+    for block in ("", "[training.optimizer]\n"):
+        text = with_optimizer(block)
+        _, new = run(text, "adamw", tmp_path)
+        assert given(new) == given(text) and outside(new) == outside(text)
+        optimizer = resolved(new)
+        assert (optimizer.L2, optimizer.learn_rate, optimizer.grad_clip, optimizer.averages) == (0.01, 0.001, 1.0, {})
+    without = '[nlp]\nlang = "en"\npipeline = []'
+    _, new = run(without, "adamw", tmp_path)
+    assert new.startswith(f"{without}\n\n[training]\n\n[training.optimizer]\n")
+    assert isinstance(resolved(new), TorchOptimizer)
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+def test_init_twice_is_as_once(recipe, tmp_path):
+    _, once = run(OWN, recipe, tmp_path)
+    draft, twice = run(once, recipe, tmp_path)
+    assert twice == once and draft.told
+
+
+# ---------------------------------------------------------------------- what it means
+
+
+def test_init_writes_down_what_spacy_fills_in(tmp_path):
+    """spaCy's defaults for Adam.v1 are not those of the function, and are for Adam.v1 alone."""
+    text = with_optimizer('[training.optimizer]\n@optimizers = "Adam.v1"\n\n')
+    theirs = resolved(text)
+    assert theirs.L2 == 0.01 and theirs.averages is None
+    for recipe in ("drop-in", "adamw"):
+        ours = resolved(run(text, recipe, tmp_path)[1])
+        assert isinstance(ours, TorchOptimizer)
+        for name in ("learn_rate", "grad_clip", "b1", "b2", "eps", "L2"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        ours_settings = spacy.registry.fill({"optimizer": block_of(run(text, recipe, tmp_path)[1])})["optimizer"]
+        assert ours_settings["use_averages"] is False
+
+
+@pytest.mark.parametrize("kind", ["Adam.v1", "RAdam.v1", "SGD.v1"])
+@pytest.mark.parametrize("recipe", [recipe for recipe in ALL if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value)
+def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
+    """thinc's RAdam and SGD keep averages if nobody says otherwise; TorchOptimizer doesn't."""
+    text = with_optimizer(f'[training.optimizer]\n@optimizers = "{kind}"\nlearn_rate = 0.004\n\n')
+    theirs, ours = resolved(text), resolved(run(text, recipe, tmp_path)[1])
+    assert (ours.learn_rate, ours.L2) == (theirs.learn_rate, theirs.L2)
+    filled = spacy.registry.fill({"optimizer": block_of(run(text, recipe, tmp_path)[1])})["optimizer"]
+    keeps = {Recipe.low_memory: False, Recipe.robust: True}.get(recipe, theirs.averages is not None)
+    assert filled["use_averages"] is keeps
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+def test_init_carries_over_schedules_and_variables(recipe, tmp_path):
+    _, new = run(OWN, recipe, tmp_path)
+    theirs, ours = resolved(OWN), resolved(new)
+    rates = []
+    for optimizer in (theirs, ours):
+        rates.append([])
+        for _ in range(35):
+            rates[-1].append(optimizer.learn_rate)
+            optimizer.step_schedules()
+    assert rates[0] == rates[1] and max(rates[0]) == 0.01
+    assert ours.grad_clip == 0.5 and ours.L2 == 0.02
+    assert "${vars.decay}" in new and "${vars.steps}" in new
+    if recipe != Recipe.low_memory:
+        assert "${vars.beta}" in new and (ours.b1, ours.b2) == (0.8, 0.99)
+
+
+SCHEDULED = """[training.optimizer]
+@optimizers = "Adam.v1"
+beta2 = 0.99
+eps = ${beta2}
+learn_rate = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+[training.optimizer.beta1]
+@schedules = "decaying.v1"
+base_rate = 0.9
+decay = 0.1
+
+[training.optimizer.L2]
+@schedules = "compounding.v1"
+start = 0.1
+stop = 0.2
+compound = 1.1
+
+"""
+
+
+def test_init_moves_schedules_to_the_algorithm(tmp_path):
+    text = with_optimizer(SCHEDULED)
+    theirs, ours = resolved(text), resolved(run(text, "adamw", tmp_path)[1])
+    for _ in range(5):
+        for name in ("learn_rate", "b1", "b2", "eps", "L2"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        theirs.step_schedules()
+        ours.step_schedules()
+
+
+def test_init_drop_in_trains_as_thinc(tmp_path):
+    """Up to rounding, which is another in torch's kernel: Adam makes a step of 1% of a gradient that is nothing but rounding."""
+    corpus = toy_corpus(tmp_path)
+    for recipe in (None, "drop-in"):
+        text = OWN if recipe is None else run(OWN, recipe, tmp_path)[1]
+        overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+        nlp = init_nlp(Config().from_str(text, interpolate=False, overrides=overrides))
+        optimizer, examples = resolved(text), toy_examples(nlp)
+        assert isinstance(optimizer, TorchOptimizer) is (recipe is not None) and isinstance(optimizer, Optimizer)
+        begin = pipeline_params(nlp)
+        for _ in range(8):
+            nlp.update(examples, sgd=optimizer)
+            optimizer.step_schedules()
+        found = pipeline_params(nlp)
+        if recipe is None:
+            expected = found
+            assert any((a - b).abs().max() > 0.01 for a, b in zip(begin["tagger"], found["tagger"]))
+    for name in expected:
+        for a, b in zip(expected[name], found[name]):
+            difference = (a - b).abs().numpy()
+            assert difference.max() < 1e-3 and numpy.quantile(difference, 0.999) < 1e-5
+
+
+def test_init_says_where_L2_means_something_else(tmp_path):
+    block = '[training.optimizer]\n@optimizers = "{}"\nlearn_rate = 0.1\nL2 = 0.1\nL2_is_weight_decay = {}\n\n'
+    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "adamw", tmp_path)
+    assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warned) and resolved(new).L2 == 0.1
+    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "robust", tmp_path)
+    assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warned
+    draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "adamw", tmp_path)
+    assert "learn_rate was chosen for SGD" in " ".join(draft.warned)
+    draft, new = run(with_optimizer(block.format("RAdam.v1", "true")), "robust", tmp_path)
+    assert block_of(new)["algorithm"] == {
+        "@torch_optimizers": "torch.RAdam.v1",
+        "betas": [0.9, 0.999],
+        "eps": 1e-08,
+        "weight_decay": 0.1,
+        "decoupled_weight_decay": True,
+    }
+
+
+def test_init_low_memory_keeps_little(tmp_path):
+    """A state far smaller than the params; Adam's is twice as large."""
+    corpus = toy_corpus(tmp_path)
+    overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    sizes = {}
+    for recipe in ("adamw", "low-memory"):
+        text = run(OWN, recipe, tmp_path)[1]
+        nlp = init_nlp(Config().from_str(text, interpolate=False, overrides=overrides))
+        optimizer, examples = resolved(text), toy_examples(nlp)
+        optimizer.initialize(nlp)
+        losses = []
+        for _ in range(8):
+            losses.append(nlp.update(examples, sgd=optimizer)["tagger"])
+            optimizer.step_schedules()
+        (torch_optimizer,) = optimizer.torch_optimizers.values()
+        sizes[recipe] = sum(
+            value.numel() for state in torch_optimizer.state.values() for value in state.values() if value is not None and value.dim()
+        ) / sum(param.numel() for param in optimizer.params.values())
+        assert losses[-1] < 0.8 * losses[0], losses
+    assert sizes["adamw"] == pytest.approx(2.0) and sizes["low-memory"] < 0.2
+
+
+# ---------------------------------------------------------------------- fine-tune
+
+
+def fine_tuned(text, tmp_path):
+    draft, new = run(text, "fine-tune", tmp_path)
+    return draft, block_of(new), new
+
+
+def test_init_fine_tune_with_a_transformer(tmp_path):
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    text = (CONFIGS / "fine_tuning.cfg").read_text().partition("[training.optimizer]")[0]
+    small = '[training.optimizer.learn_rate]\n@schedules = "warmup_linear.v1"\ninitial_rate = 0.00004\n'
+    small += "warmup_steps = 10\ntotal_steps = 100\n"
+    _, block, _ = fine_tuned(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\n\n{small}', tmp_path)
+    assert block["param_groups"] == {"heads": {"params": ["ner/*"], "lr_scale": 25.0}, "encoder": {"params": ["transformer/*"]}}
+    assert block["layer_decay"] == {"transformer/*": 0.9} and block["skip_decay"] == "bias_and_norm"
+    assert block["learn_rate"]["initial_rate"] == 0.00004
+    # With a rate for what is new it is the transformer's that is another.
+    _, block, _ = fine_tuned(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = 0.002\n', tmp_path)
+    assert block["param_groups"] == {"encoder": {"params": ["transformer/*"], "lr_scale": 0.025}}
+    schedule = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.002, "warmup_steps": 100, "total_steps": 1000}
+    assert block["learn_rate"] == schedule
+    text = text.replace("[training]", '[training]\nfrozen_components = ["transformer"]')
+    _, block, _ = fine_tuned(f"{text}[training.optimizer]\nlearn_rate = 0.002\n", tmp_path)
+    assert "param_groups" not in block and block["learn_rate"] == 0.002
+
+
+def test_init_fine_tune_with_static_vectors(tmp_path):
+    own = '[components.tok2vec.model]\n@architectures = "spacy.HashEmbedCNN.v2"\npretrained_vectors = true\nwidth = 96\ndepth = 1\n'
+    own += "embed_size = 200\nwindow_size = 1\nmaxout_pieces = 3\nsubword_features = true\n\n"
+    text = OWN.replace("[components.tagger]", f"{own}[components.tagger]")
+    _, block, _ = fine_tuned(text, tmp_path)
+    assert block["param_groups"] == {"static_vectors": {"params": ["tok2vec/*static_vectors/*"], "lr_scale": 0.1}}
+
+
+def trained_model(folder, corpus):
+    _, new = rewrite(OWN, folder, Recipe.adamw, "state")
+    overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    nlp = init_nlp(Config().from_str(new, interpolate=False, overrides=overrides))
+    nlp.to_disk(folder / "model")
+    return folder / "model"
+
+
+def test_init_fine_tune_with_what_was_trained_before(tmp_path):
+    model = trained_model(tmp_path, toy_corpus(tmp_path))
+    text = OWN.replace('[components.tok2vec]\nfactory = "tok2vec"', f'[components.tok2vec]\nsource = "{model}"')
+    _, block, _ = fine_tuned(text, tmp_path)
+    assert block["param_groups"] == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
+    _, block, _ = fine_tuned(OWN.replace("vectors = null", 'vectors = null\ninit_tok2vec = "model99.bin"'), tmp_path)
+    assert block["param_groups"] == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
+
+
+def test_init_fine_tune_with_nothing_trained_before(tmp_path):
+    draft, block, _ = fine_tuned(OWN, tmp_path)
+    assert "param_groups" not in block and "Nothing in this pipeline was trained before" in " ".join(draft.warned)
+
+
+# ---------------------------------------------------------------------- a config that has ours
+
+
+def test_init_keeps_what_ours_has(tmp_path):
+    for path in sorted(CONFIGS.glob("*.cfg")):
+        if path.name in ("fine_tuning.cfg", "transformer.cfg", "pytorch_optimizer.cfg"):
+            continue
+        text = path.read_text()
+        before = block_of(text)
+        if before["@optimizers"] != "thinc-torchopt.TorchOptimizer.v1":
+            continue
+        _, new = run(text, "robust", tmp_path)
+        assert given(new) == given(text)
+        after = block_of(new)
+        assert {key: after[key] for key in before if key != "use_averages"} == {
+            key: value for key, value in before.items() if key != "use_averages"
+        }
+        assert {"max_nonfinite", "spike_factor", "rollback_after", "checkpoint"} <= set(after)
+
+
+def test_init_says_what_is_lost_of_ours(tmp_path):
+    text = with_optimizer(
+        '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\nlearn_rate = 0.1\n\n'
+        '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n# much\nmomentum = 0.9\nweight_decay = 0.5\n\n'
+    )
+    draft, new = run(text, "adamw", tmp_path)
+    assert block_of(new)["algorithm"] == {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.5}
+    assert draft.warned == ["'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] is gone: torch.AdamW.v1 does not have it."]
+    assert "# much" in new
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("block", "recipe", "said"),
+    [
+        ('[training.optimizer]\n@optimizers = "my.Adam.v7"\n\n', "adamw", 'found "my.Adam.v7". What its settings mean is not known'),
+        ('[training.optimizer]\n@optimizers = "Adam.v1"\nbeta3 = 1\n\n', "adamw", "found beta3. Correct or remove"),
+        (
+            '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
+            '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n',
+            "drop-in",
+            "The other recipes keep what it has: adamw, fine-tune, low-memory, robust.",
+        ),
+        (
+            '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
+            '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n[training.optimizer.layer_decay]\ntok2vec/* = 0.9\n\n',
+            "fine-tune",
+            "found [training.optimizer.layer_decay]. Change it there",
+        ),
+        ('[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = -1.0\n\n', "adamw", "Can't set 'learn_rate'"),
+    ],
+    ids=["not thinc's", "no setting", "ours", "has groups", "bad value"],
+)
+def test_init_refuses(block, recipe, said, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        run(with_optimizer(block), recipe, tmp_path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("reference", ["${training.optimizer.beta2}", "${training.optimizer.use_averages}"])
+def test_init_refuses_to_break_variables(reference, tmp_path):
+    text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace("grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false")
+    with pytest.raises(ConfigError, match="expected no variable elsewhere that refers to a setting in there"):
+        run(text, "robust", tmp_path)
+    run(text, "drop-in", tmp_path)
+
+
+def test_init_refuses_an_optimizer_that_is_no_section(tmp_path):
+    text = with_optimizer("").replace("max_steps = 30", 'max_steps = 30\noptimizer = {"@optimizers": "Adam.v1"}')
+    with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found a value"):
+        run(text, "adamw", tmp_path)
+
+
+def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, capsys, monkeypatch):
+    path, link = tmp_path / "own.cfg", tmp_path / "link.cfg"
+    path.write_text(OWN)
+    path.chmod(0o640)
+    link.symlink_to(path)
+
+    def broken(*args):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", broken)
+        with pytest.raises(SystemExit):
+            init_config(link, link, recipe="adamw")
+    assert "Can't write" in capsys.readouterr().err
+    assert path.read_text() == OWN and sorted(tmp_path.iterdir()) == [link, path]
+    init_config(link, link, recipe="adamw")
+    assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert block_of(path.read_text())["algorithm"]["@torch_optimizers"] == "torch.AdamW.v1"
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+def test_init_to_stdout_prints_the_config_alone(tmp_path):
+    (tmp_path / "own.cfg").write_text(OWN)
+    found = spacy_cli("torchopt", "init", tmp_path / "own.cfg", "-", "--recipe", "fine-tune")
+    assert found.stdout == run(OWN, "fine-tune", tmp_path)[1]
+    assert found.stderr.startswith("Warning: Nothing in this pipeline was trained before")
+
+
+def test_init_lists_the_recipes(tmp_path, capsys):
+    (tmp_path / "own.cfg").write_text(OWN)
+    with pytest.raises(SystemExit) as stopped:
+        init_config(tmp_path / "own.cfg", tmp_path / "new.cfg", recipe="adam")
+    assert stopped.value.code == 1 and not (tmp_path / "new.cfg").exists()
+    assert "expected one of drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pipeline"),
+    [("drop-in", "tagger,ner"), ("adamw", "textcat"), ("fine-tune", "tagger"), ("low-memory", "tagger,ner"), ("robust", "ner")],
+    ids=[recipe.value for recipe in ALL],
+)
+def test_init_trains(recipe, pipeline, tmp_path, corpus):
+    """What `spacy init config` writes, rewritten in place, and trained by `spacy train`."""
+    from spacy.cli.init_config import init_config as spacys
+    from spacy.cli.train import train
+
+    path = tmp_path / "config.cfg"
+    path.write_text(spacys(lang="en", pipeline=pipeline.split(",")).to_str())
+    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"))
+    path.write_text(new)
+    overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in QUICK.items() if "batcher" not in k}})
+    nlp = spacy.load(tmp_path / "out" / "model-last")
+    assert set(pipeline.split(",")) <= set(nlp.pipe_names)
+    assert (tmp_path / "state").is_dir() is (recipe == "robust")
+    assert list(islice(pipeline_params(nlp), 1))

@@ -1,0 +1,99 @@
+"""What can't be optimized, or saved, is named: by the param, and before anything happens to it."""
+
+import numpy
+import pytest
+import torch
+from thinc.api import Linear, Model, PyTorchWrapper
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.errors import ParamError
+from thinc_torchopt.state.files import read_folder, write_folder
+from thinc_torchopt.training.model_state import check_model, collect_model, restore_model
+
+from ..models import toy_pipeline
+
+DTYPES = {
+    "big-endian": (">f4", "dtype >f4"),
+    "longdouble": (numpy.longdouble, "dtype (float128|float96|longdouble)"),
+    "complex": ("c8", "dtype complex64"),
+}
+if numpy.dtype(numpy.longdouble) == numpy.dtype("f8"):
+    del DTYPES["longdouble"]
+
+
+def pipeline(model):
+    nlp = toy_pipeline([], shared=False)
+    nlp.add_pipe("tagger").model = model
+    return nlp
+
+
+def layer(array):
+    return Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": array})
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_params_of_a_dtype_that_torch_does_not_have(kind):
+    dtype, found = DTYPES[kind]
+    with pytest.raises(ParamError, match=rf"Can't optimize param 'tagger/W': expected .* found {found}"):
+        TorchOptimizer(AdamW()).initialize(pipeline(layer(numpy.ones((3, 2)).astype(dtype))))
+
+
+@pytest.mark.parametrize("dtype, found", [*DTYPES.values(), ("i4", "dtype int32")])
+def test_params_with_gradients_of_a_dtype_that_torch_does_not_have(dtype, found):
+    nlp = pipeline(Linear(3, 2).initialize())
+    model = nlp.get_pipe("tagger").model
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    with pytest.raises(ParamError, match=rf"Can't take the gradient of param 'tagger/W': expected .* found {found}"):
+        optimizer.set_grad(model.get_param("W"), numpy.ones((3, 2)).astype(dtype), key=(model.id, "W"))
+
+
+class Sparse(torch.nn.Module):
+    def __init__(self, make_param):
+        super().__init__()
+        self.weight = make_param(torch.nn.Parameter(torch.eye(3)))
+
+
+def test_params_that_are_sparse():
+    module = Sparse(lambda param: torch.nn.Parameter(param.detach().to_sparse()))
+    with pytest.raises(ParamError, match=r"param 'tagger/weight': expected a dense tensor, found one of layout torch.sparse_coo"):
+        TorchOptimizer(AdamW()).initialize(pipeline(PyTorchWrapper(module)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"grad_clip": 0.0, "max_nonfinite": 0}])
+def test_params_with_sparse_gradients(settings):
+    """Those of torch.nn.Embedding(sparse=True). torch's SGD takes them, but nothing that measures or clips them does."""
+    model = PyTorchWrapper(torch.nn.Embedding(5, 3, sparse=True))
+    optimizer = TorchOptimizer(SGD(), **settings)
+    optimizer.initialize(pipeline(model))
+    model.shims[0]._model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ParamError, match=r"gradient of param 'tagger/weight': expected a dense tensor.*sparse_coo.*sparse = False"):
+        model.finish_update(optimizer)
+
+
+def test_params_from_a_shim_may_have_any_strides():
+    taken = []
+    optimizer = TorchOptimizer(SGD(), 0.5, grad_clip=0.0)
+    optimizer.set_grad(numpy.arange(3.0)[::-1], numpy.ones(3)[::-1], taken.append, key="W")
+    optimizer.step()
+    assert taken[0].tolist() == [1.5, 0.5, -0.5]
+
+
+@pytest.mark.parametrize("make", [lambda a: a[::-1], lambda a: a.astype(">f4"), lambda a: a.astype(">i8"), lambda a: a.T[:, ::-1]])
+def test_params_of_any_layout_are_saved_and_brought_back(make, tmp_path):
+    """Those of frozen components, which no optimizer has made plain."""
+    array = make(numpy.arange(12, dtype="f").reshape(3, 4))
+    expected, nlp = array.copy(), pipeline(layer(array))
+    write_folder(tmp_path / "model", collect_model(nlp))
+    saved = read_folder(tmp_path / "model")
+    array[...] = 0
+    check_model(nlp, saved)
+    restore_model(nlp, saved)
+    found = nlp.get_pipe("tagger").model.get_param("W")
+    assert found.dtype == expected.dtype and numpy.array_equal(found, expected)
+
+
+def test_params_that_cannot_be_saved_are_named():
+    with pytest.raises(ParamError, match=r"Can't save param 'tagger/W': expected .* found dtype complex256|float128|longdouble"):
+        collect_model(pipeline(layer(numpy.ones(3, dtype=numpy.longdouble))))

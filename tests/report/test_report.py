@@ -1,0 +1,535 @@
+"""Reports: from logs that the logger wrote in real trainings, and from logs as they are found. What is drawn is compared with the numbers
+in the log, read by hand."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from bisect import bisect_right
+from contextlib import ExitStack
+from html.parser import HTMLParser
+from io import BytesIO, StringIO
+
+import numpy
+import pytest
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+
+from thinc_torchopt import compat
+from thinc_torchopt.cli.report import show_report
+from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
+from thinc_torchopt.report import facts_of, read_runs, summarize, write_report
+from thinc_torchopt.report.drawing import COLOURS
+from thinc_torchopt.report.panels import make_panels
+from thinc_torchopt.training.checkpoint_folder import steps_of
+
+from ..runs import config_for
+from ..spacy_cli import spacy_cli
+
+needs_matplotlib = pytest.mark.skipif(not compat.has_matplotlib, reason="matplotlib is not installed")
+
+
+def row(step, **changes):
+    """A line of a log, as the logger writes them without an evaluation."""
+    return {
+        "step": step,
+        "epoch": step // 10,
+        "seconds": 0.5 + 0.25 * step,
+        "words": 100 * (step + 1),
+        "losses": {"tok2vec": 3.0, "ner": 100.0 / (step + 1)},
+        "learn_rates": {"default": 0.001, "encoder": 0.0005},
+        "grad_norm": 2.0 + step % 3,
+        "skipped_updates": 0,
+        "grad_spikes": 0,
+        "rollbacks": 0,
+        "outside_writes": 0,
+        "conservative_mode": 0,
+        **changes,
+    }
+
+
+def evaluated(step, score, **changes):
+    scores = {
+        "token_acc": 1.0,
+        "ents_p": 0.1,
+        "ents_r": 0.2,
+        "ents_f": score,
+        "tag_acc": 0.25,
+        "speed": 9e3,
+        "ents_per_type": {"X": {"f": 1.0}},
+    }
+    return row(step, score=score, scores=scores, **changes)
+
+
+def rows(n, every=5, **changes):
+    return [evaluated(i, 1 - 1 / (i + 2), **changes) if i % every == 0 else row(i, **changes) for i in range(n)]
+
+
+def write(path, lines, end=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + end, encoding="utf8")
+    return path
+
+
+def only(runs):
+    [run] = runs
+    return run
+
+
+def events(run):
+    return [(event.kind, event.step, event.count) for event in run.events]
+
+
+class Page(HTMLParser):
+    """The tags and texts of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.texts, self.open = [], [], []
+        self.feed(path.read_text(encoding="utf8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    def all(self, name, **attrs):
+        return [found for tag, found in self.tags if tag == name and all(found.get(key) == value for key, value in attrs.items())]
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_report_reads_what_is_in_a_log(tmp_path):
+    lines = rows(23)
+    run = only(read_runs([write(tmp_path / "a" / "log.jsonl", lines)]))
+    assert run.steps.tolist() == list(range(23)) and run.label == "a/log" and not run.notes and not run.events
+    assert run.columns["losses"]["ner"].tolist() == [line["losses"]["ner"] for line in lines]
+    assert run.columns["learn_rates"]["encoder"].tolist() == [0.0005] * 23
+    assert run.numbers("grad_norm").tolist() == [line["grad_norm"] for line in lines]
+    assert run.numbers("score")[::5].tolist() == [line["score"] for line in lines[::5]] and numpy.isnan(run.numbers("score")).sum() == 18
+    assert set(run.columns["scores"]) == {"token_acc", "ents_p", "ents_r", "ents_f", "tag_acc", "speed"}
+    found = summarize(run)
+    assert (found["best_score"], found["best_step"], found["last_step"], found["epoch"]) == (1 - 1 / 22, 20, 22, 2)
+    assert (found["lowest_final_rate"], found["highest_final_rate"]) == (0.0005, 0.001)
+    assert found["words_per_second"] == pytest.approx(400.0) and found["seconds"] == 6.0
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_report_best_score_is_the_first_of_equal_ones(tmp_path):
+    lines = [evaluated(0, 0.5), evaluated(1, 0.75), evaluated(2, 0.75), evaluated(3, None)]
+    assert only(read_runs([write(tmp_path / "log.jsonl", lines)])).best == (0.75, 1)
+
+
+def test_report_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path):
+    """4 words a second, and evaluations of 100 seconds."""
+    seconds, exact = 0.0, []
+    for step in range(40):
+        seconds += 0.25 + (100.0 if step and (step - 1) % 10 == 0 else 0.0)
+        exact.append((evaluated if step % 10 == 0 else lambda i, _, **kw: row(i, **kw))(step, 0.5, seconds=seconds, words=step))
+    run = only(read_runs([write(tmp_path / "exact.jsonl", exact)]))
+    assert run.speed == pytest.approx(4.0)
+    x, y = run.speeds()
+    assert len(x) and y == pytest.approx(4.0)
+    rounded = [{**line, "seconds": int(line["seconds"])} for line in exact]
+    run = only(read_runs([write(tmp_path / "rounded.jsonl", rounded)]))
+    assert run.speed == pytest.approx(39 / int(seconds), rel=0.01)
+    assert numpy.isfinite(run.speeds()[1]).all()
+
+
+@pytest.mark.parametrize(
+    "end", ['{"step": 20, "epo', '{"step": 20, "losses": {"ner": 1.0}', "\x00\x00\x00", '{"step": 20}\n', "[" * 100_000], ids=range(5)
+)
+def test_report_of_a_run_that_was_killed_while_it_wrote(tmp_path, end):
+    run = only(read_runs([write(tmp_path / "log.jsonl", rows(20), end)]))
+    assert run.steps[-1] == 19 and len(run.notes) == 1 and "log.jsonl ends in half a line" in run.notes[0]
+
+
+def test_report_names_damaged_lines(tmp_path):
+    path = write(tmp_path / "log.jsonl", rows(30))
+    lines = path.read_text().splitlines()
+    for i in (3, 7, 8, 11, 12, 19, 20):
+        lines[i] = lines[i][:40]
+    path.write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf8")
+    run = only(read_runs([path]))
+    assert run.notes == ["log.jsonl has 7 damaged lines, which are left out: 4, 8, 9, 12, 13 ...."] and len(run.steps) == 23
+    assert run.columns["losses"]["ner"][3] == 100.0 / 5
+
+
+def test_report_has_gaps_for_what_is_no_number(tmp_path):
+    odd = ["NaN", "Infinity", "-Infinity", "null", '"text"', "true", "[1.0]", "{}", "1e999", "1" + "0" * 400]
+    lines = [json.dumps(row(i)) for i in range(4)]
+    lines += [
+        f'{{"step": {i}, "losses": {{"ner": {value}}}, "learn_rates": {{"default": {value}}}, "grad_norm": {value}, "seconds": {value}, '
+        f'"words": {value}, "score": {value}, "scores": {value}, "skipped_updates": {value}, "last_checkpoint": {value}, '
+        f'"last_rollback": {value}}}'
+        for i, value in enumerate(odd, 4)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    run = only(read_runs([tmp_path / "log.jsonl"]))
+    assert len(run.steps) == 14 and numpy.isnan(run.columns["losses"]["ner"][4:]).all() and run.best is None and not run.notes
+    assert run.last("grad_norm") == 2.0 and not run.events
+    assert make_panels([run])
+
+
+@pytest.mark.parametrize(
+    "kept", [("step", "losses"), ("step", "losses", "learn_rates"), ("step", "losses", "score"), ("step", "losses", "words")]
+)
+def test_report_of_logs_that_lack_keys(tmp_path, kept):
+    lines = [{key: value for key, value in line.items() if key in ("step", "losses", kept)} for line in rows(20)]
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    titles = {"learn_rates": "Learning rate", "score": "Score"}
+    assert {panel.title for panel in make_panels([run])} == {"Loss"} | {title for key, title in titles.items() if key == kept}
+    assert [fact.name for fact in facts_of(run) if fact.value][-1] == ("final rate" if kept == "learn_rates" else "last step")
+
+
+@pytest.mark.parametrize(
+    "content,found",
+    [
+        ("", "an empty file"),
+        ("\n\n", "an empty file"),
+        ('{"text": "a corpus"}\n' * 5, "line 1"),
+        ("step,loss\n1,2\n", "step,loss"),
+        ('[{"step": 1}]\n', "line 1"),
+        ('{"step": -1, "losses": {}}\n', "line 1"),
+        ('{"step": true, "losses": {}}\n', "line 1"),
+        ('{"step": 1e3, "losses": {}}\n', "line 1"),
+        ('{"step": 1, "losses": [2.0]}\n', "line 1"),
+        (b"\x89PNG\r\n\x1a\n\xff\xff\n", "line 1"),
+    ],
+    ids=range(10),
+)
+def test_report_refuses_what_is_no_log(tmp_path, content, found):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=re.escape(str(path)) + f".*expected.*{found}"):
+        read_runs([path])
+
+
+def test_report_leaves_empty_logs_out_beside_others(tmp_path):
+    full, empty = write(tmp_path / "full.jsonl", rows(5)), write(tmp_path / "empty.jsonl", [])
+    run = only(read_runs([empty, full, full]))
+    assert run.paths == [full] and run.notes == ["empty.jsonl is empty, and left out."]
+
+
+# ---------------------------------------------------------------------- runs that were resumed
+
+
+def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
+    first = write(tmp_path / "log.jsonl", rows(14, skipped_updates=1))
+    second = write(tmp_path / "log-2.jsonl", [row(i, skipped_updates=2, grad_norm=50.0) for i in range(11, 20)])
+    third = write(tmp_path / "log-3.jsonl", [row(i, skipped_updates=2, grad_norm=70.0) for i in range(18, 25)])
+    other = write(tmp_path / "log-4.jsonl", rows(6))
+    runs = read_runs([second, third, first, other])
+    assert [run.paths for run in runs] == [[first, second, third], [other]] and [run.label for run in runs] == ["log", "log-4"]
+    run = runs[0]
+    assert run.steps.tolist() == list(range(25))
+    norms = run.numbers("grad_norm").tolist()
+    assert norms[10] == 3.0 and set(norms[11:18]) == {50.0} and set(norms[18:]) == {70.0}
+    assert events(run) == [("skip", 0, 1), ("skip", 11, 1), ("resumed", 11, 1), ("resumed", 18, 1)]
+    assert len(run.notes) == 2 and "log-2.jsonl goes on with log.jsonl from step 11" in run.notes[0]
+    # Alone, each says what is missing.
+    assert only(read_runs([first])).notes == ["The run goes on in log-2.jsonl, it seems. Give both."]
+    [alone] = read_runs([second])
+    assert "begins at step 11: the steps before may be in log.jsonl" in alone.notes[0] and not alone.events
+
+
+def test_report_of_a_log_whose_steps_go_back(tmp_path):
+    lines = [*rows(20), *(row(i, losses={"ner": 7.0}, last_checkpoint=12) for i in range(13, 30))]
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    assert run.steps.tolist() == list(range(30)) and set(run.columns["losses"]["ner"][13:]) == {7.0}
+    assert math.isnan(run.columns["losses"]["tok2vec"][13])
+    assert run.notes == ["log.jsonl goes back from step 19 to step 13 in line 21: shown is what comes later."]
+    twice = [row(0), row(1, grad_norm=1.0), row(1, grad_norm=2.0)]
+    run = only(read_runs([write(tmp_path / "twice.jsonl", twice)]))
+    assert run.numbers("grad_norm").tolist() == [2.0, 2.0] and not run.notes
+
+
+# ---------------------------------------------------------------------- events and labels
+
+
+def test_report_finds_what_happened(tmp_path):
+    lines = rows(30)
+    for line in lines:
+        step = line["step"]
+        line |= {"grad_spikes": (step >= 4) + 2 * (step >= 9), "skipped_updates": int(step >= 9), "outside_writes": int(step >= 3)}
+        line |= {"conservative_mode": int(step >= 20), "rollbacks": int(step >= 12)}
+        if step > 5:
+            line["last_checkpoint"] = 5 if step < 11 or 12 <= step < 16 else 10 if step < 12 else 15
+        if step >= 12:
+            line["last_rollback"] = [12, 5]
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    assert sorted(events(run)) == sorted(
+        [("spike", 4, 1), ("spike", 9, 2), ("skip", 9, 1), ("outside_write", 3, 1), ("conservative", 20, 1), ("rollback", 12, 1)]
+        + [("checkpoint", step, 1) for step in (5, 10, 15)]
+    )
+    assert next(event.to for event in run.events if event.kind == "rollback") == 5
+    older = [{key: value for key, value in line.items() if not key.startswith("last_")} for line in lines]
+    run = only(read_runs([write(tmp_path / "older.jsonl", older)]))
+    assert [event for event in events(run) if event[0] in ("rollback", "checkpoint")] == [("rollback", 12, 1)]
+
+
+@pytest.mark.parametrize(
+    "paths,labels",
+    [
+        (["a/log.jsonl", "b/log.jsonl"], ["a", "b"]),
+        (["logs/adam.jsonl", "logs/sgd.jsonl"], ["adam", "sgd"]),
+        (["a/x/log.jsonl", "b/x/log.jsonl"], ["a", "b"]),
+        (["a/log.jsonl", "a/log-2.jsonl", "b/log.jsonl"], ["a/log", "a/log-2", "b/log"]),
+        (["a/log.jsonl", "a/log.txt"], ["log.jsonl", "log.txt"]),
+        (["ä\n<b>/log.jsonl", "می\u200cشود/log.jsonl"], ["ä\ufffd<b>", "می\u200cشود"]),
+    ],
+    ids=range(6),
+)
+def test_report_labels_differ(tmp_path, paths, labels):
+    found = [run.label for run in read_runs([write(tmp_path / path, rows(3)) for path in paths])]
+    assert [label.removeprefix(f"{tmp_path.name}/") for label in found] == labels
+
+
+# ---------------------------------------------------------------------- panels
+
+
+def curves(panel):
+    return {curve.name: curve for curve in panel.named}
+
+
+def panels_of(*paths):
+    return {panel.title: panel for panel in make_panels(read_runs(paths))}
+
+
+def test_report_panels_of_one_run(tmp_path):
+    lines = rows(30, grad_norm=1.0)
+    lines[7] |= {"grad_norm": 500.0, "grad_spikes": 1}
+    for line in lines[8:]:
+        line["grad_spikes"] = 1
+    panels = panels_of(write(tmp_path / "log.jsonl", lines))
+    assert list(panels) == ["Score", "Loss", "Learning rate", "Gradient norm", "Speed"]
+    # The main score is ents_f; precision, recall, the tokenizer's and the speed are left to the table.
+    assert list(curves(panels["Score"])) == ["main score", "tag_acc"]
+    assert curves(panels["Score"])["main score"].x.tolist() == [0, 5, 10, 15, 20, 25]
+    assert curves(panels["Loss"])["ner"].y.tolist() == [line["losses"]["ner"] for line in lines]
+    assert set(curves(panels["Learning rate"])) == {"default", "encoder"} and not panels["Learning rate"].is_log
+    [spike] = [marks for marks in panels["Gradient norm"].marks if marks.kind == "spike"]
+    assert (spike.x.tolist(), spike.y.tolist()) == ([7], [500.0]) and panels["Gradient norm"].is_log
+    assert "ner: 100 at step 0, 3.33 at step 29, lowest 3.33, highest 100" in panels["Loss"].alt
+
+
+def test_report_panels_compare_runs(tmp_path):
+    slow = [{**line, "losses": {"ner": 1.0}, "learn_rates": {"default": 0.01}} for line in rows(10)]
+    panels = panels_of(write(tmp_path / "a" / "log.jsonl", rows(30)), write(tmp_path / "b" / "log.jsonl", slow))
+    assert list(panels) == ["Score", "Loss of tok2vec", "Loss of ner", "Learning rate", "Gradient norm", "Speed"]
+    assert list(curves(panels["Loss of tok2vec"])) == ["a"]
+    for title in ("Score", "Loss of ner", "Learning rate", "Gradient norm", "Speed"):
+        assert {name: curve.colour for name, curve in curves(panels[title]).items()} == {"a": 0, "b": 1}
+    band = curves(panels["Learning rate"])["a"]
+    assert set(band.y) == {0.001} and set(band.low) == {0.0005} and curves(panels["Learning rate"])["b"].low is None
+
+
+def test_report_groups_with_the_same_rates_share_a_curve(tmp_path):
+    rates = [{**{f"layer-{i}": 0.001 * 0.8**i for i in range(20)}, "same": 0.001, "frozen": 0.0} for _ in range(9)]
+    panel = panels_of(write(tmp_path / "log.jsonl", [row(i, learn_rates=rates[i]) for i in range(9)]))["Learning rate"]
+    assert "left out: frozen." in panel.caption and len(panel.named) == 20 and panel.named[0].name == "layer-0 and 1 more" and panel.is_log
+    assert len({curve.colour for curve in panel.named}) == 20
+    assert min(numpy.nanmin(curve.y) for curve in panel.named) > 0.0
+
+
+def test_report_of_a_long_run_keeps_every_peak_and_mark(tmp_path):
+    n = 20_000
+    lines = [row(i, grad_norm=1.0, grad_spikes=0) for i in range(n)]
+    peaks = list(range(123, n, 666))
+    for i, step in enumerate(peaks):
+        lines[step]["grad_norm"] = 100.0 + i
+    for i, line in enumerate(lines):
+        line["grad_spikes"] = bisect_right(peaks, i)
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    panel = {panel.title: panel for panel in make_panels([run])}["Gradient norm"]
+    assert sum(len(curve.x) for curve in panel.curves) < 2000
+    [faint] = [curve for curve in panel.curves if curve.look == "faint"]
+    drawn = dict(zip(faint.x.tolist(), faint.y.tolist()))
+    assert all(drawn[step] == 100.0 + i for i, step in enumerate(peaks))
+    assert [event.step for event in run.events] == peaks
+    [marks] = panel.marks
+    assert marks.x.tolist() == peaks and marks.y.tolist() == [100.0 + i for i in range(30)]
+    # Single spikes do not bend the bold curve.
+    assert set(panel.named[0].y.tolist()) == {1.0}
+
+
+# ---------------------------------------------------------------------- files
+
+
+def three_logs(folder):
+    """Of runs with all that a report marks, names that are no Latin letters, and such as would be tags."""
+    names = ["<script>alert(1)</script>", 'ner & "x" $5$', "タガー", "عربي", "a\tb\x1b"]
+    paths = []
+    for i, name in enumerate(("one", "t<w>o", "drei")):
+        lines = rows(80)
+        for line in lines:
+            step = line["step"]
+            line |= {"losses": {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)}, "grad_spikes": step // 30}
+            line |= {"skipped_updates": step // 30, "outside_writes": step // 50, "conservative_mode": step // 60, "rollbacks": step // 40}
+            line |= {"learn_rates": {f"{name}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12) for name in names[:1]}}
+            line |= {"last_checkpoint": step // 20 * 20} if step > 20 else {}
+            line |= {"last_rollback": [40, 20]} if step >= 40 else {}
+        paths.append(write(folder / name / "log.jsonl", lines, "{" if i == 1 else ""))
+    return paths
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("n", [1, 3])
+def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
+    paths = three_logs(tmp_path)
+    output = tmp_path / "new" / "report.html"
+    write_report(read_runs(paths[:n]), output)
+    assert [path.name for path in output.parent.iterdir()] == ["report.html"]
+    text, page = output.read_text(encoding="utf8"), Page(output)
+    # Nothing is loaded from elsewhere, and no name became a tag.
+    links = [found.get(key) for _, found in page.tags for key in ("src", "href", "xlink:href") if key in found]
+    assert all(link.startswith("#") for link in links) and not re.search(r"url\((?!#)|@import|fetch\(", text)
+    assert len(page.all("script")) == 2 and not page.all("b", **{"class": None}) and not page.all("w")
+    words = "".join(page.texts)
+    assert "<script>alert(1)</script>" in words and 'ner & "x" $5$' in words and "タガー" in words and "a\ufffdb\ufffd" in words
+    # Every id is there once, every reference leads somewhere.
+    ids = [found["id"] for _, found in page.tags if "id" in found]
+    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
+    titles = "Score|Loss|Learning rate|Gradient norm|Speed" if n == 1 else "Score|Loss of .*|Learning rate|Gradient norm|Speed"
+    svgs = page.all("svg")
+    assert len(svgs) == 2 * len(page.all("section", **{"class": "panel"})) and all(re.match(titles, svg["aria-label"]) for svg in svgs)
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ElementTree.parse(BytesIO(svg.encode("utf8")))
+    # What is under the pointer: the numbers of the log.
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)[1])
+    norm = next(panel for panel in data["panels"] if any("spike" in mark[1] for mark in panel["marks"]))
+    assert [40, "went back to the checkpoint of step 20"] in norm["marks"] and [30, "spike"] in norm["marks"]
+    assert (data["first"], data["last"]) == (0, 79)
+    keys = page.all("button")
+    assert all(key["aria-pressed"] == "true" for key in keys) and (n == 1) == all("data-run" not in key for key in keys)
+    # Colours are the page's, which has others in the dark.
+    pictures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert not any(colour in pictures for colour in COLOURS) and "var(--c0)" in pictures
+    assert ("ends in half a line" in words) == (n == 3)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("suffix,start", [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
+def test_report_pictures(tmp_path, suffix, start):
+    output = tmp_path / f"report.{suffix}"
+    output.write_text("old")
+    write_report(read_runs(three_logs(tmp_path)[:1]), output)
+    assert output.read_bytes().startswith(start)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [output.name]
+
+
+@needs_matplotlib
+def test_report_panels_share_their_steps(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs)))
+    runs = read_runs([write(tmp_path / "a.jsonl", rows(80)), write(tmp_path / "b.jsonl", rows(40))])
+    write_report(runs, tmp_path / "report.html")
+    write_report(runs, tmp_path / "report.png")
+    axes = [axes for figure in figures for axes in figure.axes]
+    assert len({axes.get_xlim() for axes in axes}) == 1 and axes[0].get_xlim()[1] >= 79
+    assert all(axes.get_ylabel() for axes in axes) and all(figure.axes[-1].get_xlabel() == "step" for figure in figures)
+    # In the picture the plots are exactly below each other, and nothing is cut off.
+    picture = figures[-1]
+    assert len({(round(axes.get_position().x0, 3), round(axes.get_position().x1, 3)) for axes in picture.axes}) == 1
+    width, height = picture.get_size_inches() * picture.dpi
+    boxes = [text.get_window_extent() for text in picture.texts] + [axes.get_legend().get_window_extent() for axes in picture.axes]
+    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("lines", [[row(0)], [evaluated(0, 0.5)], [row(0, losses={"ner": 0.0}), row(1, losses={"ner": 0.0})]], ids=range(3))
+def test_report_of_hardly_anything(tmp_path, lines):
+    runs = read_runs([write(tmp_path / "log.jsonl", lines)])
+    for suffix in ("html", "png"):
+        write_report(runs, tmp_path / f"report.{suffix}")
+
+
+@needs_matplotlib
+def test_report_errors_of_the_output(tmp_path):
+    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, found in [
+        ("report.txt", r"\.html, \.pdf, \.png or \.svg, found '\.txt'"),
+        ("report", "found ''"),
+        ("folder.html", "a folder"),
+    ]:
+        with pytest.raises(ConfigError, match=f"Can't write the report .*{found}"):
+            write_report(runs, tmp_path / name)
+    with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
+        write_report(runs, tmp_path / "file" / "report.html")
+    nothing = read_runs([write(tmp_path / "nothing.jsonl", [{"step": 0, "losses": {}}])])
+    with pytest.raises(ConfigError, match="found no number"):
+        write_report(nothing, tmp_path / "report.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "log.jsonl", "nothing.jsonl"]
+
+
+# ---------------------------------------------------------------------- a real training
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_report_of_a_real_training_that_went_wrong_and_was_resumed(corpus, tmp_path):
+    """The rate of step 8 ruins all params: 9 and 10 are skipped, and the training goes back to step 6. Another process goes on at 15."""
+    log, folder = tmp_path / "log.jsonl", tmp_path / "state"
+    config = config_for(tmp_path, corpus, training__optimizer__rollback_after=2)
+    config["training"]["optimizer"]["learn_rate"] = [1e39 if step == 8 else 0.01 for step in range(40)]
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log)}
+    saved = []
+    for last in (14, 20):
+        config["training"]["max_steps"] = last
+        with ExitStack() as stack:
+            if last == 14:
+                for category in (NonFiniteGradWarning, RollbackWarning):
+                    stack.enter_context(pytest.warns(category))
+            spacy_train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+        saved.append([int(path.name[-8:]) for path in steps_of(folder)])
+    run = only(read_runs([log]))
+    assert run.steps.tolist() == list(range(21)) and not run.notes
+    skips, backs, checkpoints = ([event for event in run.events if event.kind == kind] for kind in ("skip", "rollback", "checkpoint"))
+    assert [event.step for event in skips] == [9, 10] and [(event.step, event.to) for event in backs] == [(10, 6)]
+    # Every third step, and the evaluations: but for 9 and 10, while updates went wrong. That of the last step is written after its line.
+    assert [event.step for event in checkpoints] == [0, 3, 5, 6, 12, 14, 15, 18]
+    assert saved == [[12, 14], [18, 20]]
+    assert numpy.isnan(run.numbers("grad_norm")[9:11]).all() and (numpy.diff(run.numbers("seconds")) > 0).all()
+    assert run.final_rates == {"default": 0.005} and len(run.speeds()[0]) > 0
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_report_command(tmp_path):
+    log, output = write(tmp_path / "log.jsonl", rows(12)), tmp_path / "report.html"
+    run = spacy_cli("torchopt", "report", log, *(["--output", output] if compat.has_matplotlib else []))
+    assert run.stdout.splitlines()[0].split()[:2] == ["run", "best"] and output.is_file() == compat.has_matplotlib
+
+
+def test_report_prints_a_summary(tmp_path, capsys):
+    logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
+    show_report(logs, output_path=None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:5] == ["a", "0.9167", "at", "step", "10"] and lines[3].split()[0] == "b"
+    assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
+    show_report(logs, output_path=None, as_json=True)
+    assert json.loads(capsys.readouterr().out) == [summarize(run) for run in read_runs(logs)]
+    with pytest.raises(SystemExit, match="1"):
+        show_report([write(tmp_path / "no.jsonl", [{"text": "a corpus"}])], output_path=None, as_json=True)
+    found = capsys.readouterr()
+    assert not found.out and found.err.startswith("Error: Can't read the training log")
+
+
+def test_report_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "has_matplotlib", False)
+    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
+    for suffix in ("html", "png"):
+        with pytest.raises(ImportError, match=r"pip install 'thinc-torchopt\[plot\]'"):
+            write_report(runs, tmp_path / f"report.{suffix}")

@@ -1,0 +1,76 @@
+"""What is in a folder of checkpoints: ours is known by name and content, and nothing else is touched."""
+
+import os
+import random
+
+import pytest
+
+from thinc_torchopt.state.files import MANIFEST, UNFINISHED, write_folder
+from thinc_torchopt.training.checkpoint_folder import clear_leftovers, name_of, prune, remove, step_of, steps_of, whole_ones
+
+from ..state.test_files import damage
+
+
+def write(folder, *steps):
+    for step in steps:
+        write_folder(folder / name_of(step), {"step": step})
+
+
+def left(folder):
+    return sorted(step for path in steps_of(folder) if (step := step_of(path)) is not None)
+
+
+def test_checkpoint_folder_counts_only_whole_ones(tmp_path):
+    """Damaged ones are newer than all that are written; of one its size tells, of the other it is known."""
+    write(tmp_path, 25, 27)
+    (tmp_path / name_of(25) / MANIFEST).write_text("{}")
+    for step in range(1, 18):
+        write(tmp_path, step)
+        prune(tmp_path, 2, {tmp_path / name_of(27)})
+    assert left(tmp_path) == [16, 17, 25, 27]
+    write(tmp_path, 28, 29)
+    prune(tmp_path, 2, {tmp_path / name_of(27)})
+    assert left(tmp_path) == [28, 29]  # what is older than those goes, damaged or not
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path):
+    write(tmp_path, 1, 2, 3)
+    kind = damage(tmp_path / name_of(3), random.Random(seed))
+    prune(tmp_path, 2)
+    # A flipped bit in a file of the same size is not looked for; what is older than two is never needed then.
+    assert {2, 3} <= set(left(tmp_path)) and (1 in left(tmp_path) or kind.startswith(("flip", "swap"))), kind
+
+
+def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
+    others = ["step-backup", "step-notes", "step-5", "step-000000005", "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661"]
+    for name in (*others, name_of(7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    write(tmp_path, 6, 7, 8, 9)
+    (tmp_path / name_of(7) / "notes.txt").write_text("mine")
+    (tmp_path / "linked").mkdir()
+    write(tmp_path / "linked", 0)
+    os.symlink(tmp_path / "linked" / name_of(0), tmp_path / name_of(0))
+    assert left(tmp_path) == [0, 6, 7, 8, 9]
+    prune(tmp_path, 1)
+    assert set(os.listdir(tmp_path)) == {*others, "linked", *map(name_of, (0, 7, 9))}
+    remove(steps_of(tmp_path))
+    assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
+    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(whole_ones(tmp_path / name_of(7)), 0) == 0
+
+
+def test_checkpoint_folder_goes_by_number(tmp_path):
+    write(tmp_path, 99_999_999, 100_000_000, 5)
+    assert left(tmp_path) == [5, 99_999_999, 100_000_000]
+    prune(tmp_path, 1)
+    assert left(tmp_path) == [100_000_000]
+
+
+def test_checkpoint_folder_puts_back_what_a_killed_run_was_replacing(tmp_path):
+    write(tmp_path, 5)
+    (tmp_path / name_of(5)).rename(tmp_path / f"{UNFINISHED}old-{name_of(5)}-123")
+    write(tmp_path, 6)
+    (tmp_path / name_of(6)).rename(tmp_path / f"{UNFINISHED}{name_of(6)}-123")
+    clear_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == [name_of(5)]
