@@ -1,6 +1,6 @@
 """What `make demo` runs: one small pipeline, trained by torch's AdamW and then by thinc's Adam, side by side.
 
-The pipeline finds code in English prose about Python; configs/demo.cfg says how, thinc_torchopt/readers.py on what. Both trainings
+The pipeline finds code in English prose about Python; configs/demo.cfg says how, thinc_torchopt/corpora.py on what. Both trainings
 differ in the block [training.optimizer] alone: same data, seed, steps, learning rates.
 """
 
@@ -26,14 +26,16 @@ SENTENCES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("training/demo"), help="folder for both models (default: %(default)s)")
-    output = parser.parse_args().output
+    # What is left over are overrides for both trainings, as in `spacy train`: --training.max_steps 100
+    args, overrides = parser.parse_known_args()
+    output = args.output
     output.mkdir(parents=True, exist_ok=True)
 
     msg.divider("1. spacy train with torch's AdamW")
-    torch_seconds = train(CONFIG, output / "torch-adamw")
+    torch_seconds = train(CONFIG, output / "torch-adamw", overrides)
     msg.divider("2. The same with thinc's Adam")
     msg.info("Training, about as long as before, without the table")
-    thinc_seconds = train(write_thinc_config(output / "thinc-adam.cfg"), output / "thinc-adam", show=False)
+    thinc_seconds = train(write_thinc_config(output / "thinc-adam.cfg"), output / "thinc-adam", overrides, show=False)
     msg.good(f"Trained in {thinc_seconds:.0f} seconds")
 
     names = ("torch's AdamW", "thinc's Adam")
@@ -45,9 +47,9 @@ def main() -> None:
     msg.good(f"The model that torch's AdamW trained is in {best}", f'Use it in Python: nlp = spacy.load("{best.as_posix()}")')
 
 
-def train(config: Path, output: Path, *, show: bool = True) -> float:
+def train(config: Path, output: Path, overrides: list[str], *, show: bool = True) -> float:
     """Run `spacy train`. Returns the seconds that it took, from start to exit."""
-    command = [sys.executable, "-m", "spacy", "train", str(config), "--output", str(output)]
+    command = [sys.executable, "-m", "spacy", "train", str(config), "--output", str(output), *overrides]
     # In a pipe, our lines would otherwise come after those of the process.
     sys.stdout.flush()
     start = time.perf_counter()

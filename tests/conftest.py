@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,19 @@ def corpus(tmp_path_factory):
     from .spacy_cli import toy_corpus
 
     return toy_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """What the commands in the head of a config made, in 20 steps, each config once a session: by its name, the folder in which they ran,
+    with `training/` in it, and the output of `spacy train`. Only to be read."""
+    from .configs import run_head, skip_without
+
+    @cache
+    def train(name):
+        skip_without(name)
+        folder = tmp_path_factory.mktemp("trained")
+        # The config that README.md begins with is trained in a process of its own, as its reader does.
+        return folder, run_head(name, folder, steps=20, process=name == "cnn.cfg")
+
+    return train

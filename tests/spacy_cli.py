@@ -1,12 +1,24 @@
-"""Run spaCy's command line as a user would: in a process of its own."""
+"""Run spaCy's command line, and write a small corpus for it."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
+import spacy
+from spacy.cli import app
+from spacy.errors import setup_default_warnings
 from spacy.tokens import DocBin
+from spacy.util import logger_stream_handler
+from thinc.api import get_current_ops, set_current_ops
+from typer.main import get_command
 
 from .conftest import CONFIGS
 from .models import toy_examples, toy_pipeline
@@ -14,13 +26,65 @@ from .models import toy_examples, toy_pipeline
 # Small and quick: what every test overrides.
 QUICK = {"training.max_steps": 6, "training.eval_frequency": 3, "training.batcher.size": 40}
 
+Run = subprocess.CompletedProcess[str]
 
-def spacy_cli(*args, check=True):
-    """Run `python -m spacy ...`."""
+
+def spacy_process(*args: object, check: bool = True) -> Run:
+    """Run `python -m spacy ...` as a user would: in a process of its own. It takes seconds to import everything."""
     command = [sys.executable, "-m", "spacy", *map(str, args)]
     run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"})
     assert not check or run.returncode == 0, run.stdout + run.stderr
     return run
+
+
+def spacy_cli(*args: object, check: bool = True) -> Run:
+    """Run `spacy ...` in this process: the same commands, arguments, output and exit code."""
+    spacy.registry.cli.get_all()
+    arguments = [str(arg) for arg in args]
+    code = 0
+    with as_in_a_new_process() as (stdout, stderr):
+        try:
+            get_command(app)(args=arguments, prog_name="python -m spacy")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    run = Run(arguments, code, *(stream.buffer.getvalue().decode("utf8") for stream in (stdout, stderr)))  # type: ignore[attr-defined]
+    assert not check or run.returncode == 0, run.stdout + run.stderr
+    return run
+
+
+@contextmanager
+def as_in_a_new_process() -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]:
+    """Inside, output and warnings go to the two streams, and no terminal; afterwards, what a command sets for its process is as before."""
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf8", write_through=True) for _ in range(2))
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    ops, level = get_current_ops(), spacy.util.logger.level
+    old = logger_stream_handler.setStream(stderr)
+    try:
+        with redirect_stdout(stdout), redirect_stderr(stderr), warnings.catch_warnings():
+            # Python's own filters, and then spaCy's. pytest's would make errors of warnings.
+            warnings.resetwarnings()
+            for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                warnings.simplefilter("ignore", category)
+            setup_default_warnings()
+            warnings.showwarning = show
+            yield stdout, stderr
+    finally:
+        logger_stream_handler.setStream(old)
+        spacy.util.logger.setLevel(level)
+        set_current_ops(ops)
+
+
+def flags_of(settings: dict[str, Any]) -> list[str | Path]:
+    """Overrides of a config as a command line has them."""
+    return [
+        part for key, value in settings.items() for part in (f"--{key}", value if isinstance(value, (str, Path)) else json.dumps(value))
+    ]
 
 
 def toy_corpus(folder: Path) -> dict[str, Path]:
@@ -37,7 +101,4 @@ def train(config, output: Path, corpus: dict[str, Path], *, check=True, **overri
     config = CONFIGS / config if isinstance(config, str) else config
     settings = {f"paths.{name}": corpus[name] for name in ("train", "dev")}
     settings |= QUICK | {key.replace("__", "."): value for key, value in overrides.items()}
-    flags = [
-        part for key, value in settings.items() for part in (f"--{key}", value if isinstance(value, (str, Path)) else json.dumps(value))
-    ]
-    return spacy_cli("train", config, "--output", output, *flags, check=check)
+    return spacy_cli("train", config, "--output", output, *flags_of(settings), check=check)

@@ -101,7 +101,7 @@ def test_readers_yield_the_same_each_time(nlp, splits):
 
 
 def test_readers_yield_the_same_in_every_process():
-    code = "import spacy; from thinc_torchopt.readers import PythonDocs; print([e.text for e in PythonDocs('dev')(spacy.blank('en'))])"
+    code = "import spacy; from thinc_torchopt.corpora import PythonDocs; print([e.text for e in PythonDocs('dev')(spacy.blank('en'))])"
     first, second = (run_python(code, PYTHONHASHSEED=seed, PYTHONIOENCODING="utf8") for seed in ("1", "2"))
     assert first.returncode == 0 and len(first.stdout) > 10_000
     assert first.stdout == second.stdout
@@ -171,5 +171,5 @@ def test_readers_say_when_python_has_no_documentation(tmp_path, topics):
     (tmp_path / "pydoc_data").mkdir()
     (tmp_path / "pydoc_data" / "__init__.py").touch()
     (tmp_path / "pydoc_data" / "topics.py").write_text(topics)
-    done = run_python("from thinc_torchopt.readers import PythonDocs; PythonDocs('train')", PYTHONPATH=str(tmp_path))
+    done = run_python("from thinc_torchopt.corpora import PythonDocs; PythonDocs('train')", PYTHONPATH=str(tmp_path))
     assert "ConfigError: Can't read Python's documentation" in done.stderr and "found none" in done.stderr

@@ -10,11 +10,13 @@ from itertools import islice, pairwise
 
 import pytest
 import spacy
+from confection import Config
 from rich.cells import cell_len
 from rich.console import Console
 from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 
+from thinc_torchopt import compat
 from thinc_torchopt.cli._util import errors_shown, make_console, print_table, sparkline
 from thinc_torchopt.cli.find_lr import _print as _print_range_test
 from thinc_torchopt.cli.params import show_params
@@ -26,7 +28,7 @@ from thinc_torchopt.training.lr_finder import RangeTest
 from ..conftest import CONFIGS
 from ..models import slots
 from ..runs import contents
-from ..spacy_cli import spacy_cli, toy_corpus, train
+from ..spacy_cli import spacy_cli, spacy_process, toy_corpus
 
 PARAM_GROUPS = CONFIGS / "param_groups.cfg"
 
@@ -60,10 +62,10 @@ def value(schedule, step):
     return next(islice(schedule, step, None))
 
 
-def torchopt(folder, *args, check=True):
+def torchopt(folder, *args, check=True, run=spacy_cli):
     """Run a command with the toy corpus in a folder."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
-    return spacy_cli("torchopt", *args, *paths, check=check)
+    return run("torchopt", *args, *paths, check=check)
 
 
 def initialized(folder, config=PARAM_GROUPS):
@@ -92,7 +94,7 @@ def test_cli_is_cheap_to_import():
 
 
 def test_cli_commands_are_in_spacys_help():
-    assert "torchopt" in spacy_cli("--help").stdout
+    assert "torchopt" in spacy_process("--help").stdout
     listed = spacy_cli("torchopt", "--help").stdout
     assert all(command in listed for command in ("params", "schedule", "find-lr"))
 
@@ -118,7 +120,7 @@ def test_cli_says_what_is_wrong_without_a_traceback(folder):
 
 
 def test_cli_params_json_agrees_with_the_pipeline(folder):
-    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json").stdout)
+    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json", run=spacy_process).stdout)
     nlp = initialized(folder)
     sizes = {name: [param.size for param, _ in slots(proc.model)] for name, proc in nlp.pipeline}
     assert {component["component"]: (component["params"], component["size"]) for component in found["components"]} == {
@@ -179,16 +181,16 @@ def test_cli_params_text_is_complete_where_there_is_no_terminal(folder):
     assert any(line.split() == ["all", "33", "957,102", "957,102"] for line in lines)
 
 
-def test_cli_params_of_a_trained_model(folder):
+def test_cli_params_of_a_trained_model(trained, tmp_path):
     """Without a corpus, from any place; what is frozen, disabled or not trained is listed with the reason."""
-    train("param_groups.cfg", folder / "out", {name: folder / f"{name}.spacy" for name in ("train", "dev")})
-    for name in ("train", "dev"):
-        (folder / f"{name}.spacy").unlink()
-    model = folder / "out" / "model-last"
-    before = contents(folder)
+    model = shutil.copytree(trained("param_groups.cfg")[0] / "training" / "param_groups" / "model-last", tmp_path / "model")
+    config = Config().from_disk(model / "config.cfg", interpolate=False)
+    config["paths"].update(train=None, dev=None)
+    config.to_disk(model / "config.cfg")
+    before = contents(tmp_path)
     args = ("--nlp.disabled", '["tagger"]', "--training.frozen_components", '["ner"]')
     found = json.loads(spacy_cli("torchopt", "params", model, "--json", *args).stdout)
-    assert contents(folder) == before
+    assert contents(tmp_path) == before
     nlp = spacy.load(model)
     trained = {component["component"]: (component["size"], component["trained_size"]) for component in found["components"]}
     assert trained == {
@@ -301,11 +303,13 @@ def test_cli_schedule_draws(folder):
 
 
 def test_cli_schedule_without_matplotlib(folder, monkeypatch):
-    """None in sys.modules: for Python there is no such module."""
+    """None in sys.modules: for Python there is no such module. One process for all, and then the flag alone."""
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
-    assert "shared/layer-3" in torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50").stdout
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+        assert "shared/layer-3" in torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", run=spacy_process).stdout
+    monkeypatch.setattr(compat, "has_matplotlib", False)
     for command in ("schedule", "find-lr"):
         run = torchopt(folder, command, PARAM_GROUPS, "--output", folder / "rates.png", check=False)
         assert run.returncode == 1 and "pip install 'thinc-torchopt[plot]'" in run.stderr and "Traceback" not in run.stderr
@@ -350,17 +354,18 @@ def test_cli_find_lr(folder):
     assert line.split() == ["shared+embeddings/layer-0", "frozen", "frozen"]
 
 
-def test_cli_find_lr_of_a_trained_model(folder):
-    corpus = {name: folder / f"{name}.spacy" for name in ("train", "dev")}
-    train("cnn.cfg", folder / "out", corpus)
+def test_cli_find_lr_of_a_trained_model(trained, folder, monkeypatch):
+    made, _ = trained("cnn.cfg")
+    model = shutil.copytree(made / "training" / "cnn" / "model-last", folder / "model")
+    monkeypatch.chdir(folder)  # the model's config says train.spacy
     before = contents(folder)
     # A rate that does nothing, and few steps: nothing to suggest is said, and is an error for scripts.
     args = ("--max-lr", "1e-6", "--steps", "12")
-    run = spacy_cli("torchopt", "find-lr", folder / "out" / "model-last", "--json", *args, check=False)
+    run = spacy_cli("torchopt", "find-lr", model, "--json", *args, check=False)
     found = json.loads(run.stdout)
     assert run.returncode == 1 and "expected a loss that falls" in found["problem"]
     assert found["suggestions"] == {} and found["settings"] == [] and found["ended"] == "max_rate" and len(found["losses"]) == 12
-    text = spacy_cli("torchopt", "find-lr", folder / "out" / "model-last", *args, check=False)
+    text = spacy_cli("torchopt", "find-lr", model, *args, check=False)
     assert text.returncode == 1 and "Error: Can't suggest a learning rate" in text.stdout
     assert contents(folder) == before
     run = torchopt(folder, "find-lr", PARAM_GROUPS, "--min-lr", "1.0", "--max-lr", "0.1", check=False)

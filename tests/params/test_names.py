@@ -74,7 +74,7 @@ def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path)
     expected = names_of(nlp)
     assert names_of(spacy.load(tmp_path / "model")) == expected
     code = (
-        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from thinc_torchopt.names import walk;"
+        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from thinc_torchopt.params.names import walk;"
         "nlp = spacy.load(sys.argv[1]); print('\\n'.join(p.name for n, q in nlp.pipeline for p in walk(q.model, n)))"
     )
     printed = subprocess.run([sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Real `spacy train` and `spacy pretrain`, as processes."""
+"""Real `spacy train`: what comes out, with and without us, from other configs and in a loop of one's own."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from spacy.training.loop import train as spacy_train
 
 from ..conftest import CONFIGS, SHARED, needs_corpora
 from ..models import params_of, pipeline_params, same
-from ..spacy_cli import spacy_cli, train
+from ..spacy_cli import train
 
 WITHOUT_US = """
 import importlib.metadata, sys
@@ -36,41 +36,42 @@ print([token.tag_ for token in nlp("Anna likes London")], nlp.config["training"]
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, corpus):
-    output = tmp_path_factory.mktemp("trained")
-    return output / "model-last", train("cnn.cfg", output, corpus).stdout
+@pytest.fixture
+def cnn(trained):
+    """The model that configs/cnn.cfg makes, and what `spacy train` printed."""
+    folder, run = trained("cnn.cfg")
+    return folder / "training" / "cnn" / "model-last", run.stdout
 
 
-def test_training_with_a_config_alone(trained):
-    model, printed = trained
+def test_training_with_a_config_alone(cnn):
+    model, printed = cnn
     assert "Initial learn rate: 0.0" in printed and "Saved pipeline" in printed
     rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
-    assert [int(row[1]) for row in rows] == [0, 3, 6]
+    assert [int(row[1]) for row in rows] == [0, 10, 20]
     nlp = spacy.load(model)
     assert [token.tag_ for token in nlp("Anna likes London")]
     assert nlp.config["training"]["optimizer"]["algorithm"]["@torch_optimizers"] == "torch.AdamW.v1"
 
 
-def test_training_model_loads_without_us(trained):
-    run = subprocess.run([sys.executable, "-c", WITHOUT_US, trained[0]], capture_output=True, text=True)
+def test_training_model_loads_without_us(cnn):
+    run = subprocess.run([sys.executable, "-c", WITHOUT_US, cnn[0]], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "thinc-torchopt.TorchOptimizer.v1" in run.stdout
-    config = Config().from_disk(trained[0] / "config.cfg")
+    config = Config().from_disk(cnn[0] / "config.cfg")
     assert Config().from_str(config.to_str()) == config
 
 
-def test_training_with_frozen_components(trained, corpus, tmp_path):
+def test_training_with_frozen_components(cnn, corpus, tmp_path):
     """Frozen components are the ones that they were, the others are not."""
     config = Config().from_disk(CONFIGS / "cnn.cfg", interpolate=False)
     for name in ("tok2vec", "tagger", "parser"):
-        config["components"][name] = {"source": str(trained[0])}
+        config["components"][name] = {"source": str(cnn[0])}
     config["training"]["frozen_components"] = ["tok2vec", "parser"]
     config["training"]["annotating_components"] = ["tok2vec"]
     config.to_disk(tmp_path / "frozen.cfg")
     printed = train(tmp_path / "frozen.cfg", tmp_path / "out", corpus).stdout
     assert "Frozen components: ['tok2vec', 'parser']" in printed
-    before, after = pipeline_params(spacy.load(trained[0])), pipeline_params(spacy.load(tmp_path / "out" / "model-last"))
+    before, after = pipeline_params(spacy.load(cnn[0])), pipeline_params(spacy.load(tmp_path / "out" / "model-last"))
     assert same(before["tok2vec"], after["tok2vec"]) and same(before["parser"], after["parser"])
     assert not same(before["tagger"], after["tagger"])
 
@@ -90,15 +91,6 @@ def test_training_says_what_is_wrong_with_a_config(corpus, tmp_path):
     assert run.returncode != 0 and "training.optimizer.algorithm" in run.stdout + run.stderr
     run = train("drop_in.cfg", tmp_path, corpus, check=False, training__optimizer__learn_rate=-1.0)
     assert run.returncode != 0 and "'learn_rate' in [training.optimizer]: expected a number of at least 0" in run.stdout + run.stderr
-
-
-def test_training_pretrain_then_train(corpus, tmp_path):
-    paths = [part for name, path in corpus.items() for part in (f"--paths.{name}", path)]
-    spacy_cli("pretrain", CONFIGS / "pretrain.cfg", tmp_path / "pretrain", *paths)
-    log = [json.loads(line) for line in (tmp_path / "pretrain" / "log.jsonl").read_text().splitlines()]
-    assert log[-1]["epoch"] == 3 and log[2]["epoch_loss"] < log[0]["epoch_loss"]
-    weights = tmp_path / "pretrain" / "model-last.bin"
-    train("pretrain.cfg", tmp_path / "out", corpus, paths__raw_text=corpus["raw_text"], paths__init_tok2vec=weights)
 
 
 def test_training_by_hand(corpus):

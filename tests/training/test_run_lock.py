@@ -64,7 +64,7 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
     first.release()
     del first
     second.check()
-    code = "import sys; from pathlib import Path; from thinc_torchopt.run_lock import RunLock; RunLock(Path(sys.argv[1])).take()"
+    code = "import sys; from pathlib import Path; from thinc_torchopt.training.run_lock import RunLock; RunLock(Path(sys.argv[1])).take()"
     other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert other.returncode and "another run uses" in other.stderr
     second.release()

@@ -1,0 +1,48 @@
+"""The configs in configs/, and the commands that their first lines show."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from thinc_torchopt.compat import has_pytorch_optimizer, has_tensorboard
+
+from .conftest import CONFIGS
+from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus
+
+NAMES = sorted(path.name for path in CONFIGS.glob("*.cfg"))
+TRANSFORMERS = ("fine_tuning.cfg", "transformer.cfg")
+
+
+def skip_without(name: str) -> None:
+    """Skip the test where the libraries of a config are not installed."""
+    if name == "pytorch_optimizer.cfg" and not has_pytorch_optimizer:
+        pytest.skip("pytorch-optimizer is not installed")
+    if name == "loggers.cfg" and not has_tensorboard:
+        pytest.skip("tensorboard is not installed")
+    if name in TRANSFORMERS:
+        pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+
+
+def commands_in_head(name: str) -> list[list[str]]:
+    """The commands that a config's first lines show, word by word: ["spacy", "train", ...]."""
+    head = (CONFIGS / name).read_text().split("\n[")[0]
+    lines = re.sub(r"\\\n#", " ", head).splitlines()
+    return [shlex.split(line.strip("# ")) for line in lines if line.strip("# ").startswith("spacy ")]
+
+
+def run_head(name: str, folder: Path, *, steps: int, process: bool = False) -> Run:
+    """Run the commands that a config's first lines show, as they stand, in a folder with a small corpus. Training ends after a few steps.
+
+    RETURNS (Run): The last one of them, which is `spacy train`.
+    """
+    toy_corpus(folder)
+    (folder / "configs").symlink_to(CONFIGS)
+    quick = flags_of({"training.max_steps": steps, "training.eval_frequency": steps // 2, "training.batcher.size": 40})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for _, *args in commands_in_head(name):
+            run = (spacy_process if process else spacy_cli)(*args, *(quick if args[0] == "train" else []))
+    assert args[0] == "train"
+    return run
