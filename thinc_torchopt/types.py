@@ -33,6 +33,7 @@ class ParamInfo(NamedTuple):
     learn_rate: float  # of the step that comes; 0 while it is frozen
     options: dict[str, Any]  # of its algorithm, as they are at this step
     frozen_until: float  # the first step that updates it; infinite: none does
+    updates: int  # how many it had
 
 
 @dataclass(frozen=True)

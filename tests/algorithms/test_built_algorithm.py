@@ -14,6 +14,7 @@ from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
 
 from ..models import params_of, same, toy_examples, toy_pipeline
+from ..peek import groups_in, params_in
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 POLICIES = ["restore", "adopt", "raise"]
@@ -141,7 +142,7 @@ def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change)
     run = Run(on_outside_write="restore")
     run.step()
     change(run)
-    groups, params = run.optimizer._trained.groups, list(run.optimizer._trained.params)
+    groups, params = groups_in(run.optimizer), params_in(run.optimizer)
     for param in params:
         groups.drop(param)
     assert run.inside.param_groups == []
@@ -179,10 +180,10 @@ def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
     run.inside.param_groups[0]["lr"] *= 5
     with pytest.warns(LearnRateWarning):
         run.step(factor=5.0)
-    trained, params = run.optimizer._trained, list(run.optimizer._trained.params)
+    groups, params = groups_in(run.optimizer), params_in(run.optimizer)
     for param in params:
-        trained.groups.drop(param)
-    trained.groups.add(params, names_are_lasting=False)
+        groups.drop(param)
+    groups.add(params, names_are_lasting=False)
     shown = {info.learn_rate for info in run.optimizer.describe()}
     run.step(factor=5.0)
     assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
@@ -196,10 +197,10 @@ def test_built_algorithm_rates_that_are_rolled_back_or_held_are_shown():
             warnings.simplefilter("ignore", LearnRateWarning)
             run.step()
         run.inside.param_groups[0]["lr"] = 3.0
-    run.optimizer._trained.controller.scale = 0.5
+    run.optimizer.controller.scale = 0.5
     shown = {info.learn_rate for info in run.optimizer.describe()}
     run.step()
-    assert run.optimizer._trained.controller.conservative
+    assert run.optimizer.controller.conservative
     assert run.optimizer.learn_rates == {"default": RATES[2] * 0.5} and shown == {RATES[2] * 0.5}  # held since step 3
 
 
@@ -213,8 +214,9 @@ def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
         nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
         for _ in range(3):
             nlp.update(examples, sgd=optimizer)
-    groups = optimizer._trained.groups.groups
-    assert [group.labels for group in groups] == [{"default"}, {"new"}, {"new"}]
     rates = optimizer.learn_rates
-    assert list(rates.values()) == [group.entry["lr"] for group in groups] and len(set(rates.values())) == 3
+    assert (
+        list(rates.values()) == [group["lr"] for group in optimizer.torch_optimizers["algorithm"].param_groups]
+        and len(set(rates.values())) == 3
+    )
     assert list(rates) == ["default", "new", "new-2"]

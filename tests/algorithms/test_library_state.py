@@ -154,7 +154,7 @@ def test_library_state_goes_back(name):
         steps(optimizer, model, 3, start=2)
         found.append(params_of(model))
         optimizer.roll_back(saved)
-        optimizer._trained.controller.scale = 1.0
+        optimizer.controller.scale = 1.0
         for tensor, value in zip(optimizer.params.values(), weights):
             tensor.copy_(value)
     assert same(*found) and not same(found[0], weights)

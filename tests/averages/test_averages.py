@@ -31,6 +31,7 @@ from thinc_torchopt.schedules.schedule import Schedules
 
 from ..conftest import CONFIGS, needs_gpu
 from ..models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline
+from ..peek import average_settings_in, averages_in, params_in, schedules_in, take_average_settings
 
 
 def train(model, optimizer, steps=10, seed=0):
@@ -138,7 +139,7 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
     with model.use_params(optimizer.averages):
         found = {name: value.clone() for name, value in module.state_dict().items()}
     assert found["norm.num_batches_tracked"] == 17
-    saved = optimizer._trained.averages.state_dict([("a", model.shims[0])])["tensors"]
+    saved = averages_in(optimizer).state_dict([("a", model.shims[0])])["tensors"]
     assert [name for name in saved if "buffer" in name] == ["buffer:a/norm.running_mean", "buffer:a/norm.running_var"]
     expected = oracle.module.state_dict()
     expected.pop("norm.num_batches_tracked")
@@ -189,13 +190,12 @@ def test_averages_decay_may_be_a_schedule(warmup, stop):
         values.append(params_of(model)[0].double())
         optimizer.step_schedules()
         if step == stop:
-            schedules = optimizer._settings.schedules.state_dict()
-            state = optimizer._trained.averages.state_dict([])
+            schedules = schedules_in(optimizer).state_dict()
+            state = averages_in(optimizer).state_dict([])
             json.dumps({part: value for part, value in state.items() if part != "tensors"})
             resumed = TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
-            resumed._settings.schedules.load_state_dict(schedules)
-            optimizer._trained.averages.settings = resumed._average_settings
-            optimizer._settings.schedules = resumed._settings.schedules
+            schedules_in(resumed).load_state_dict(schedules)
+            take_average_settings(optimizer, resumed)
     average = {"thinc": torch.zeros_like(first), "torch": values[0]}.get(warmup, first)
     for taken, (value, decay) in enumerate(zip(values, decays), start=1):
         keep = min((1 + taken) / (10 + taken), decay) if warmup in ("thinc", "torch_ema") else decay
@@ -249,9 +249,9 @@ def test_averages_leave_buffers_as_they_are_if_that_is_wanted(settings):
     before = [buffer.clone() for buffer in module.buffers()]
     with model.use_params(optimizer.averages):
         assert same(before, list(module.buffers()))
-    state = averaging._trained.averages.state_dict(paths_of(model))
+    state = averages_in(averaging).state_dict(paths_of(model))
     assert any(name.startswith("buffer:") for name in state["tensors"])
-    optimizer._trained.averages.load_state_dict(state, table_of(averaging), paths_of(model))  # of a run that averaged them
+    averages_in(optimizer).load_state_dict(state, params_in(averaging), paths_of(model))  # of a run that averaged them
     with model.use_params(optimizer.averages):
         assert same(before, list(module.buffers()))
 
@@ -441,7 +441,7 @@ def test_averages_of_old_labels_keep_their_history():
             pipe.add_label("GREEN")
         nlp.update(examples, sgd=optimizer)
         seen.append({name: value.double().clone() for name, value in optimizer.params.items() if name.startswith("ner/")})
-    averages = {param.name: optimizer._trained.averages.tensor_of(param.key) for param in table_of(optimizer)}
+    averages = optimizer.state_dict()["averages"]["tensors"]
     grown = [name for name, value in seen[0].items() if value.shape != seen[-1][name].shape]
     assert grown
     for name, value in seen[0].items():
@@ -636,12 +636,12 @@ def test_averages_do_not_keep_a_model_alive():
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     model = PyTorchWrapper(WithBuffers())
     train_fully(model, optimizer, 2)
-    assert len(optimizer._trained.averages._of_buffers) == 1
+    assert len(averages_in(optimizer)._of_buffers) == 1
     del model
     import gc
 
     gc.collect()
-    assert len(optimizer._trained.averages._of_buffers) == 0
+    assert len(averages_in(optimizer)._of_buffers) == 0
 
 
 # ---------------------------------------------------------------------- in thinc's form
@@ -712,7 +712,7 @@ def test_averages_can_be_copied_and_pickled_like_a_dict(copied):
 def test_averages_settings_come_from_a_config():
     config = Config().from_disk(CONFIGS / "averages.cfg")
     resolved = spacy.registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
-    assert resolved._trained.averages.settings == EMA(0.99, warmup="torch", device="cpu")
+    assert averages_in(resolved).settings == EMA(0.99, warmup="torch", device="cpu")
     text = '[a]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 7\nevery = 2\ndtype = "float64"\n'
     config = Config().from_str(text)
     assert spacy.registry.resolve(config)["a"] == SWA(7, every=2, dtype="float64")
@@ -729,7 +729,7 @@ def test_averages_decay_may_be_a_schedule_in_a_config():
     )
     optimizer = spacy.registry.resolve(Config().from_str(text))["optimizer"]
     optimizer.step_schedules()
-    assert optimizer._average_settings.decay.value == 0.5 * 1.1
+    assert average_settings_in(optimizer).decay.value == 0.5 * 1.1
 
 
 @pytest.mark.parametrize("block", ["decay = 0.9", '@misc = "thinc-torchopt.EMA.v1"\nwarmup = "linear"', '@misc = "thinc-torchopt.SWA.v1"'])
@@ -779,7 +779,7 @@ def test_averages_settings_can_be_shared_and_survive_a_copy():
             found.append(params_of(model))
     assert same(found[0], found[2]) and not same(found[0], found[1])
     optimizers[0].averages = None
-    assert pickle.loads(pickle.dumps(optimizers[0]))._trained.averages is None and pickle.loads(pickle.dumps(settings)) == settings
+    assert pickle.loads(pickle.dumps(optimizers[0])).averages == {} and pickle.loads(pickle.dumps(settings)) == settings
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -794,10 +794,6 @@ CHECKPOINTED = [
 ]
 
 
-def table_of(optimizer):
-    return list(optimizer._trained.params)
-
-
 def paths_of(model):
     return list(shim_paths(model, "a"))
 
@@ -808,17 +804,17 @@ def test_averages_go_on_exactly(settings):
     module.register_buffer("mask", torch.tensor([-math.inf]))
     model, optimizer = chain(mixed_model(), PyTorchWrapper(module)), TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings)
     train_fully(model, optimizer, 5)
-    state = copy.deepcopy(optimizer._trained.averages.state_dict(paths_of(model)))
+    state = copy.deepcopy(averages_in(optimizer).state_dict(paths_of(model)))
     json.dumps({part: value for part, value in state.items() if part != "tensors"})
     # As in another process: other keys, other ids. One step, so that there are params.
     other, resumed = model.copy(), TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings)
     train_fully(other, resumed, 1)
     other.from_bytes(model.to_bytes())
-    steps = {param.name: param.steps for param in table_of(optimizer)}
-    for param in table_of(resumed):
+    steps = {param.name: param.steps for param in params_in(optimizer)}
+    for param in params_in(resumed):
         param.steps = steps[param.name]
-    resumed._trained.averages.load_state_dict(state, table_of(resumed), paths_of(other))
-    saved_again = resumed._trained.averages.state_dict(paths_of(other))
+    averages_in(resumed).load_state_dict(state, params_in(resumed), paths_of(other))
+    saved_again = averages_in(resumed).state_dict(paths_of(other))
     assert {name: value for name, value in saved_again.items() if name != "tensors"} == {k: v for k, v in state.items() if k != "tensors"}
     found = []
     for trained, by in ((model, optimizer), (other, resumed)):
@@ -827,7 +823,7 @@ def test_averages_go_on_exactly(settings):
         with trained.use_params(by.averages):
             found.append([*params_of(trained), *(buffer.clone() for buffer in trained.layers[-1].shims[0]._model.buffers())])
     assert same(*found)
-    mine = [tensor.data_ptr() for tensor in resumed._trained.averages.state_dict(paths_of(other))["tensors"].values()]
+    mine = [tensor.data_ptr() for tensor in averages_in(resumed).state_dict(paths_of(other))["tensors"].values()]
     assert not {tensor.data_ptr() for tensor in state["tensors"].values()} & set(mine)
 
 
@@ -857,10 +853,10 @@ def test_averages_refuse_a_state_that_does_not_fit(how):
     Y, back = model.begin_update(rng.normal(size=(7, 3)).astype("f"))
     back(Y)
     model.finish_update(optimizer)
-    good = optimizer._trained.averages.state_dict(paths_of(model))
+    good = averages_in(optimizer).state_dict(paths_of(model))
     before = copy.deepcopy(good)
     bad = None if how == "nothing" else damage({part: dict(value) for part, value in good.items()}, how)
     with pytest.raises(StateError, match=r"Can't load the average.*expected .*found "):
-        optimizer._trained.averages.load_state_dict(bad, table_of(optimizer), paths_of(model))
-    after = optimizer._trained.averages.state_dict(paths_of(model))
+        averages_in(optimizer).load_state_dict(bad, params_in(optimizer), paths_of(model))
+    after = averages_in(optimizer).state_dict(paths_of(model))
     assert after["taken"] == before["taken"] and same(list(after["tensors"].values()), list(before["tensors"].values()))

@@ -22,6 +22,7 @@ from thinc_torchopt.training.checkpoint import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
+from ..peek import guard_in
 
 W = [Param("tagger/W", 0, None, torch.ones(1))]
 
@@ -213,7 +214,7 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
 
     def multiply_and_note(optimizer, grads):
         multiply(optimizer, grads)
-        limits.append(3.0 * next(iter(optimizer._step.guard.averages.values())).norm)
+        limits.append(3.0 * next(iter(guard_in(optimizer).averages.values())).norm)
 
     with pytest.warns(GradSpikeWarning):
         params = train(optimizer, change=multiply_and_note, steps=26)
@@ -334,7 +335,8 @@ def test_guard_in_nlp_update():
     nlp.initialize(lambda: examples, sgd=optimizer)
     for _ in range(30):
         nlp.update(examples, sgd=optimizer)
-    assert [(name.partition(" ")[0], found.updates) for name, found in optimizer._step.guard.averages.items()] == [("tagger", 30), ("ner", 30)]
+    averages = optimizer.state_dict()["guard"]["averages"]
+    assert [(name.partition(" ")[0], found["updates"]) for name, found in averages.items()] == [("tagger", 30), ("ner", 30)]
     assert optimizer.grad_spikes == 0
 
 
@@ -451,7 +453,7 @@ def test_guard_from_a_config():
     block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
     settings = {"spike_factor": 4.0, "on_spike": "clip", "clip_by": "adaptive", "grad_clip": 0.01}
     optimizer = registry.resolve({"optimizer": block | settings})["optimizer"]
-    assert (optimizer._step.guard.spike_factor, optimizer._step.guard.on_spike, optimizer.clip_by) == (4.0, "clip", "adaptive")
-    assert not registry.resolve({"optimizer": block})["optimizer"]._step.guard.spike_factor
+    assert (guard_in(optimizer).spike_factor, guard_in(optimizer).on_spike, optimizer.clip_by) == (4.0, "clip", "adaptive")
+    assert not guard_in(registry.resolve({"optimizer": block})["optimizer"]).spike_factor
     with pytest.raises(Exception, match="on_spike"):
         registry.resolve({"optimizer": block | {"on_spike": "shrug"}})

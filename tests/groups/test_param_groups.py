@@ -26,6 +26,7 @@ from thinc_torchopt.training.loop import train_while_improving
 
 from ..conftest import CONFIGS
 from ..models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
+from ..peek import groups_in
 from ..spacy_cli import spacy_cli, toy_corpus, train
 
 
@@ -214,7 +215,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
         layer_decay={"trf/*": 0.5} if decays_layers else {},
         skip_decay="bias_and_norm" if skips_decay else None,
     )
-    groups = optimizer._trained.groups
+    groups = groups_in(optimizer)
     groups.see_names(NAMES)
     params = [Param(name, name, None, torch.zeros(2), is_bias_or_norm=name.endswith("/b")) for name in NAMES]
     groups.add(params, names_are_lasting=True)
@@ -241,8 +242,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
     held = [id(tensor) for group in torch_groups for tensor in group["params"]]
     assert sorted(held) == sorted(id(param.tensor) for param in params if param.name in trained)  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
-    optimizer._trained.controller.step()
-    values = {name: schedule.value for name, schedule in optimizer._settings.schedules.by_name.items()}
+    optimizer.controller.step()
     first = {key: next(make()) for key, make in SCHEDULES.items()}
     for param in params:
         if param.name in trained:
@@ -252,7 +252,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
             assert entry["lr"] == pytest.approx(base * scale, rel=1e-12)  # products of the same factors in another order
             decay = dict(options)["weight_decay"]
             assert entry["weight_decay"] == first.get(decay, decay) and entry["momentum"] == dict(options)["momentum"]
-    assert values or not any(isinstance(value, str) for block in given_blocks for value in block.values())
+    assert optimizer.schedules or not any(isinstance(value, str) for block in given_blocks for value in block.values())
 
 
 def test_param_groups_share_one_schedule_that_moves_once_a_step():
@@ -373,7 +373,7 @@ def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
         assert optimizer.grad_norm == pytest.approx(norm, rel=1e-6)  # summed in float32
     changed = [not torch.equal(a, b) for a, b in zip(before, params_of(model))]
     assert sum(changed) == 2 and set(optimizer.params) == {"trf/pytorch/pooler/weight", "trf/pytorch/pooler/bias"}
-    assert len(optimizer.torch_optimizers["algorithm"].state) == 2 and len(optimizer._trained.averages.state_dict([])["tensors"]) == 2
+    assert len(optimizer.torch_optimizers["algorithm"].state) == 2 and len(optimizer.state_dict()["averages"]["tensors"]) == 2
     assert all(param.requires_grad for param in model.layers[0].shims[0]._model.parameters())
 
 

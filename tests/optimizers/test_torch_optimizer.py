@@ -38,6 +38,7 @@ from ..models import (
     toy_examples,
     toy_pipeline,
 )
+from ..peek import averages_in
 
 
 def plain(algorithm=None, learn_rate=0.01, **settings):
@@ -401,7 +402,7 @@ def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
     for ours, theirs in zip(found, params):
         # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once more.
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
-    assert optimizer._trained.controller.step_count == 5 and optimizer.skipped_updates == 1
+    assert optimizer.controller.step_count == 5 and optimizer.skipped_updates == 1
     assert set(optimizer.nr_update.values()) == {5}
 
 
@@ -489,7 +490,7 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
     for model in (first, second):
         with model.use_params(optimizer.averages):
             found = params_of(model)
-        expected = [optimizer._trained.table.averages.tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
+        expected = [averages_in(optimizer).tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
         assert same(found, expected)
 
 
@@ -603,8 +604,8 @@ def test_optimizers_keep_the_state_of_a_disabled_component():
         nlp.add_pipe("textcat").initialize(lambda: examples, nlp=nlp)
         nlp.update(examples, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
-    steps = {param.name.split("/")[0]: param.steps for param in optimizer._trained.params}
-    assert steps == {"tagger": 3, "ner": 2, "textcat": 2}
+    updates = {info.name.split("/")[0]: info.updates for info in optimizer.describe()}
+    assert updates == {"tagger": 3, "ner": 2, "textcat": 2}
 
 
 def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():

@@ -49,12 +49,17 @@ def moments(optimizer):
     }
 
 
+def averages_of(optimizer):
+    """By name."""
+    return optimizer.state_dict()["averages"]["tensors"]
+
+
 @pytest.mark.parametrize("component", GROWS)
 def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
     nlp, examples, optimizer = trained(component)
     before = moments(optimizer)
     shapes = {name: tuple(param.shape) for name, param in optimizer.params.items()}
-    averages = {param.name: optimizer._trained.averages.tensor_of(param.key).clone() for param in optimizer._trained.params}
+    averages = {name: average.clone() for name, average in averages_of(optimizer).items()}
     nlp.get_pipe(component).add_label("NEW")
     optimizer.initialize(nlp)
     grown = [name for name, param in optimizer.params.items() if tuple(param.shape) != shapes[name]]
@@ -66,9 +71,8 @@ def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(after[name][moment][leading], before[name][moment]), (name, moment)
             assert after[name][moment].shape == optimizer.params[name].shape and after[name][moment].isfinite().all()
-        param = next(p for p in optimizer._trained.params if p.name == name)
-        average = optimizer._trained.averages.tensor_of(param.key)
-        assert torch.equal(average[leading], averages[name]) and average.shape == param.shape
+        average = averages_of(optimizer)[name]
+        assert torch.equal(average[leading], averages[name]) and average.shape == optimizer.params[name].shape
     # New cells: the mean over the old ones; averages: as the param is.
     name = next(name for name in grown if name.endswith("b"))
     n = shapes[name][0]
@@ -88,14 +92,10 @@ def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
 def test_growth_is_noticed_in_the_next_update(component):
     """Without a call of optimizer.initialize."""
     nlp, examples, optimizer = trained(component)
-    before = {
-        name: (tuple(param.shape), next(p.steps for p in optimizer._trained.params if p.name == name))
-        for name, param in optimizer.params.items()
-    }
+    before = {info.name: (info.shape, info.updates) for info in optimizer.describe()}
     nlp.get_pipe(component).add_label("NEW")
     nlp.update(examples, sgd=optimizer)
-    steps = {param.name: param.steps for param in optimizer._trained.params}
-    assert steps == {name: n + 1 for name, (_, n) in before.items()}
+    assert {info.name: info.updates for info in optimizer.describe()} == {name: n + 1 for name, (_, n) in before.items()}
     assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
     assert optimizer.learn_rates == {"default": 0.01}
 
@@ -109,7 +109,7 @@ def test_growth_fills_new_cells_as_the_setting_says(on_growth, expected):
     optimizer.initialize(nlp)
     after = optimizer.torch_optimizers["algorithm"].state[optimizer.params[name]]
     if expected == "reset":
-        assert not after and name not in {p.name for p in optimizer._trained.params if p.steps}
+        assert not after and [info.updates for info in optimizer.describe([name])] == [0]
     else:
         assert (after["exp_avg"][n:] == (before["exp_avg"].mean() if expected == "mean" else 0.0)).all()
 
@@ -281,7 +281,7 @@ def test_growth_of_state_that_cannot_grow():
     module.embed = torch.nn.Embedding(6, 5)
     with pytest.warns(GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"):
         optimizer.initialize(nlp)
-    updates = {param.name: param.steps for param in optimizer._trained.params}
+    updates = {info.name: info.updates for info in optimizer.describe()}
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
     update(optimizer, model, 1)
     assert all(param.isfinite().all() for param in optimizer.params.values())

@@ -103,6 +103,7 @@ class ParamGroups:
             0.0 if param.group is None else self._controller.rate_to_come(param.group.id),
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
+            param.steps,
         )
 
     # ------------------------------------------------------------------ params come and go

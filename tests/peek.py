@@ -1,0 +1,49 @@
+"""The one place that looks inside an optimizer, for what nothing public tells."""
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.averages import Averages
+from thinc_torchopt.averages.settings import AverageSettings
+from thinc_torchopt.gradients import Guard
+from thinc_torchopt.groups import ParamGroups
+from thinc_torchopt.params import Param
+from thinc_torchopt.schedules.schedule import Schedules
+
+
+def averages_in(optimizer: TorchOptimizer) -> Averages:
+    """The averages, which can be saved by themselves; `state_dict()["averages"]` needs a pipeline."""
+    averages = optimizer._trained.averages
+    assert averages is not None
+    return averages
+
+
+def average_settings_in(optimizer: TorchOptimizer) -> AverageSettings:
+    """What the block `averages` came to."""
+    settings = optimizer._average_settings
+    assert settings is not None
+    return settings
+
+
+def groups_in(optimizer: TorchOptimizer) -> ParamGroups:
+    """The param groups, to which params can be added by hand."""
+    return optimizer._trained.groups
+
+
+def guard_in(optimizer: TorchOptimizer) -> Guard:
+    """The guard, with its settings; `state_dict()["guard"]` needs a pipeline."""
+    return optimizer._step.guard
+
+
+def params_in(optimizer: TorchOptimizer) -> list[Param]:
+    """The params as the optimizer keeps them, frozen ones too."""
+    return list(optimizer._trained.params)
+
+
+def schedules_in(optimizer: TorchOptimizer) -> Schedules:
+    """All schedules, which can be saved by themselves."""
+    return optimizer._settings.schedules
+
+
+def take_average_settings(optimizer: TorchOptimizer, other: TorchOptimizer) -> None:
+    """Give an optimizer the settings of averages of another one, which may be schedules, and those schedules."""
+    averages_in(optimizer).settings = average_settings_in(other)
+    optimizer._settings.schedules = other._settings.schedules
