@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.learn_rate.circuit_breaker import CircuitBreaker
+from thinc_torchopt.learn_rate.conservative import CircuitBreaker
 
 
 class Clock:

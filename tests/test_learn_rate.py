@@ -17,9 +17,9 @@ from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.learn_rate import LearnRateController, runtime_guards
-from thinc_torchopt.learn_rate.circuit_breaker import CircuitBreaker
+from thinc_torchopt.learn_rate.conservative import CircuitBreaker
 from thinc_torchopt.learn_rate.history import History
-from thinc_torchopt.learn_rate.policies import Adaptive, Cosine, FromSchedule, Live, Warmup
+from thinc_torchopt.learn_rate.policies import Adaptive, Cosine, FromFunction, FromSchedule, Warmup
 from thinc_torchopt.state.preserve import preserve_optimizer_state
 
 
@@ -112,7 +112,7 @@ def test_learn_rate_shared_schedules_move_once_a_step():
     controller.register_optimizer("b", sgd(0.1), values)
     controller.register_optimizer("c", sgd(0.1), shared)
     controller.register_optimizer("d", sgd(0.1), shared)
-    controller.register_optimizer("e", sgd(0.1), Live(lambda: controller.step_count / 10))
+    controller.register_optimizer("e", sgd(0.1), FromFunction(lambda step: controller.step_count / 10))
     for step in range(3):
         rates = list(controller.step().values())
         assert rates == [0.5 / 2**step] * 3 + [3.0 - step] * 2 + [step / 10]
@@ -149,9 +149,9 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
     first, second = sgd(0.1), sgd(0.1)
     controller = LearnRateController()
     controller.register_optimizer("first", first, lambda step: 0.2 + step)
-    controller.register_optimizer("second", second, Live(lambda: 0.2 if controller.step_count == 0 else bad))
+    controller.register_optimizer("second", second, FromFunction(lambda step: 0.2 if controller.step_count == 0 else bad))
     controller.step()
-    said = f"Can't set the learn rate of 'second': expected a finite number of at least 0, found {bad!r}."
+    said = f"Can't set 'learn_rate' in 'second': expected a number of at least 0, found {bad!r}."
     with pytest.raises(ConfigError, match=re.escape(said)):
         controller.step()
     assert rates_in(first) == [0.2] and controller.step_count == 1 and controller.verify() == []
@@ -159,7 +159,7 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
         return
     broken = sgd(0.1)
     broken.param_groups[0]["lr"] = bad
-    with pytest.raises(ConfigError, match=f"Can't set the learn rate of 'm/0': expected a finite number of at least 0, found {bad}"):
+    with pytest.raises(ConfigError, match=f"Can't set 'learn_rate' in 'm/0': expected a number of at least 0, found {bad}"):
         controller.register_optimizer("m", broken, "cosine")
     assert "m" not in controller.rates
 
@@ -187,7 +187,7 @@ def test_learn_rate_refuses_what_can_not_be_registered():
         with pytest.raises(ConfigError, match=said):
             controller.register_optimizer(name, other, policy)
     with pytest.raises(
-        ConfigError, match="'on_outside_write' of the learn rate controller: expected 'restore', 'adopt' or 'raise', found 'ig"
+        ConfigError, match="'on_outside_write' in the learn rate controller: expected 'restore', 'adopt' or 'raise', found 'ig"
     ):
         LearnRateController(on_outside_write="ignore")
     with pytest.raises(ConfigError, match=r"expected a dict of names and numbers, found 0.5"):
@@ -654,7 +654,7 @@ def test_learn_rate_replaced_optimizers_go_on_as_if_nothing_had_happened(mode):
             assert rates_in(optimizer) == list(alone.rates.values()) and controller.verify() == []
         if step == 14:  # still watched, by the same policy
             optimizer.param_groups[0]["lr"] = 0.05
-            alone._optimizers["m"].optimizer.param_groups[0]["lr"] = 0.05
+            alone._registered.find("m").optimizer.param_groups[0]["lr"] = 0.05
             for each in (controller, alone):
                 with pytest.warns(LearnRateWarning, match="'m/0' was changed outside its schedule"):
                     each.step()
@@ -897,7 +897,7 @@ def test_learn_rate_checksums_tell_alike_groups_apart():
 def test_learn_rate_states_of_before_checksums_told_groups_apart_are_loaded():
     controller, _ = three_groups()
     state = controller.state_dict()
-    for watched in controller._groups.values():
+    for watched in controller._registered.groups.values():
         state["groups"][watched.id]["checksum"] = watched.identity.checksum_as("")
     other, _ = three_groups()
     other.load_state_dict(state)  # without a warning
@@ -1136,7 +1136,7 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
         ([one], {"parent": 1}, "expected a parent that learns, found 'm/1', which is frozen"),
         ([one], {"options": {"beta": 1}}, r"expected options among \['momentum'.*, found \['beta'\]"),
         ([one], {"options": {"lr": 1}}, r"found \['lr'\]"),
-        ([one], {"warmup_steps": -1}, "'steps' to be a whole number"),
+        ([one], {"warmup_steps": -1}, "'steps' in the learn rate policy 'warmup': expected a whole number of at least 0, found -1"),
     ]:
         with pytest.raises(ConfigError, match=said):
             controller.add_params("m", params, **options)
@@ -1316,14 +1316,14 @@ def altered(state, path, value):
         (["groups", "slow"], KeyError, r"expected the param groups \['head', .*, found none for \['slow'\].*Register the same optimizers"),
         (["groups", "fast"], {}, r"unexpected ones for \['fast'\]"),
         (["groups"], [1], "expected a dict of param groups, found"),
-        (["groups", "slow", "rate"], KeyError, "Can't load the learn rate of param group 'slow': expected"),
-        (["groups", "slow", "rate"], "0.5", "param group 'slow': expected 'rate' to be a number of at least 0, found '0.5'"),
-        (["groups", "slow"], 0.5, "param group 'slow': expected"),
-        (["groups", "slow", "policy"], "Cosine", "param group 'slow': expected the policy 'Adaptive', found 'Cosine'"),
-        (["groups", "head", "parent"], "slow", "expected the parent None, found 'slow'"),
-        (["groups", "slow", "policy_state", "bad"], -1, "'adaptive': expected 'the state to load: 'bad''"),
+        (["groups", "slow", "rate"], KeyError, "Can't load 'slow' in the saved learn rates: expected a section with"),
+        (["groups", "slow", "rate"], "0.5", "'rate' in .* param group 'slow': expected a number of at least 0, found '0.5'"),
+        (["groups", "slow"], 0.5, "'slow' in the saved learn rates: expected a section"),
+        (["groups", "slow", "policy"], "Cosine", "'policy' in .* param group 'slow': expected 'Adaptive', found 'Cosine'"),
+        (["groups", "head", "parent"], "slow", "'parent' in .*: expected None, found 'slow'"),
+        (["groups", "slow", "policy_state", "bad"], -1, "'bad' in the learn rate policy 'adaptive': expected a whole number"),
         (["groups", "mixed/0", "policy_state", "schedule", "position"], "x", "mixed/0"),
-        (["groups", "mixed/0", "policy_state"], None, "'mixed/0': expected the state to load to be one with"),
+        (["groups", "mixed/0", "policy_state"], None, "'policy_state' in the schedule of 'mixed/0': expected a section with"),
         (["step_count"], None, "expected what state_dict gives, found TypeError"),
         (["history", "snapshots"], [[0, 0, 7, [], 0.0]], "found IndexError"),
         (["mode", "clean_steps"], KeyError, "found KeyError"),

@@ -13,7 +13,8 @@ from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt import schedules
 from thinc_torchopt.errors import ConfigError, ScheduleWarning
-from thinc_torchopt.learn_rate.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Live, PolicyReader, Warmup
+from thinc_torchopt.learn_rate.by_name import PolicyReader
+from thinc_torchopt.learn_rate.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Warmup
 
 RATES = st.floats(1e-6, 10.0)
 
@@ -121,7 +122,7 @@ def test_learn_rate_policies_adaptive_refuses_metrics_that_are_no_numbers():
 def test_learn_rate_policies_adaptive_refuses_another_state(state):
     policy = Adaptive()
     before = policy.state_dict()
-    with pytest.raises(ConfigError, match="the state to load"):
+    with pytest.raises(ConfigError, match="Can't load '.*' in the learn rate policy 'adaptive': expected"):
         policy.load_state_dict(state)
     assert policy.state_dict() == before
 
@@ -184,8 +185,8 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
     values = iter([0.5, 0.25])
     assert reader.read(values, "m") is reader.read(values, "n")
     assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0 and isinstance(reader.read(abs, "m"), FromFunction)
-    live = Live(lambda: 0.125)
-    assert reader.read(live, "m") is live and live.rate(3, 0.1) == 0.125
+    own = Warmup(4)
+    assert reader.read(own, "m") is own
     assert Frozen().rate(0, 0.1) == 0.0
 
 
@@ -196,32 +197,32 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         ("cosine", {"steps": 3}, r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]"),
         ("frozen", {"args": 3}, r"'frozen' of 'm': expected settings among \[\], found \['args'\]"),
         (0.1, {"steps": 3}, r"expected settings with a policy given by its name, found \['steps'\] with 0.1"),
-        (-0.1, {}, r"rate of 'm': expected a finite number of at least 0, found -0.1"),
+        (-0.1, {}, r"'learn_rate' in 'm': expected a number of at least 0, found -0.1"),
         (math.nan, {}, "found nan"),
         (math.inf, {}, "found inf"),
         (True, {}, "found True"),
         (None, {}, "found None"),
         (Cosine, {}, "found <class"),
         ([], {}, "schedule of 'm': expected at least one value, found none"),
-        ("cosine", {"total_steps": 0}, "'cosine': expected 'total_steps' to be a whole number of at least 1, found 0"),
-        ("cosine", {"total_steps": 5, "warmup_steps": 6}, "'total_steps' to be a whole number of at least 6, found 5"),
-        ("cosine", {"min_factor": 1.5}, "'min_factor' to be a finite number of at least 0 and at most 1, found 1.5"),
-        ("warmup", {"steps": 0.5}, "'steps' to be a whole number of at least 0, found 0.5"),
+        ("cosine", {"total_steps": 0}, "'total_steps' in the learn rate policy 'cosine': expected a whole number of at least 1, found 0"),
+        ("cosine", {"total_steps": 5, "warmup_steps": 6}, "'total_steps' in .*: expected a whole number of at least 6, found 5"),
+        ("cosine", {"min_factor": 1.5}, "'min_factor' in .*: expected a number of at least 0 and at most 1, found 1.5"),
+        ("warmup", {"steps": 0.5}, "'steps' in .*: expected a whole number of at least 0, found 0.5"),
         ("warmup", {"start_factor": -1}, "'start_factor'"),
-        ("adaptive", {"factor": 1.0}, "'factor' to be a finite number of at least 0 and below 1, found 1.0"),
-        ("adaptive", {"mode": "mean"}, "'mode' to be 'min' or 'max', found 'mean'"),
+        ("adaptive", {"factor": 1.0}, "'factor' in .*: expected a number of at least 0 and below 1, found 1.0"),
+        ("adaptive", {"mode": "mean"}, "'mode' in .*: expected 'min' or 'max', found 'mean'"),
         ("adaptive", {"threshold_mode": 1}, "'threshold_mode'"),
         ("adaptive", {"threshold": math.inf}, "'threshold'"),
         ("adaptive", {"patience": -1}, "'patience'"),
         ("adaptive", {"cooldown": None}, "'cooldown'"),
         ("adaptive", {"min_factor": "low"}, "'min_factor'"),
         ("adaptive", {"eps": -1.0}, "'eps'"),
-        ("adaptive", {"metric": 3}, "'metric' to be a name, found 3"),
-        ("warmup", {"min_rate": -1.0}, "'warmup': expected 'min_rate' to be a finite number of at least 0"),
-        ("warmup", {"min_rate": 0.1, "max_rate": 0.01}, "'max_rate' to be a finite number of at least 0.1"),
+        ("adaptive", {"metric": 3}, "'metric' in .*: expected a name, found 3"),
+        ("warmup", {"min_rate": -1.0}, "'min_rate' in the learn rate policy 'warmup': expected a number of at least 0"),
+        ("warmup", {"min_rate": 0.1, "max_rate": 0.01}, "'max_rate' in .*: expected a number of at least 0.1"),
         ("cosine", {"max_rate": math.inf}, "'max_rate'"),
         ("adaptive", {"warmup_factor": 2}, "'warmup_factor'"),
-        ("adaptive", {"warmup_type": "steep"}, "'warmup_type' to be 'linear' or 'cosine', found 'steep'"),
+        ("adaptive", {"warmup_type": "steep"}, "'warmup_type' in .*: expected 'linear' or 'cosine', found 'steep'"),
         ("cosine", {"min_rate": 0.1, "min_factor": 0.1}, r"expected settings among .*'min_rate'.*, found \['min_factor'\]"),
     ],
 )
@@ -275,12 +276,12 @@ def test_learn_rate_policies_adaptive_takes_rates():
     policy = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04, "warmup_steps": 4})
     for step in range(20):
         theirs.step(1.0)
-        policy.observe({"loss": 1.0})
+        policy.source.observe({"loss": 1.0})
         expected = twin.param_groups[0]["lr"] if step >= 4 else 0.5 * (0.1 + 0.9 * step / 4)
         assert policy.rate(step, 0.5) == pytest.approx(expected, rel=1e-12)
     assert policy.rate(20, 0.5) == 0.04
     other = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04})
-    other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    other.source.load_state_dict(json.loads(json.dumps(policy.source.state_dict())))
     assert other.rate(20, 0.5) == 0.04
 
 

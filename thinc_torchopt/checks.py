@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import numpy
@@ -24,35 +24,54 @@ class Section:
     """A section of the config, whose values it checks.
 
     path (str): Its path, for errors, e.g. "[training.optimizer]".
+    takes_texts (bool): Whether a number may be in quotes, which a config puts around it where the type is not known.
+    verb (str): What can't be done with a value that is wrong.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, *, takes_texts: bool = True, verb: str = "set"):
         self.path = path
+        self.takes_texts = takes_texts
+        self.verb = verb
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ConfigError): Always. advice (str): What to do, if that does not follow from what is expected."""
-        raise ConfigError(f"Can't set '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}")
+        raise ConfigError(f"Can't {self.verb} '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}")
 
     def number(
-        self, name: str, value: Any, expected: str = "a number of at least 0", *, at_most: float = math.inf, below: float = math.inf
+        self,
+        name: str,
+        value: Any,
+        expected: str | None = None,
+        *,
+        at_least: float = 0.0,
+        above: float = -math.inf,
+        at_most: float = math.inf,
+        below: float = math.inf,
     ) -> float:
-        """A number of at least 0, also one of NumPy's. expected (str): The same in words.
+        """A number, by default of at least 0; also one of NumPy's. expected (str): The same in words, where these limits don't say it.
 
         RAISES (ConfigError): Not a number, out of range, or not finite.
         """
         try:
-            number = math.nan if isinstance(value, (bool, numpy.bool_)) else float(value)
-        except (TypeError, ValueError):
+            number = float(value) if self._may_be_number(value) else math.nan
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not 0.0 <= number < math.inf or number > at_most or number >= below:
-            self.refuse(name, expected, value)
+        if not (math.isfinite(number) and at_least <= number <= at_most and above < number < below):
+            low = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}" if at_least > -math.inf else "that is finite"
+            high = f" and at most {at_most:g}" if at_most < math.inf else f" and below {below:g}" if below < math.inf else ""
+            self.refuse(name, expected or f"a number {low}{high}", value)
         return number
 
-    def whole(self, name: str, value: Any, *, at_least: int = 0) -> int:
-        """A whole number. RAISES (ConfigError): Not a whole number, or less than `at_least`."""
+    def _may_be_number(self, value: Any) -> bool:
+        if isinstance(value, (bool, numpy.bool_)):
+            return False
+        return self.takes_texts or isinstance(value, Real)
+
+    def whole(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> int:
+        """A whole number. because (str): Why so many. RAISES (ConfigError): Not a whole number, or less than `at_least`."""
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (is_whole or (isinstance(value, str) and value.isdecimal())) or int(value) < at_least:
-            self.refuse(name, f"a whole number of at least {at_least}", value)
+        if not (is_whole or (self.takes_texts and isinstance(value, str) and value.isdecimal())) or int(value) < at_least:
+            self.refuse(name, f"a whole number of at least {at_least}{because}", value)
         return int(value)
 
     def flag(self, name: str, value: Any) -> bool:
@@ -78,6 +97,12 @@ class Section:
         """A section below this one. RAISES (ConfigError): Not a section."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self.refuse(name, "a section, or in Python a dict with texts as keys", value)
+        return value
+
+    def parts(self, name: str, value: Any, keys: Collection[str], advice: str = "") -> Mapping[str, Any]:
+        """A section with these keys, and no others. RAISES (ConfigError): It is not."""
+        if not isinstance(value, Mapping) or set(value) != set(keys):
+            self.refuse(name, f"a section with {sorted(keys)}", sorted(value) if isinstance(value, Mapping) else value, advice)
         return value
 
 

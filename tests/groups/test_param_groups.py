@@ -18,7 +18,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ConfigWarning, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.groups.cascade import Cascade
-from thinc_torchopt.learn_rate.policies import PolicyReader
+from thinc_torchopt.learn_rate.by_name import PolicyReader
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.schedules import warmup_cosine
 from thinc_torchopt.schedules.schedule import Schedules
@@ -594,7 +594,7 @@ BAD_POLICIES = {
     rf"'frozen' {IN_G}: expected it without unfreeze_at": {"policy": "frozen", "unfreeze_at": 3},
     r"policy of '\[training.optimizer.param_groups.g\]': expected one of .*, found 'steep'": {"policy": "steep"},
     r"policy of '\[training.optimizer.param_groups.g\]': expected one of .*, found \['cosine'\]": {"policy": ["cosine"]},
-    rf"Can't read 'policy' {IN_G}.*expected 'min_rate' to be a finite number.*found 'low'": {"policy": "cosine", "min_rate": "low"},
+    rf"Can't read 'policy' {IN_G}.*'min_rate' in .*expected a number of at least 0, found 'low'": {"policy": "cosine", "min_rate": "low"},
     rf"Can't read 'policy' {IN_G}.*'min_rate'.*found \[0.1\]": {"policy": "cosine", "min_rate": [0.1]},
     rf"Can't set peak {IN_G}.*The policy 'warmup' has min_rate, max_rate, warmup_steps": {"policy": "warmup", "peak": 0.1},
     rf"Can't set total_steps {IN_G}.*The policy 'warmup' has": {"policy": "warmup", "total_steps": 9},

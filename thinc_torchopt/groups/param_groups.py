@@ -20,8 +20,9 @@ from ..schedules import current
 from ..types import OnGrowth, ParamInfo
 from .cascade import Cascade
 from .freezing import FrozenGrads
+from .rates import Rates
 from .settings import ParamSettings
-from .torch_groups import BuiltAlgorithm, Rates, TorchGroup
+from .torch_groups import BuiltAlgorithm, TorchGroup
 
 Chosen = list[tuple[BuiltAlgorithm, list[tuple[TorchGroup, Sequence[Param]]]]]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, Warmup
-from ..schedules import Schedule, current
+from ..learn_rate import NamedPolicy, Warmup
+from ..schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,6 @@ class ParamSettings:
     joined_at: int | None = None
     new_params: Warmup | None = None
     policy: NamedPolicy | None = None
-
-    def rate(self, default: float, updates: int = 0, *, step: int = 0, policy: Policy | None = None) -> float:
-        """The learning rate of this step.
-
-        default (float): The optimizer's. updates (int): How many updates the param had.
-        step (int): The step that comes. policy (Policy | None): What `self.policy` is in this run.
-        """
-        learn_rate = default if self.learn_rate is None else current(self.learn_rate)
-        if policy is not None:
-            learn_rate = policy.rate(int(max(0, step - self.frozen_until)), learn_rate)
-        rate = learn_rate * current(self.lr_scale) * self.layer_scale
-        return rate if self.joined_at is None or self.new_params is None else self.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
 
     @property
     def key(self) -> tuple[Any, ...]:

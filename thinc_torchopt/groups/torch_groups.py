@@ -6,7 +6,7 @@ steps, in thinc's buffers and in torch's, so each step shows torch only the para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
@@ -17,9 +17,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from ..algorithms import Algorithm, OptionRanges, collect_beside, fit_param_state, library_of, map_tensors, small_matrix, to_tree
 from ..errors import ConfigError
 from ..gradients import scale_grads
-from ..learn_rate import LearnRateController, Live, LiveByMetrics, NamedPolicy, Policy
+from ..learn_rate import FromFunction, LearnRateController
 from ..params import Param, Released, unique
 from ..schedules import current, is_moving
+from .rates import GroupRate, Rates
 from .settings import ParamSettings
 
 # Keys of a torch param group that hold no state.
@@ -78,32 +79,6 @@ class TorchGroup:
         return self.fuses(params) and (not self.wide or self.wide.isdisjoint(map(id, params)))
 
 
-class Rates:
-    """What learning rates params should have, by their settings.
-
-    default (Callable): The learning rate of params without one of their own.
-    step (Callable): The step that comes.
-    """
-
-    def __init__(self, default: Callable[[], float], step: Callable[[], int]):
-        self.default = default
-        self._step = step
-        self._policies: dict[NamedPolicy, Policy] = {}
-
-    def of(self, settings: ParamSettings, updates: int = 0) -> float:
-        """The rate of the step that comes. updates (int): How many updates the params had, if they came in mid-training."""
-        return settings.rate(self.default(), updates, step=self._step(), policy=self.policy_of(settings))
-
-    def policy_of(self, settings: ParamSettings) -> Policy | None:
-        """The policy in the settings, as it stands in this run: one for all params that share it."""
-        wanted = settings.policy
-        if wanted is None:
-            return None
-        if wanted not in self._policies:
-            self._policies[wanted] = wanted.build()
-        return self._policies[wanted]
-
-
 class BuiltAlgorithm:
     """One torch optimizer with its params, built when the first param comes.
 
@@ -144,7 +119,7 @@ class BuiltAlgorithm:
             self._controller.register_optimizer(
                 self.name,
                 self.optimizer,
-                Live(self._rates.default),
+                FromFunction(lambda step: self._rates.default()),
                 moving=self._moving,
                 param_names=self._names,
                 watch_steps=False,
@@ -196,7 +171,7 @@ class BuiltAlgorithm:
         if "fused" in options and options["fused"] is None:
             options["fused"] = self._wants_kernel(tensors, options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        first_rate = self._rates.of(settings)
+        first_rate = GroupRate(settings, self._rates).rate()
         rate = first_rate or 0.001
         built = self._build_for(params[0], settings, tensors, rate, options)
         if self.algorithm.trial.writes_rate:
@@ -238,14 +213,9 @@ class BuiltAlgorithm:
         self.optimizer.param_groups.append(entry)
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
 
-        def rate() -> float:
-            return self._rates.of(settings, 0 if settings.joined_at is None else group.updates) * group.own_rate
-
-        source = self._rates.policy_of(settings)
-        policy = LiveByMetrics(rate, source) if hasattr(source, "observe") else Live(rate)
         # Params that joined at different times have one label, and groups of their own.
         id, adopted = unique(settings.label, set(self._controller.rates)), self._adopted.pop(settings.key, (1.0, None))
-        group.id = self._controller.add_group(self.name, entry, policy, id=id, adopted=adopted)
+        group.id = self._controller.add_group(self.name, entry, GroupRate(settings, self._rates, group), id=id, adopted=adopted)
         return group
 
     def _take_out(self, param: Param) -> None:

@@ -1,12 +1,15 @@
-"""The control of learning rates. Start reading in controller.py, the only writer of the `lr` of torch's param groups."""
+"""The control of learning rates. Start reading in controller.py, the only writer of the `lr` of torch's param groups.
 
-from .circuit_breaker import CircuitBreaker
+registered.py has the optimizers under it, watch.py and groups.py what they were like when it left them, integrity.py what has changed since;
+policies.py and by_name.py say which rate comes next.
+"""
+
+from .by_name import NAMED, InRates, NamedPolicy, settings_of
+from .conservative import CircuitBreaker
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR
 from .history import Snapshot
-from .named_policies import NAMED, NamedPolicy, settings_of
-from .policies import Constant, FromFunction, FromSchedule, Live, LiveByMetrics, Policy
-from .proportional import Adaptive, Cosine, Frozen, Warmup
+from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup, source_of
 
 __all__ = [
     "NAMED",
@@ -18,12 +21,12 @@ __all__ = [
     "FromFunction",
     "FromSchedule",
     "Frozen",
+    "InRates",
     "LearnRateController",
-    "Live",
-    "LiveByMetrics",
     "NamedPolicy",
     "Policy",
     "Snapshot",
     "Warmup",
     "settings_of",
+    "source_of",
 ]

@@ -19,24 +19,24 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from ..checks import Section
+from ..errors import ConfigError, LearnRateIntegrityError
 from ..types import OnOutsideWrite
-from .circuit_breaker import CircuitBreaker
-from .conservative_mode import ConservativeMode
-from .groups import NEW_PARAMS_FACTOR, Group, GroupIdentity, WatchedGroup, rate_of
-from .history import History, Layout
-from .new_params import check_new_params, find_parent, make_state
-from .policies import Constant, Policy, PolicyLike, PolicyReader, check_rate
-from .proportional import Warmup
+from .conservative import CircuitBreaker
+from .groups import Group, WatchedGroup, rate_of
+from .history import History, Snapshot
+from .integrity import Integrity, find, find_rates
+from .new_params import add_params, find_parent
+from .policies import PolicyLike, Warmup, check_rate, source_of
+from .registered import Registered
 from .runtime_guards import RuntimeGuards
-from .watch import Hooked, WatchedOptimizer, warn_of_steps
+from .saving import check_state
+from .watch import Hooked, WatchedOptimizer
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10
@@ -68,25 +68,16 @@ class LearnRateController:
         runtime_budgets: Mapping[str, float] | None = None,
         timer: Callable[[], float] = time.monotonic,
     ):
-        if on_outside_write not in ("restore", "adopt", "raise"):
-            raise ConfigError(
-                f"Can't set 'on_outside_write' of the learn rate controller: expected 'restore', 'adopt' or 'raise', found "
-                f"{on_outside_write!r}."
-            )
+        Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
         self.on_outside_write: OnOutsideWrite = on_outside_write
-        self._mode = ConservativeMode(CircuitBreaker() if breaker is None else breaker)
+        self.breaker = CircuitBreaker() if breaker is None else breaker
         self.guards = RuntimeGuards(enable_runtime_guards, runtime_budgets, timer)
         self.history = History()
         self.step_count = 0
-        self.outside_writes = 0
         self.scale = 1.0
         self._clock = clock
-        self._optimizers: dict[str, WatchedOptimizer] = {}
-        self._groups: dict[str, WatchedGroup] = {}  # by id
-        self._policies: list[Policy] = []  # each once
-        self._reader = PolicyReader()
-        self._layout = Layout((), tuple)
-        self._warned: set[tuple[str, str]] = set()
+        self._registered = Registered(_write, _put_tensor, self._before_step)
+        self._integrity = Integrity(self._registered, self.breaker, _write)
 
     # ------------------------------------------------------------------ optimizers and groups
 
@@ -119,24 +110,17 @@ class LearnRateController:
         RETURNS (list[str]): The ids of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
         """
-        if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found {type(optimizer).__name__}."
-            )
-        for other in self._optimizers.values():
-            if other.name == name or other.optimizer is optimizer:
-                taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
-                raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
-        added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
-        policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
-        if not isinstance(policy, Mapping):
-            added.policy = policies[0] if policies else self._reader.read(policy, name, settings)
-        rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
-        for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
-            added.groups.append(self._watch(added, group, WatchedGroup(self._new_id(added, group), of_group, rate, self.step_count)))
-        self._hook_into(added)
-        self._optimizers[name] = added
-        self._changed(added)
+        added = self._registered.add(
+            name,
+            optimizer,
+            policy,
+            settings,
+            self.step_count,
+            moving=moving,
+            param_names=param_names,
+            watch_steps=watch_steps,
+            keep_groups=keep_groups,
+        )
         return [watched.id for watched in added.groups]
 
     def unregister_optimizer(self, name: str) -> None:
@@ -144,11 +128,7 @@ class LearnRateController:
 
         RAISES (ConfigError): No optimizer has that name.
         """
-        gone = self._optimizer(name)
-        for hook in gone.hooks:
-            hook.remove()
-        del self._optimizers[name]
-        self._forget(gone.groups)
+        self._registered.remove(name)
 
     def replace_optimizer(
         self, old: str | torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[torch.Tensor, str] | None = None
@@ -163,34 +143,7 @@ class LearnRateController:
         param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
         RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has changed then.
         """
-        moved = self._optimizer(old)
-        replaced = moved.optimizer
-        groups, n_groups = getattr(new, "param_groups", None), len(replaced.param_groups)
-        if not isinstance(new, torch.optim.Optimizer) or len(new.param_groups) != n_groups:
-            found = type(new).__name__ if groups is None else f"one with {len(groups)}"
-            raise ConfigError(
-                f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, found {found}. Build it "
-                "by preserve_optimizer_state, or unregister the old one and register the new one."
-            )
-        if any(other.optimizer is new for other in self._optimizers.values()):
-            raise ConfigError(f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already.")
-        for hook in moved.hooks:
-            hook.remove()
-        if param_names is not None and moved.param_names:
-            moved.param_names = param_names
-        self._forget(moved.move_to(new))
-        self._take(moved)
-        for watched in moved.groups:
-            self._write(watched, watched.applied_rate)
-        self._hook_into(moved)
-        warn_of_steps(replaced, moved.name, self.step_count)
-
-    def _hook_into(self, watched: WatchedOptimizer) -> None:
-        watched.hooks.clear()
-        if watched.watch_steps:
-            watched.hooks.append(watched.optimizer.register_step_pre_hook(partial(self._before_step, watched)))
-        if watched.keep_groups:
-            watched.hooks.append(watched.optimizer.register_load_state_dict_post_hook(lambda _: watched.reclaim()))
+        self._registered.replace(old, new, self.step_count, param_names)
 
     def refresh(self, name: str) -> None:
         """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still verified.
@@ -199,7 +152,7 @@ class LearnRateController:
 
         RAISES (ConfigError): There is no optimizer of that name.
         """
-        self._take(self._optimizer(name))
+        self._registered.take(self._registered.find(name), self.step_count)
 
     def add_group(
         self,
@@ -220,32 +173,17 @@ class LearnRateController:
         RETURNS (str): The id.
         RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the rate can't be.
         """
-        watched_optimizer = self._optimizer(name)
-        place = next((i for i, other in enumerate(watched_optimizer.optimizer.param_groups) if other is group), None)
-        if place is None or any(watched.group is group for watched in watched_optimizer.groups) or id in self._groups:
-            raise ConfigError(
-                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, and a new id, "
-                f"found {id!r} of {sorted(self._groups)}."
-            )
-        if param_names is not None:
-            watched_optimizer.param_names = param_names
-        id = self._new_id(watched_optimizer, group) if id is None else id
-        made = WatchedGroup(id, self._reader.read(policy, id), check_rate(rate_of(group), id), self.step_count)
-        made.factor, made.held_rate = adopted
-        watched_optimizer.groups.insert(place, self._watch(watched_optimizer, group, made))
-        self._changed(watched_optimizer)
-        return id
+        made = self._registered.add_group(name, group, policy, self.step_count, id=id, param_names=param_names, adopted=adopted)
+        return made.id
 
     def adopted(self, id: str) -> tuple[float, float | None]:
         """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's, or None."""
-        return self._groups[id].factor, self._groups[id].held_rate
+        watched = self._registered.groups[id]
+        return watched.factor, watched.held_rate
 
     def rename_groups(self, ids: Mapping[str, str]) -> None:
         """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
-        self._groups = {ids[watched.id]: watched for watched in self._groups.values()}
-        for id, watched in self._groups.items():
-            watched.id = id
-        self._changed()
+        self._registered.rename(ids)
 
     def add_params(
         self,
@@ -272,22 +210,14 @@ class LearnRateController:
         RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
         """
         started = self.guards.timer()
-        to = self._optimizer(optimizer)
+        to = self._registered.find(optimizer)
         above = find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
             settings = {"warmup_steps": warmup_steps, **settings}
-        policy = Warmup(warmup_steps) if policy is None and not settings else self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
-        given = list(params)
-        tensors = check_new_params(to, above, given, options or {})
-        wanted = {option: above.group[option] for option in to.all_options if option in above.group} | dict(options or {})
-        make_state(to.optimizer, tensors, {**wanted, "lr": above.base or 1e-3})
-        rate = policy.rate(0, NEW_PARAMS_FACTOR * above.rate)
-        lr = rate if above.lr_tensor is None else torch.full_like(above.lr_tensor, rate)
-        to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
-        group = to.optimizer.param_groups[-1]
-        made = WatchedGroup(self._new_id(to, group), policy, rate_of(group), self.step_count, parent=above)
-        to.groups.append(self._watch(to, group, made))
-        self._changed(to)
+        if policy is None and not settings:
+            policy = Warmup(warmup_steps)
+        read = self._registered.reader.read(policy, to.name, settings)  # type: ignore[arg-type]
+        made = add_params(self._registered, to, list(params), above, read, options or {}, self.step_count)
         self.took("adding_params", started)
         return made.id
 
@@ -304,15 +234,16 @@ class LearnRateController:
             group, and `on_outside_write` is "raise".
         """
         started = self.guards.timer()
-        self._check(self._optimizers.values())
-        for watched_optimizer in self._optimizers.values():
+        optimizers, groups = self._registered.by_name.values(), self._registered.groups.values()
+        self._check(optimizers)
+        for watched_optimizer in optimizers:
             watched_optimizer.have_the_last_word()
-        step, hold = self.step_count, self._mode.holds_rates
+        step, hold = self.step_count, self.breaker.holds_rates
         scale *= self.scale
         if metrics is not None:
             self.observe(metrics)
         wanted = []
-        for watched in self._groups.values():
+        for watched in groups:
             rate = watched.rate_at(step)
             if hold:
                 rate = min(rate, watched.rate)
@@ -320,17 +251,17 @@ class LearnRateController:
                 check_rate(rate * scale, watched.id)
             wanted.append(rate)
         rates = {}
-        for watched, rate in zip(self._groups.values(), wanted):
+        for watched, rate in zip(groups, wanted):
             watched.rate = rate
-            rates[watched.id] = self._write(watched, rate * scale)
+            rates[watched.id] = _write(watched, rate * scale)
         if not self.conservative or step % SAMPLED_STEPS == 0:
-            self.history.append(epoch, step, self._layout, tuple(rates.values()), self._clock())
-        for policy in self._policies:
-            if hasattr(policy, "advance"):
-                policy.advance()
+            self.history.append(Snapshot(epoch, step, rates.copy(), self._registered.checksums, self._clock()))
+        for source in self._registered.sources:
+            if hasattr(source, "advance"):
+                source.advance()
         self.took("rate_step", started)
         self.step_count += 1
-        self._mode.end_step(step)
+        self.breaker.end_step(step)
         return rates
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
@@ -340,14 +271,14 @@ class LearnRateController:
         """
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}.")
-        for policy in self._policies:
-            if hasattr(policy, "observe"):
-                policy.observe(metrics)
+        for source in self._registered.sources:
+            if hasattr(source, "observe"):
+                source.observe(metrics)
 
     @property
     def goes_by_metrics(self) -> bool:
         """Whether there is a policy that looks at metrics."""
-        return any(hasattr(policy, "observe") for policy in self._policies)
+        return any(hasattr(source, "observe") for source in self._registered.sources)
 
     def put_back(self, name: str) -> dict[str, float]:
         """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes that the policy's.
@@ -357,25 +288,25 @@ class LearnRateController:
         RAISES (ConfigError): There is no optimizer of that name.
         """
         factors = {}
-        for watched in self._optimizer(name).groups:
+        for watched in self._registered.find(name).groups:
             factors[watched.id] = rate_of(watched.group) / watched.applied_rate if watched.applied_rate else 1.0
-            self._write(watched, watched.applied_rate)
+            _write(watched, watched.applied_rate)
         return factors
 
     @property
-    def breaker(self) -> CircuitBreaker:
-        """The circuit breaker, which is open while too much fails."""
-        return self._mode.breaker
+    def outside_writes(self) -> int:
+        """How many changes by other code were found so far."""
+        return self._integrity.outside_writes
 
     @property
     def conservative(self) -> bool:
         """Whether it is in conservative mode."""
-        return self._mode.is_on
+        return self.breaker.conservative
 
     @property
     def times_conservative(self) -> int:
         """How often conservative mode has begun so far."""
-        return self._mode.times
+        return self.breaker.times
 
     @property
     def overruns(self) -> dict[str, int]:
@@ -388,34 +319,31 @@ class LearnRateController:
         kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
         """
         if self.guards.ended(kind, started, self._size, self.step_count):
-            self._mode.was_slow()
+            self.breaker.was_slow()
 
     def _size(self) -> tuple[int, int]:
-        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
+        groups = self._registered.groups
+        return len(groups), sum(len(watched.params) for watched in groups.values())
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """Find what other code changed. Empty: nothing. Changes nothing itself."""
-        try:
-            self._verify(self._optimizers.values())
-        except LearnRateIntegrityError as error:
-            return [error, *error.others]
-        return []
+        return [difference.error(self.step_count) for of in self._registered.by_name.values() for difference in find(of)]
 
     @property
     def rates(self) -> dict[str, float]:
         """The rate that was last written to each group; before the first step, that it was registered with."""
-        return {id: watched.applied_rate for id, watched in self._groups.items()}
+        return {id: watched.applied_rate for id, watched in self._registered.groups.items()}
 
     def rate_to_come(self, id: str) -> float:
         """The rate that the next step will write to a group."""
-        watched = self._groups[id]
+        watched = self._registered.groups[id]
         rate = watched.rate_at(self.step_count)
-        return (min(rate, watched.rate) if self._mode.holds_rates else rate) * self.scale
+        return (min(rate, watched.rate) if self.breaker.holds_rates else rate) * self.scale
 
     @property
     def checksums(self) -> dict[str, str]:
         """The identity of each group: the names and shapes of its params, and its options."""
-        return dict(zip(self._layout.ids, self._layout.checksums))
+        return dict(self._registered.checksums)
 
     # ------------------------------------------------------------------ saving
 
@@ -425,9 +353,9 @@ class LearnRateController:
             "step_count": self.step_count,
             "outside_writes": self.outside_writes,
             "scale": self.scale,
-            "mode": self._mode.state_dict(),
+            "mode": self.breaker.state_dict(),
             "history": self.history.state_dict(),
-            "groups": {id: watched.state_dict() for id, watched in self._groups.items()},
+            "groups": {id: watched.state_dict() for id, watched in self._registered.groups.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, may_grow: bool = False) -> None:
@@ -437,56 +365,35 @@ class LearnRateController:
         may_grow (bool): Params may have other shapes than they had there; or else that is a warning.
         RAISES (ConfigError): The state of another controller. Everything is checked before anything is changed.
         """
-        self._check_state(state, may_grow)
+        groups = self._registered.groups
+        check_state(state, self.state_dict(), groups, may_grow)
         try:
             history = History.from_state_dict(state["history"])
             step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
             scale = check_rate(float(state["scale"]), "scale")
-            self._mode.load_state_dict(state["mode"])
+            self.breaker.load_state_dict(state["mode"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"Can't load the state of the learn rate controller: expected what state_dict gives, found {error!r}."
             ) from error
-        self.history, self.step_count, self.outside_writes, self.scale = history, step_count, outside_writes, scale
-        for policy, watched in {id(watched.policy): (watched.policy, watched) for watched in self._groups.values()}.values():
-            if hasattr(policy, "load_state_dict"):
-                policy.load_state_dict(state["groups"][watched.id]["policy_state"])
-        for watched in self._groups.values():
+        self.history, self.step_count, self.scale = history, step_count, scale
+        self._integrity.outside_writes = outside_writes
+        for source, watched in {id(source): (source, watched) for watched in groups.values() for source in [source_of(watched.policy)]}.values():
+            if hasattr(source, "load_state_dict"):
+                source.load_state_dict(state["groups"][watched.id]["policy_state"])
+        for watched in groups.values():
             watched.load_state_dict(state["groups"][watched.id])
-            self._write(watched, watched.applied_rate)
-
-    def _check_state(self, state: Mapping[str, Any], may_grow: bool) -> None:
-        _check_keys("parts", self.state_dict(), state)
-        groups = state["groups"]
-        _check_keys("param groups", self._groups, groups)
-        for watched in self._groups.values():
-            watched.check_state_dict(groups[watched.id])
-        saved = {id: groups[id]["checksum"] for id in self._groups}
-        # The second checksum: from before it told groups apart whose params have no names.
-        identities = {id: watched.identity for id, watched in self._groups.items()}
-        other = {id: found for id, found in identities.items() if saved[id] not in (found.checksum, found.checksum_as(""))}
-        if other and _are_swapped(other, saved):
-            raise ConfigError(
-                f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in which they were "
-                "saved, found them in another. Build the optimizer with the groups in the same order."
-            )
-        if other and not may_grow:
-            warnings.warn(
-                LearnRateWarning(
-                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their learn rates are "
-                    "kept."
-                ),
-                stacklevel=3,
-            )
+            _write(watched, watched.applied_rate)
 
     # ------------------------------------------------------------------ integrity
 
-    def _verify(self, optimizers: Collection[WatchedOptimizer]) -> None:
-        """RAISES (LearnRateIntegrityError): A group is not as it was left. It knows of the others that are not."""
-        errors = [error for watched in optimizers if not watched.is_untouched() for error in watched.differences(self.step_count)]
-        if errors:
-            first, *first.others = errors
-            raise first
+    def check_rates(self, name: str) -> None:
+        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it steps.
+
+        RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
+        """
+        if self.guards.enabled and (found := find_rates(self._registered.find(name))):
+            self._integrity.handle(found, (), self.step_count, self.on_outside_write)
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
         """Verify, and deal with what is found."""
@@ -500,64 +407,11 @@ class LearnRateController:
         for watched in optimizers:
             if watched.keep_groups:
                 watched.reclaim()
-        try:
-            self._verify(optimizers)
-        except LearnRateIntegrityError as error:
-            self._handle(error, optimizers)
+        if found := [difference for watched in optimizers for difference in find(watched)]:
+            self._integrity.handle(found, optimizers, self.step_count, self.on_outside_write)
         else:  # the same groups in new dicts
             for watched in optimizers:
-                self._take(watched)
-
-    def _handle(self, first: LearnRateIntegrityError, optimizers: Collection[WatchedOptimizer]) -> None:
-        errors = [first, *first.others]
-        self.outside_writes += len(errors)
-        conservative = self.conservative
-        # In conservative mode a run that would be stopped is protected instead.
-        how = "restore" if conservative and self.on_outside_write == "raise" else self.on_outside_write
-        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
-            self._mode.failed(self.step_count)
-        if how == "raise":
-            raise first
-        for watched_optimizer in optimizers:
-            if watched_optimizer.keep_groups:
-                watched_optimizer.bring_back()
-            if how == "restore":
-                watched_optimizer.put_back()
-            self._take(watched_optimizer, at_default=how == "restore")
-        for error in errors:
-            if error.what == "learn_rate":
-                watched = self._groups[error.group]
-                if how == "restore" or not 0.0 <= error.found < math.inf:  # what can't be a rate is put back in any case
-                    self._write(watched, watched.applied_rate)
-                else:
-                    watched.adopt(error.found)
-        if not conservative:
-            self._warn(errors)
-
-    def _warn(self, errors: list[LearnRateIntegrityError]) -> None:
-        for error in errors:
-            if (error.what, error.group) in self._warned:
-                continue
-            self._warned.add((error.what, error.group))
-            restores = self.on_outside_write == "restore"
-            done = "The change was undone." if error.what == "taken_out" or (restores and error.can_be_undone) else "The change is kept."
-            if error.what == "group" and error.group in self._groups:
-                done = "It gets the default learn rate." if restores else "It keeps its learn rate."
-            warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
-
-    def check_rates(self, name: str) -> None:
-        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it steps.
-
-        RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
-        """
-        if not self.guards.enabled:
-            return
-        to = self._optimizer(name)
-        written = [watched for watched in to.groups if not watched.has_rate(watched.group)]
-        errors = [to.rate_difference(watched, watched.group, self.step_count) for watched in written]
-        if errors:
-            first, *first.others = errors
-            self._handle(first, ())
+                self._registered.take(watched, self.step_count)
 
     def _before_step(
         self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -566,108 +420,24 @@ class LearnRateController:
         self._check([watched_optimizer])
         return watched_optimizer.drop_frozen_grads(args, kwargs)
 
-    # ------------------------------------------------------------------ writing
 
-    def _write(self, watched: WatchedGroup, rate: float) -> float:
-        """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
-        tensor = watched.lr_tensor
-        if tensor is None:
-            _put(watched.group, rate)
-            watched.applied_rate = rate
-            return rate
-        with torch.no_grad():
-            tensor.fill_(rate)  # in place: a captured graph reads this one
-        _put(watched.group, tensor)
-        watched.applied_rate = torch.tensor(rate, dtype=tensor.dtype).item()
-        return watched.applied_rate
+def _write(watched: WatchedGroup, rate: float) -> float:
+    """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
+    tensor = watched.lr_tensor
+    if tensor is None:
+        _put(watched.group, rate)
+        watched.applied_rate = rate
+        return rate
+    with torch.no_grad():
+        tensor.fill_(rate)  # in place: a captured graph reads this one
+    _put_tensor(watched, tensor)
+    watched.applied_rate = torch.tensor(rate, dtype=tensor.dtype).item()
+    return watched.applied_rate
 
-    # ------------------------------------------------------------------ helpers
 
-    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
-        for name, watched in self._optimizers.items():
-            if wanted == name or watched.optimizer is wanted:
-                return watched
-        found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
-        raise ConfigError(f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first.")
-
-    def _new_id(self, watched_optimizer: WatchedOptimizer, group: Group) -> str:
-        return watched_optimizer.new_id(group, self._groups)
-
-    def _watch(self, watched_optimizer: WatchedOptimizer, group: Group, watched: WatchedGroup) -> WatchedGroup:
-        self._groups[watched.id] = watched_optimizer.watch(watched, group)
-        return watched
-
-    def _take(self, watched_optimizer: WatchedOptimizer, *, at_default: bool = False) -> None:
-        """Take the groups of an optimizer as they now are, except for their rates.
-
-        at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the first one.
-        """
-        first = next(iter(watched_optimizer.groups), None)
-        policy = watched_optimizer.policy if first is None or watched_optimizer.policy is not None else first.policy
-
-        def take_in(group: Group) -> WatchedGroup:
-            id, rate = self._new_id(watched_optimizer, group), rate_of(group)
-            if not at_default or policy is None:
-                return self._watch(watched_optimizer, group, WatchedGroup(id, Constant(rate), rate, self.step_count))
-            base, start = (rate, self.step_count) if first is None else (first.base, first.start)
-            made = self._watch(watched_optimizer, group, WatchedGroup(id, policy, base, start))
-            made.rate = first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
-            self._write(made, made.rate)
-            return made
-
-        self._forget(watched_optimizer.accept(take_in))
-        self._changed(watched_optimizer)
-
-    def _forget(self, gone: list[WatchedGroup]) -> None:
-        for watched in gone:
-            del self._groups[watched.id]
-        ids = {watched.id for watched in gone}
-        self._warned = {(what, group_id) for what, group_id in self._warned if group_id not in ids}
-        self._changed()
-
-    def _changed(self, watched_optimizer: WatchedOptimizer | None = None) -> None:
-        """Recompute what depends on the set of groups."""
-        if watched_optimizer is not None:
-            _unshare_tensors(watched_optimizer)
-        identities = [watched.identity for watched in self._groups.values()]
-        self._layout = Layout(list(self._groups), lambda: [identity.checksum for identity in identities])
-        policies = [getattr(watched.policy, "source", watched.policy) for watched in self._groups.values()]
-        self._policies = list({id(policy): policy for policy in policies}.values())
+def _put_tensor(watched: WatchedGroup, tensor: torch.Tensor) -> None:
+    _put(watched.group, tensor)
 
 
 def _put(group: Group, value: float | torch.Tensor) -> None:
     group["lr"] = value
-
-
-def _unshare_tensors(watched_optimizer: WatchedOptimizer) -> None:
-    """Give each group a tensor of its own: torch puts the one that it was given into all groups."""
-    seen: set[int] = set()
-    for watched in watched_optimizer.groups:
-        if watched.lr_tensor is None:
-            continue
-        if id(watched.lr_tensor) in seen:
-            watched.lr_tensor = watched.lr_tensor.detach().clone()
-            _put(watched.group, watched.lr_tensor)
-        seen.add(id(watched.lr_tensor))
-
-
-def _are_swapped(identities: Mapping[str, GroupIdentity], saved: Mapping[str, str]) -> bool:
-    """Whether each saved checksum is that of another group. Both are by id."""
-    left = list(identities.values())
-    for id in identities:
-        found = next((identity for identity in left if saved[id] in (identity.checksum_as(id), identity.checksum_as(""))), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return True
-
-
-def _check_keys(what: str, expected: Collection[str], found: Any) -> None:
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"Can't load the state of the learn rate controller: expected a dict of {what}, found {found!r}.")
-    missing, unexpected = [key for key in expected if key not in found], [key for key in found if key not in expected]
-    if missing or unexpected:
-        raise ConfigError(
-            f"Can't load the state of the learn rate controller: expected the {what} {sorted(expected)}, found none for {missing}, and "
-            f"unexpected ones for {unexpected}. Register the same optimizers, and add the same params, before you load."
-        )

@@ -13,13 +13,12 @@ from functools import cached_property
 from hashlib import blake2b
 from numbers import Real
 from operator import is_
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from .policies import Policy, check_rate
-from .proportional import Frozen
+from ..checks import Section
+from .policies import Frozen, Policy, check_rate, kind_of, source_of
 
 Group = dict[str, Any]
 
@@ -78,6 +77,7 @@ class WatchedGroup:
         self.rate = base  # of the last step, without the step's scale
         self.applied_rate = base  # what stands in the group
         self.lr_tensor: torch.Tensor | None = None
+        self.warned_of: set[str] = set()  # kinds of differences
 
     def bind(self, group: Group, option_names: Collection[str], names: tuple[str, ...]) -> None:
         """Take the group as it is now.
@@ -123,28 +123,29 @@ class WatchedGroup:
         self.applied_rate = rate
 
     def state_dict(self) -> dict[str, Any]:
+        source = source_of(self.policy)
         return {
             **{name: getattr(self, name) for name in _SAVED},
             "parent": None if self.parent is None else self.parent.id,
             "checksum": self.identity.checksum,
-            "policy": type(self.policy).__name__,
-            "policy_state": self.policy.state_dict() if hasattr(self.policy, "state_dict") else None,
+            "policy": kind_of(self.policy),
+            "policy_state": source.state_dict() if hasattr(source, "state_dict") else None,
         }
 
     def check_state_dict(self, state: Any) -> None:
         """RAISES (ConfigError): The state of another group, or the policy can't load its part."""
         expected = self.state_dict()
-        if not isinstance(state, Mapping) or set(state) != set(expected):
-            _refuse_state(self.id, sorted(expected), sorted(state) if isinstance(state, Mapping) else state)
+        Section("the saved learn rates", verb="load").parts(self.id, state, expected)
+        check = Section(f"the saved learn rate of param group '{self.id}'", takes_texts=False, verb="load")
         for name in ("parent", "policy"):
             if state[name] != expected[name]:
-                _refuse_state(self.id, f"the {name} {expected[name]!r}", repr(state[name]))
+                advice = "Register the same optimizers with the same policies before you load."
+                check.refuse(name, repr(expected[name]), state[name], advice)
         for name in _SAVED:
-            value = state[name]
-            if not (isinstance(value, Real) and 0.0 <= float(value) < math.inf) and not (name == "held_rate" and value is None):
-                _refuse_state(self.id, f"'{name}' to be a number of at least 0", repr(value))
-        if hasattr(self.policy, "check_state_dict"):
-            self.policy.check_state_dict(state["policy_state"])
+            if state[name] is not None or name != "held_rate":
+                check.number(name, state[name])
+        if hasattr(source_of(self.policy), "check_state_dict"):
+            source_of(self.policy).check_state_dict(state["policy_state"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """All but the policy's, which other groups may share, and the group itself."""
@@ -166,13 +167,6 @@ class WatchedGroup:
 
     def has_rate(self, group: Group) -> bool:
         return math.isclose(rate_of(group), self.applied_rate, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-
-
-def _refuse_state(id: str, expected: Any, found: Any) -> NoReturn:
-    raise ConfigError(
-        f"Can't load the learn rate of param group '{id}': expected {expected}, found {found}. Register the same optimizers with the same "
-        "policies before you load."
-    )
 
 
 def rate_of(group: Group) -> float:

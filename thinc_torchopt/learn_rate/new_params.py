@@ -9,8 +9,38 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigError
-from .groups import WatchedGroup
+from .groups import NEW_PARAMS_FACTOR, WatchedGroup, rate_of
+from .policies import Policy
+from .registered import Registered
 from .watch import WatchedOptimizer
+
+
+def add_params(
+    registered: Registered,
+    to: WatchedOptimizer,
+    given: list[Any],
+    parent: WatchedGroup,
+    policy: Policy,
+    options: Mapping[str, Any],
+    step: int,
+) -> WatchedGroup:
+    """Give new params a group of their own. See `add_params` of the controller.
+
+    given (list): Tensors, or pairs of name and tensor.
+    parent (WatchedGroup): The group that they follow.
+    RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such option.
+    """
+    tensors = _check_new_params(to, parent, given, options)
+    wanted = {option: parent.group[option] for option in to.all_options if option in parent.group} | dict(options)
+    _make_state(to.optimizer, tensors, {**wanted, "lr": parent.base or 1e-3})
+    rate = policy.rate(0, NEW_PARAMS_FACTOR * parent.rate)
+    lr = rate if parent.lr_tensor is None else torch.full_like(parent.lr_tensor, rate)
+    to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
+    group = to.optimizer.param_groups[-1]
+    made = registered.watch(to, group, policy, rate_of(group), step, parent)
+    to.groups.append(made)
+    registered.changed(to)
+    return made
 
 
 def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
@@ -28,7 +58,7 @@ def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
     _refuse(to, f"a parent among {[watched.id for watched in to.groups]}, or its index, found {parent!r}")
 
 
-def check_new_params(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]) -> list[torch.Tensor]:
+def _check_new_params(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]) -> list[torch.Tensor]:
     """Check that an optimizer can take new params.
 
     parent (WatchedGroup): The group that they follow.
@@ -63,7 +93,7 @@ def check_new_params(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any
     return tensors
 
 
-def make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
+def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
     """Make the state that a class makes when it is built, as Adagrad does, but not when params are added: build, and take it over.
 
     options (Mapping[str, Any]): Those of the group that the params will be in, with a `lr`.

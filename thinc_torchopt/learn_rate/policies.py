@@ -4,27 +4,26 @@ A policy has a method `rate(step, base)`: the step is counted from 0, from when 
 the group had then. It may also have
 - `observe(metrics)`: called with the metrics that a step of the controller is given, before the rates of that step are asked for;
 - `advance()`: called once after each step of the controller, however many groups share the policy;
-- `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises what loading would.
+- `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises what loading would;
+- `source`: another policy, which is told and saved in its place, once however many policies have it;
+- `kind`: what states call it, if that is not its class.
 
-`Cosine`, `Warmup` and `Adaptive`, in proportional.py, give rates in proportion to each group's base; named_policies.py has what can be
-given by name. The others give rates of their own.
+`Cosine`, `Warmup`, `Adaptive` and `Frozen` give the base times a factor; `Constant`, `FromSchedule` and `FromFunction` rates of their own.
+by_name.py has the policies that a config names, which go between two rates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Union
 
+from ..checks import Section
 from ..errors import ConfigError
-from ..schedules import Schedule
-from .named_policies import named
-from .proportional import Adaptive as Adaptive
-from .proportional import Cosine as Cosine
-from .proportional import Frozen as Frozen
-from .proportional import Warmup as Warmup
-from .proportional import refuse
+from ..schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
+
+# Adaptive remembers the rates of so many bases.
+_MAX_BASES = 100
 
 
 class Policy(Protocol):
@@ -37,6 +36,159 @@ class Policy(Protocol):
 PolicyLike = Union[str, float, list[float], Iterator[Any], Callable[[int], float], Policy]
 
 
+class Frozen:
+    """Rate 0, and no updates: no moments are kept, and no weight decays."""
+
+    def rate(self, step: int, base: float) -> float:
+        return 0.0
+
+
+class Cosine:
+    """Rise from 0 to the base in a line, then fall along a cosine, once. For models that were trained before.
+
+    total_steps (int): Step from which on the rate stays lowest, at least `warmup_steps`.
+    warmup_steps (int): Steps before the fall begins.
+    min_factor (float): The lowest rate, as a part of the base, 0 to 1.
+    RAISES (ConfigError): An argument is out of its range.
+    SOURCE: warmup_cosine in schedules/curves.py.
+    """
+
+    def __init__(self, total_steps: int = 10_000, warmup_steps: int = 0, min_factor: float = 0.0):
+        check = policy_section("cosine")
+        self.warmup_steps = check.whole("warmup_steps", warmup_steps)
+        self.total_steps = check.whole("total_steps", total_steps, at_least=max(1, warmup_steps))
+        self.min_factor = check.number("min_factor", min_factor, at_most=1.0)
+
+    def rate(self, step: int, base: float) -> float:
+        if step < self.warmup_steps:
+            return cosine_at(step, base, self.warmup_steps, self.total_steps)
+        return base * cosine_at(step, 1.0, self.warmup_steps, self.total_steps, self.min_factor)
+
+
+class Warmup:
+    """Rise to the base in a line, then stay. For new params.
+
+    steps (int): Step at which the base is reached.
+    start_factor (float): The first rate, as a part of the base, 0 to 1.
+    RAISES (ConfigError): An argument is out of its range.
+    SOURCE: torch.optim.lr_scheduler.LinearLR.
+    """
+
+    def __init__(self, steps: int = 100, start_factor: float = 0.01):
+        check = policy_section("warmup")
+        self.steps = check.whole("steps", steps)
+        self.start_factor = check.number("start_factor", start_factor, at_most=1.0)
+
+    def rate(self, step: int, base: float) -> float:
+        if step >= self.steps:
+            return base
+        return base * (self.start_factor + (1.0 - self.start_factor) * step / self.steps)
+
+
+class Adaptive:
+    """Lower the rate when a metric no longer gets better.
+
+    It counts the observations of the metric, not steps. Metrics without it are passed over.
+
+    metric (str): Which one to watch.
+    mode (str): Whether lower ("min") or higher ("max") is better.
+    factor (float): What the rate is multiplied by, below 1.
+    patience (int): So many observations in a row may be no better. The next one lowers the rate.
+    threshold (float): By how much a better one is better: a part of the best so far ("rel"), or a difference ("abs").
+    cooldown (int): So many observations after a reduction are not counted.
+    min_factor (float): The lowest rate, as a part of the base, 0 to 1.
+    eps (float): A reduction by no more than this is left out.
+    RAISES (ConfigError): An argument is out of its range.
+    SOURCE: plateau in schedules/plateau.py; torch.optim.lr_scheduler.ReduceLROnPlateau, whose min_lr is a rate.
+    """
+
+    def __init__(
+        self,
+        metric: str = "loss",
+        mode: Mode = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: ThresholdMode = "rel",
+        cooldown: int = 0,
+        min_factor: float = 0.0,
+        eps: float = 1e-8,
+    ):
+        check = policy_section("adaptive")
+        self.metric = check.kind("metric", metric, str, "a name")
+        check.choice("mode", mode, ("min", "max"))
+        check.choice("threshold_mode", threshold_mode, ("rel", "abs"))
+        self.factor = check.number("factor", factor, below=1.0)
+        check.number("threshold", threshold)
+        self.min_factor = check.number("min_factor", min_factor, at_most=1.0)
+        self.eps = check.number("eps", eps)
+        check.whole("patience", patience)
+        check.whole("cooldown", cooldown)
+        worst, beats = worst_score(mode), comparison(mode, threshold, threshold_mode)
+
+        def is_better(value: float, best: float) -> bool:
+            # Unlike a score of `plateau`, an infinite metric may be the best, as for torch.
+            return beats(value, best) if best != worst else not math.isnan(value) and value != worst
+
+        # It counts reductions: what they make of a rate depends on its base.
+        self._plateau = PlateauSchedule(0, worst, patience, cooldown, is_better, lambda reductions: reductions + 1)
+        self._worst = worst
+        self._rates: dict[float, float] = {}  # by base, until the next reduction
+
+    @property
+    def best(self) -> float | None:
+        return None if self._plateau.best == self._worst else self._plateau.best
+
+    @property
+    def reductions(self) -> int:
+        return int(self._plateau.value)
+
+    def rate(self, step: int, base: float) -> float:
+        if base not in self._rates:
+            if len(self._rates) == _MAX_BASES:
+                self._rates.clear()  # bases that move
+            rate = base
+            for _ in range(self.reductions):
+                lower = max(rate * self.factor, base * self.min_factor)
+                if rate - lower <= self.eps:
+                    break
+                rate = lower
+            self._rates[base] = rate
+        return self._rates[base]
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        found = metrics.get(self.metric)
+        if found is None:
+            return
+        try:
+            value = float(found)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"Can't use the learn rate policy 'adaptive': expected the metric '{self.metric}' to be a number, found {found!r}."
+            ) from None
+        before = self.reductions
+        self._plateau.observe(value)
+        if self.reductions > before:
+            self._rates.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "bad": self._plateau.bad, "cooling": self._plateau.cooling, "reductions": self.reductions}
+
+    def check_state_dict(self, state: Any) -> None:
+        check = Section("the learn rate policy 'adaptive'", takes_texts=False, verb="load")
+        check.parts("policy_state", state, self.state_dict())
+        if state["best"] is not None:
+            check.number("best", state["best"], at_least=-math.inf)
+        for name in ("bad", "cooling", "reductions"):
+            check.whole(name, state[name])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state_dict(state)
+        self._plateau.best = self._worst if state["best"] is None else state["best"]
+        self._plateau.bad, self._plateau.cooling, self._plateau.value = state["bad"], state["cooling"], state["reductions"]
+        self._rates.clear()
+
+
 class Constant:
     """One rate. value (float): At least 0."""
 
@@ -45,6 +197,16 @@ class Constant:
 
     def rate(self, step: int, base: float) -> float:
         return self.value
+
+
+class FromFunction:
+    """Rates from a function of the step. function (Callable): step -> rate."""
+
+    def __init__(self, function: Callable[[int], float]):
+        self.function = function
+
+    def rate(self, step: int, base: float) -> float:
+        return self.function(step)
 
 
 class FromSchedule:
@@ -83,8 +245,7 @@ class FromSchedule:
         return {"schedule": self._schedule.state_dict(), "is_due": self._is_due}
 
     def check_state_dict(self, state: Any) -> None:
-        if not isinstance(state, Mapping) or set(state) != {"schedule", "is_due"}:
-            refuse(self._schedule.name, "the state to load", "one with 'schedule' and 'is_due'", state)
+        Section(f"the schedule of '{self._schedule.name}'", verb="load").parts("policy_state", state, ("schedule", "is_due"))
         self._schedule.check_state_dict(state["schedule"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -93,106 +254,19 @@ class FromSchedule:
         self._is_due = bool(state["is_due"])
 
 
-class FromFunction:
-    """Rates from a function of the step. function (Callable): step -> rate."""
-
-    def __init__(self, function: Callable[[int], float]):
-        self.function = function
-
-    def rate(self, step: int, base: float) -> float:
-        return self.function(step)
+def source_of(policy: Policy) -> Any:
+    """Who is told metrics, moves on, and keeps a state: the policy, or its source."""
+    return getattr(policy, "source", policy)
 
 
-class Live:
-    """A rate that is kept elsewhere. read (Callable): The rate of this step."""
-
-    def __init__(self, read: Callable[[], float]):
-        self.read = read
-
-    def rate(self, step: int, base: float) -> float:
-        return self.read()
+def kind_of(policy: Policy) -> str:
+    """What states call a policy."""
+    return getattr(policy, "kind", type(policy).__name__)
 
 
-class LiveByMetrics(Live):
-    """The same, made of what a policy gives that goes by metrics: several groups may have theirs from one.
-
-    source (Policy): Is told the metrics, once however many groups there are, and saved with each.
-    """
-
-    def __init__(self, read: Callable[[], float], source: Any):
-        super().__init__(read)
-        self.source = source
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.source.state_dict()
-        return state
-
-    def check_state_dict(self, state: Any) -> None:
-        self.source.check_state_dict(state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.source.load_state_dict(state)
-
-
-class PolicyReader:
-    """Makes policies of what stands for them. An iterator that stands in several places is one policy."""
-
-    def __init__(self) -> None:
-        self._by_iterator: dict[int, Policy] = {}
-
-    def read_all(
-        self,
-        value: PolicyLike | Mapping[int | str, PolicyLike],
-        where: str,
-        groups: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, Any],
-    ) -> list[Policy]:
-        """The policies of an optimizer's param groups.
-
-        value (PolicyLike | Mapping): One for all, or one for each, by the group's index or its own "name".
-        where (str): The optimizer, for messages.
-        settings (Mapping[str, Any]): Arguments of a policy that is given by its name.
-        RAISES (ConfigError): As `read`; or a group has none, or a policy no group.
-        """
-        if not isinstance(value, Mapping):
-            return [self.read(value, where, settings)] * len(groups)
-        keys = [next((key for key in (i, group.get("name")) if key in value), None) for i, group in enumerate(groups)]
-        if settings or None in keys or set(keys) != set(value):
-            names = [group.get("name", i) for i, group in enumerate(groups)]
-            raise ConfigError(
-                f"Can't set the learn rate policies of '{where}': expected one for each of its groups {names}, and no further settings, "
-                f"found {list(value)} and {sorted(settings)}."
-            )
-        return [self.read(value[key], f"{where}/{key}") for key in keys if key is not None]
-
-    def read(self, value: PolicyLike, where: str, settings: Mapping[str, Any] = {}) -> Policy:
-        """One policy.
-
-        RAISES (ConfigError): There is no such policy, or no such setting, or a setting is out of its range.
-        """
-        if isinstance(value, str):
-            return named(value, where, settings)
-        if settings:
-            raise ConfigError(
-                f"Can't set the learn rate policy of '{where}': expected settings with a policy given by its name, found "
-                f"{sorted(settings)} with {value!r}. Give them to the policy itself."
-            )
-        if isinstance(value, Iterator):
-            if id(value) not in self._by_iterator:
-                self._by_iterator[id(value)] = FromSchedule(value, name=where)
-            return self._by_iterator[id(value)]
-        if isinstance(value, list):
-            return FromSchedule(value, name=where)
-        if isinstance(value, Real) and not isinstance(value, bool):
-            return Constant(check_rate(value, where))
-        if not isinstance(value, type) and hasattr(value, "rate"):
-            return value
-        if not isinstance(value, type) and callable(value):
-            return FromFunction(value)
-        raise ConfigError(
-            f"Can't set the learn rate policy of '{where}': expected the name of a policy, a policy, a number, a list of numbers, a "
-            f"schedule or a function of the step, found {value!r}."
-        )
+def policy_section(name: str) -> Section:
+    """Checks the settings of a policy. name (str): Its name."""
+    return Section(f"the learn rate policy '{name}'", takes_texts=False)
 
 
 def check_rate(value: Any, where: str) -> float:
@@ -203,10 +277,4 @@ def check_rate(value: Any, where: str) -> float:
     RETURNS (float): The rate.
     RAISES (ConfigError): It is not a number, or negative, or not finite.
     """
-    try:
-        rate = float(value)
-    except (TypeError, ValueError):
-        rate = math.nan
-    if not 0.0 <= rate < math.inf:
-        raise ConfigError(f"Can't set the learn rate of '{where}': expected a finite number of at least 0, found {value!r}.")
-    return rate
+    return Section(f"'{where}'").number("learn_rate", value)

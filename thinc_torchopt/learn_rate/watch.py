@@ -1,4 +1,4 @@
-"""Torch optimizers as the learn rate controller left them: which groups there are, in which order, and what has changed since.
+"""A torch optimizer as the learn rate controller left it: which groups there are, and in which order.
 
 Nothing here writes a rate.
 """
@@ -9,16 +9,17 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import LearnRateIntegrityError, LearnRateWarning
-from .groups import Group, WatchedGroup, rate_of, same_options
+from ..errors import LearnRateWarning
+from .groups import Group, WatchedGroup
 from .policies import Policy
 
 Hooked = tuple[tuple[Any, ...], dict[str, Any]]
+Pairs = list[tuple[Optional[WatchedGroup], Group]]
 
 _NOT_OPTIONS = {"self", "params", "lr", "defaults", "args", "kwargs"}
 
@@ -60,20 +61,29 @@ class WatchedOptimizer:
         self.all_options = option_names_of(type(optimizer))
         self._option_names = [option for option in self.all_options if option not in self._moving]
 
+    def bind(self, watched: WatchedGroup, group: Group) -> WatchedGroup:
+        """Take a group as it is now."""
+        watched.bind(group, self._option_names, self._names(group))
+        return watched
+
+    def watch(self, watched: WatchedGroup, group: Group) -> WatchedGroup:
+        """Count a new group in. Its place in `groups` is the caller's business."""
+        self._count += 1
+        return self.bind(watched, group)
+
     def move_to(self, new: torch.optim.Optimizer) -> list[WatchedGroup]:
         """Let another optimizer take the place of this one: each of its groups becomes what stands there in this one.
 
         new (torch.optim.Optimizer): With as many groups. Their rates are the caller's business.
         RETURNS (list[WatchedGroup]): Those that were gone already.
         """
-        before, standing = self.groups, [watched for watched, _ in self._pairs()]
+        before, standing = self.groups, [watched for watched, _ in self.pairs()]
         self.groups = []
         self._use(new)
         for watched, group in zip(standing, new.param_groups):
             if watched is not None:
                 watched.lr_tensor = None
-                watched.bind(group, self._option_names, self._names(group))
-                self.groups.append(watched)
+                self.groups.append(self.bind(watched, group))
         return [watched for watched in before if watched not in self.groups]
 
     def new_id(self, group: Group, taken: Collection[str], *, later: int = 0) -> str:
@@ -89,55 +99,48 @@ class WatchedOptimizer:
             unique = f"{id}-{n}"
         return unique
 
-    def watch(self, watched: WatchedGroup, group: Group) -> WatchedGroup:
-        """Count a new group in. Its place in `groups` is the caller's business."""
-        self._count += 1
-        watched.bind(group, self._option_names, self._names(group))
-        return watched
-
     def is_untouched(self) -> bool:
         """Whether all is as it was left. Runs at every step."""
         groups = self.optimizer.param_groups
         return len(groups) == len(self.groups) and all(map(WatchedGroup.is_untouched, self.groups, groups))
 
-    def differences(self, step: int) -> list[LearnRateIntegrityError]:
-        """What is not as it was left. Changes nothing.
+    def pairs(self) -> Pairs:
+        """Each group that there is now, with what we know of it.
 
-        step (int): For the messages.
+        The same dict is the same group. So is a new dict around the same params: `optimizer.load_state_dict` makes such.
         """
-        pairs = self._pairs()
-        known = [watched for watched, _ in pairs if watched is not None]
-        errors = self._came_and_gone(pairs, step)
-        moved = self._only_moved(pairs)
-        for watched, group in pairs:
-            if watched is not None and not watched.is_untouched(group):
-                errors += self._changes(watched, group, moved, step)
-        still_here = set(known)
-        in_order = [watched for watched in self.groups if watched in still_here]
-        for place, (expected, found) in enumerate(zip(in_order, known)):
-            if expected is not found:
-                fact = f"Param group '{found.id}' was moved to another place in optimizer '{self.name}'"
-                advice = "Other code sorts optimizer.param_groups. Remove it."
-                errors.append(_difference("order", found.id, step, fact, in_order.index(found), place, advice))
-        return errors
+        groups = self.optimizer.param_groups
+        by_dict = {id(watched.group): watched for watched in self.groups}
+        left = set(by_dict) - set(map(id, groups))
+        by_params = {tuple(map(id, by_dict[i].params)): by_dict[i] for i in left}
+        return [(by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups]
+
+    def only_moved(self, pairs: Pairs) -> bool:
+        """Whether the groups have the same params as before, if not each its own."""
+        if len(pairs) != len(self.groups) or any(watched is None for watched, _ in pairs):
+            return False
+        before = sorted(id(param) for watched in self.groups for param in watched.params)
+        return before == sorted(id(param) for _, group in pairs for param in group["params"])
+
+    # ------------------------------------------------------------------ undoing
 
     def put_back(self) -> None:
         """Undo what can be: the order of the groups, and params that were moved between groups."""
-        pairs = self._pairs()
-        if self._only_moved(pairs):
+        pairs = self.pairs()
+        if self.only_moved(pairs):
             for watched, group in pairs:
                 if watched is not None:
                     group["params"] = list(watched.params)
         group_of = {watched: group for watched, group in pairs if watched is not None}
         in_order = [watched for watched in self.groups if watched in group_of]
-        if in_order != [watched for watched, _ in pairs if watched is not None]:
+        if in_order != list(group_of):
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [group_of[watched] for watched in in_order] + came
 
     def reclaim(self) -> None:
         """Where a new dict took the place of one that its owner keeps, put its content into that, and that in its place."""
         groups = self.optimizer.param_groups
-        for place, (watched, group) in enumerate(self._pairs()):
+        for place, (watched, group) in enumerate(self.pairs()):
             if watched is not None and group is not watched.group:
                 watched.group.clear()
                 watched.group.update(group)
@@ -145,7 +148,7 @@ class WatchedOptimizer:
 
     def bring_back(self) -> None:
         """Put groups that were taken out, and that its owner keeps, in again."""
-        pairs = self._pairs()
+        pairs = self.pairs()
         if {watched for watched, _ in pairs} < {*self.groups, None}:
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [watched.group for watched in self.groups] + came
@@ -156,13 +159,28 @@ class WatchedOptimizer:
         take_in (Callable): Makes a WatchedGroup of a group that came.
         RETURNS (list[WatchedGroup]): Those that are gone.
         """
-        before, pairs = self.groups, self._pairs()
+        before, pairs = self.groups, self.pairs()
         for watched, group in pairs:
             if watched is not None:
-                watched.bind(group, self._option_names, self._names(group))
+                self.bind(watched, group)
         self.groups = [take_in(group) if watched is None else watched for watched, group in pairs]
         here = set(self.groups)
         return [watched for watched in before if watched not in here]
+
+    # ------------------------------------------------------------------ steps of the optimizer
+
+    def hook_in(self, before_step: Callable[..., Hooked | None]) -> None:
+        """Get to know of its steps, and of states that it loads. before_step (Callable): Called before each, as torch calls such hooks."""
+        self.hooks.clear()
+        if self.watch_steps:
+            self.hooks.append(self.optimizer.register_step_pre_hook(before_step))
+        if self.keep_groups:
+            self.hooks.append(self.optimizer.register_load_state_dict_post_hook(lambda _: self.reclaim()))
+
+    def unhook(self) -> None:
+        """Leave the optimizer alone."""
+        for hook in self.hooks:
+            hook.remove()
 
     def have_the_last_word(self) -> None:
         """Let the verification before each step run after the hooks of others, which may write rates."""
@@ -191,84 +209,6 @@ class WatchedOptimizer:
             return loss
 
         return (args[0], without_frozen, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
-
-    def _pairs(self) -> list[tuple[WatchedGroup | None, Group]]:
-        """Each group that there is now, with what we know of it.
-
-        The same dict is the same group. So is a new dict around the same params: `optimizer.load_state_dict` makes such.
-        """
-        groups = self.optimizer.param_groups
-        by_dict = {id(watched.group): watched for watched in self.groups}
-        left = set(by_dict) - set(map(id, groups))
-        by_params = {tuple(map(id, by_dict[i].params)): by_dict[i] for i in left}
-        return [(by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups]
-
-    def _came_and_gone(self, pairs: list[tuple[WatchedGroup | None, Group]], step: int) -> list[LearnRateIntegrityError]:
-        errors = []
-        here = {watched for watched, _ in pairs}
-        n_before, n_now = f"{len(self.groups)} groups", str(len(pairs))
-        for watched in self.groups:
-            if watched not in here:
-                fact = f"Param group '{watched.id}' was taken out of optimizer '{self.name}'"
-                advice = "Call unregister_optimizer for an optimizer that is no longer used."
-                if self.keep_groups:
-                    advice = "The code that owns the optimizer needs it. To stop training params, freeze them in its settings."
-                what = "taken_out" if self.keep_groups else "group"
-                errors.append(_difference(what, watched.id, step, fact, n_before, n_now, advice))
-        new_groups = [group for watched, group in pairs if watched is None]
-        for i, group in enumerate(new_groups):
-            id = self.new_id(group, {watched.id for watched in self.groups}, later=i)
-            fact = f"Param group '{id}' was added to optimizer '{self.name}'"
-            advice = "Call add_params instead, which also warms new params up."
-            errors.append(_difference("group", id, step, fact, n_before, n_now, advice))
-        return errors
-
-    def _changes(self, watched: WatchedGroup, group: Group, moved: bool, step: int) -> list[LearnRateIntegrityError]:
-        id = watched.id
-        errors = [] if watched.has_rate(group) else [self.rate_difference(watched, group, step)]
-        if not watched.has_params(group) and moved:
-            fact = f"Params of group '{id}' were moved between groups or sorted"
-            advice = "Keep params in the group and order in which they were registered."
-            errors.append(_difference("moved", id, step, fact, *self._labels(watched, group), advice))
-        elif not watched.has_params(group):
-            fact = f"Params of group '{id}' were changed"
-            advice = f"If that is intended, call refresh('{self.name}') afterwards. For new params, call add_params, which warms them up."
-            errors.append(_difference("params", id, step, fact, *self._labels(watched, group), advice))
-        before, now = watched.options, {name: group.get(name) for name in watched.options}
-        changed = [name for name in before if not same_options(now[name], before[name])]
-        if changed:
-            fact = f"Options of param group '{id}' were changed"
-            advice = "If a schedule of yours changes them, list them in `moving` when you register the optimizer."
-            expected, found = ({name: options[name] for name in changed} for options in (before, now))
-            errors.append(_difference("options", id, step, fact, expected, found, advice))
-        return errors
-
-    def rate_difference(self, watched: WatchedGroup, group: Group, step: int) -> LearnRateIntegrityError:
-        """That the rate of a group is not as it was left."""
-        fact = f"Learn rate of param group '{watched.id}' was changed outside its schedule"
-        advice = 'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".'
-        return _difference("learn_rate", watched.id, step, fact, watched.applied_rate, rate_of(group), advice)
-
-    def _only_moved(self, pairs: list[tuple[WatchedGroup | None, Group]]) -> bool:
-        """Whether the groups have the same params as before, if not each its own."""
-        if len(pairs) != len(self.groups) or any(watched is None for watched, _ in pairs):
-            return False
-        before = sorted(id(param) for watched in self.groups for param in watched.params)
-        return before == sorted(id(param) for _, group in pairs for param in group["params"])
-
-    def _labels(self, watched: WatchedGroup, group: Group) -> tuple[list[str], list[str]]:
-        """What a group should have and has not, and the other way round; or all, if it is only in another order."""
-        known: dict[int, str] = {}
-        for other in self.groups:
-            named = zip(other.params, other.identity.names)
-            known.update({id(param): f"{other.id}[{name}]" if name.isdigit() else name for param, name in named})
-        expected, found = watched.params, group["params"]
-        ids_expected, ids_found = set(map(id, expected)), set(map(id, found))
-        if ids_expected != ids_found:
-            expected = tuple(param for param in expected if id(param) not in ids_found)
-            found = [param for param in found if id(param) not in ids_expected]
-        new = [known.get(id(param)) or self.param_names.get(param) or f"a new one of shape {tuple(param.shape)}" for param in found]
-        return [known[id(param)] for param in expected], new
 
     def _names(self, group: Group) -> tuple[str, ...]:
         params, torchs = group["params"], group.get("param_names")
@@ -305,19 +245,3 @@ def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None
 def _drop_grads(params: Iterable[torch.Tensor]) -> None:
     for param in params:
         param.grad = None
-
-
-def _difference(what: str, id: str, step: int, fact: str, expected: Any, found: Any, advice: str) -> LearnRateIntegrityError:
-    fact = f"{fact} at step {step}: expected {_text(expected)}, found {_text(found)}."
-    return LearnRateIntegrityError(fact, advice, group=id, step=step, what=what, expected=expected, found=found)
-
-
-def _text(value: Any) -> str:
-    """For a message."""
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} = {option!r}" for name, option in value.items())
-    if isinstance(value, list):
-        return ", ".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
-    return str(value)

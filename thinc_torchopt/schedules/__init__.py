@@ -20,16 +20,20 @@ A schedule may also *watch* the score of the development data. Beside what any i
 Functions of the step are in curves.py.
 """
 
-from .curves import inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay
-from .plateau import PlateauSchedule, plateau
+from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay
+from .plateau import Mode, PlateauSchedule, ThresholdMode, comparison, plateau, worst_score
 from .schedule import Schedule, Schedules, current, is_moving
 from .sequence import SequenceSchedule, sequence
 
 __all__ = [
+    "Mode",
     "PlateauSchedule",
     "Schedule",
     "Schedules",
     "SequenceSchedule",
+    "ThresholdMode",
+    "comparison",
+    "cosine_at",
     "current",
     "inverse_sqrt",
     "is_moving",
@@ -40,4 +44,5 @@ __all__ = [
     "warmup_cosine",
     "warmup_linear",
     "warmup_stable_decay",
+    "worst_score",
 ]

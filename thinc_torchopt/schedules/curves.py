@@ -50,19 +50,20 @@ def warmup_cosine(initial_rate: float, warmup_steps: int, total_steps: int, *, m
     check.number("initial_rate", initial_rate)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.warmup(warmup_steps, total_steps)
-    check.steps("cycles", cycles, at_least=1)
+    check.whole("cycles", cycles, at_least=1)
+    return _each_step(lambda step: cosine_at(step, initial_rate, warmup_steps, total_steps, min_rate, cycles))
+
+
+def cosine_at(step: int, peak: float, warmup_steps: int, total_steps: int, low: float = 0.0, cycles: int = 1) -> float:
+    """The value of `warmup_cosine` at a step. peak, low (float): Its initial_rate and min_rate."""
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    if step >= total_steps:
+        return low
     decay_steps = total_steps - warmup_steps
-
-    def value_at(step: int) -> float:
-        if step < warmup_steps:
-            return initial_rate * step / warmup_steps
-        if step >= total_steps:
-            return min_rate
-        # In whole numbers: a fraction of one rounding too little would put a restart one step late.
-        done = cycles * (step - warmup_steps) % decay_steps / decay_steps
-        return _between(min_rate, initial_rate, _fall("cosine", done))
-
-    return _each_step(value_at)
+    # In whole numbers: a fraction of one rounding too little would put a restart one step late.
+    done = cycles * (step - warmup_steps) % decay_steps / decay_steps
+    return _between(low, peak, _fall("cosine", done))
 
 
 def one_cycle(
@@ -89,7 +90,7 @@ def one_cycle(
     """
     check = Arguments("thinc-torchopt.one_cycle.v1")
     check.number("max_rate", max_rate)
-    check.steps("total_steps", total_steps, at_least=1)
+    check.whole("total_steps", total_steps, at_least=1)
     check.number("pct_start", pct_start, at_most=0.5 if three_phase else 1.0)
     check.choice("anneal_strategy", anneal_strategy, ["cos", "linear"])
     check.number("div_factor", div_factor, above=0.0)
@@ -124,9 +125,9 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
     """
     check = Arguments("thinc-torchopt.inverse_sqrt.v1")
     check.number("initial_rate", initial_rate)
-    check.steps("warmup_steps", warmup_steps)
+    check.whole("warmup_steps", warmup_steps)
     scale = (warmup_steps or 10_000) if timescale is None else timescale
-    check.steps("timescale", scale, at_least=1)
+    check.whole("timescale", scale, at_least=1)
 
     def value_at(step: int) -> float:
         if step < warmup_steps:
@@ -187,7 +188,7 @@ def warmup_stable_decay(
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.choice("warmup_type", warmup_type, ["linear", "cosine", "1-sqrt"])
     check.choice("decay_type", decay_type, ["linear", "cosine", "1-sqrt"])
-    check.steps("decay_steps", decay_steps)
+    check.whole("decay_steps", decay_steps)
     check.warmup(warmup_steps, total_steps, decay_steps)
     decay_begin = total_steps - decay_steps
 

@@ -6,15 +6,18 @@ from typing import Any, Dict, Literal
 
 from .arguments import Arguments
 
+Mode = Literal["max", "min"]
+ThresholdMode = Literal["rel", "abs"]
+
 
 def plateau(
     initial_rate: float,
     *,
     factor: float = 0.1,
     patience: int = 10,
-    mode: Literal["max", "min"] = "max",
+    mode: Mode = "max",
     threshold: float = 1e-4,
-    threshold_mode: Literal["rel", "abs"] = "rel",
+    threshold_mode: ThresholdMode = "rel",
     cooldown: int = 0,
     min_rate: float = 0.0,
     eps: float = 1e-8,
@@ -39,30 +42,46 @@ def plateau(
     check = Arguments("thinc-torchopt.plateau.v1")
     check.number("initial_rate", initial_rate)
     check.number("factor", factor, below=1.0)
-    check.steps("patience", patience)
+    check.whole("patience", patience)
     check.choice("mode", mode, ["max", "min"])
     check.number("threshold", threshold)
     check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
-    check.steps("cooldown", cooldown)
+    check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("eps", eps)
+    beats = comparison(mode, threshold, threshold_mode)
+
+    def is_better(score: float, best: float) -> bool:
+        return math.isfinite(score) and beats(score, best)
+
+    def lower(rate: float) -> float:
+        lowered = max(rate * factor, min_rate)
+        return lowered if rate - lowered > eps else rate
+
+    return PlateauSchedule(float(initial_rate), worst_score(mode), patience, cooldown, is_better, lower)
+
+
+def comparison(mode: Mode, threshold: float, threshold_mode: ThresholdMode) -> Callable[[float, float], bool]:
+    """Whether a score is better than the best one so far. mode, threshold, threshold_mode: As in `plateau`."""
     sign = 1 if mode == "max" else -1
 
     def is_better(score: float, best: float) -> bool:
         least = best * (1.0 + sign * threshold) if threshold_mode == "rel" else best + sign * threshold
         return sign * score > sign * least
 
-    def lower(rate: float) -> float:
-        lowered = max(rate * factor, min_rate)
-        return lowered if rate - lowered > eps else rate
+    return is_better
 
-    return PlateauSchedule(float(initial_rate), -sign * math.inf, patience, cooldown, is_better, lower)
+
+def worst_score(mode: Mode) -> float:
+    """What any score is better than."""
+    return -math.inf if mode == "max" else math.inf
 
 
 class PlateauSchedule(Iterator[float]):
     """What `plateau` returns: a value that moves with the scores, not with the step.
 
-    value (float): The current value.
+    value (float): The current value. Beside it: `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), and
+        `cooling` (evaluations that are left of the cooldown).
     worst (float): What any score is better than.
     patience (int): How many bad evaluations in a row it lets pass.
     cooldown (int): For how many evaluations after it was lowered none is bad.
@@ -84,9 +103,9 @@ class PlateauSchedule(Iterator[float]):
         self._cooldown = cooldown
         self._is_better = is_better
         self._lower = lower
-        self._best = self._worst = worst
-        self._bad_evaluations = 0
-        self._cooldown_left = 0
+        self.best = self._worst = worst
+        self.bad = 0
+        self.cooling = 0
 
     def __next__(self) -> float:
         return self.value
@@ -94,26 +113,26 @@ class PlateauSchedule(Iterator[float]):
     def observe(self, score: float) -> None:
         """Take the score of an evaluation, and lower the value if there were too many that brought nothing better."""
         score = float(score)
-        if math.isfinite(score) and self._is_better(score, self._best):
-            self._best = score
-            self._bad_evaluations = 0
+        if self._is_better(score, self.best):
+            self.best = score
+            self.bad = 0
         else:
-            self._bad_evaluations += 1
-        if self._cooldown_left > 0:
-            self._cooldown_left -= 1
-            self._bad_evaluations = 0
-        if self._bad_evaluations > self._patience:
+            self.bad += 1
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.bad = 0
+        if self.bad > self._patience:
             self.value = self._lower(self.value)
-            self._cooldown_left = self._cooldown
-            self._bad_evaluations = 0
+            self.cooling = self._cooldown
+            self.bad = 0
 
     def state_dict(self) -> Dict[str, Any]:
         """The state after the scores so far. `best` is None before the first score: JSON has no infinity."""
         return {
             "rate": self.value,
-            "best": self._best if math.isfinite(self._best) else None,
-            "bad_evaluations": self._bad_evaluations,
-            "cooldown_left": self._cooldown_left,
+            "best": self.best if math.isfinite(self.best) else None,
+            "bad_evaluations": self.bad,
+            "cooldown_left": self.cooling,
         }
 
     def check_state_dict(self, state: Dict[str, Any]) -> None:
@@ -122,12 +141,12 @@ class PlateauSchedule(Iterator[float]):
         RAISES (ScheduleError): Not the state of a plateau schedule.
         """
         check = Arguments("thinc-torchopt.plateau.v1", what_failed="load the state of")
-        check.section("state", state, self.state_dict())
+        check.parts("state", state, self.state_dict())
         check.number("rate", state["rate"])
         if state["best"] is not None:
             check.number("best", state["best"], at_least=-math.inf)
-        check.steps("bad_evaluations", state["bad_evaluations"])
-        check.steps("cooldown_left", state["cooldown_left"])
+        check.whole("bad_evaluations", state["bad_evaluations"])
+        check.whole("cooldown_left", state["cooldown_left"])
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
@@ -136,6 +155,6 @@ class PlateauSchedule(Iterator[float]):
         """
         self.check_state_dict(state)
         self.value = state["rate"]
-        self._best = self._worst if state["best"] is None else state["best"]
-        self._bad_evaluations = state["bad_evaluations"]
-        self._cooldown_left = state["cooldown_left"]
+        self.best = self._worst if state["best"] is None else state["best"]
+        self.bad = state["bad_evaluations"]
+        self.cooling = state["cooldown_left"]

@@ -29,7 +29,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
         if "steps" not in part and not is_last:
             check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
         if "steps" in part:
-            check.steps(f"{path}.steps", part["steps"], at_least=1)
+            check.whole(f"{path}.steps", part["steps"], at_least=1)
         in_a_row[name] = Part(part.get("steps"), *check.values(f"{path}.schedule", part["schedule"]))  # type: ignore[arg-type]
 
     return SequenceSchedule(in_a_row)
@@ -79,7 +79,7 @@ class SequenceSchedule(Iterator[float]):
         RAISES (ScheduleError): Not the state of a sequence with these parts.
         """
         keepers = self._keepers()
-        Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").section("parts", state, keepers)
+        Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").parts("parts", state, keepers)
         for name, part in keepers.items():
             if hasattr(part.source, "check_state_dict"):
                 part.source.check_state_dict(state[name])
