@@ -128,7 +128,7 @@ class CircuitBreaker:
         slow, self._slow_since_step = self._slow_since_step, False
         if not written:
             self._writes_in_a_row = 0
-            if not slow:
+            if self._in_a_row and not slow:
                 self.succeeded()
         if self.conservative:
             self._end_conservative_step(step, is_clean=not written)

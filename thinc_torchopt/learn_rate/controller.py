@@ -76,7 +76,7 @@ class LearnRateController:
         self.step_count = 0
         self.scale = 1.0
         self._clock = clock
-        self._registered = Registered(_write, _put_tensor, self._before_step)
+        self._registered = Registered(_write, self._before_step)
         self._integrity = Integrity(self._registered, self.breaker, _write)
 
     # ------------------------------------------------------------------ optimizers and groups
@@ -254,11 +254,10 @@ class LearnRateController:
         for watched, rate in zip(groups, wanted):
             watched.rate = rate
             rates[watched.id] = _write(watched, rate * scale)
-        if not self.conservative or step % SAMPLED_STEPS == 0:
+        if not self.breaker.conservative or step % SAMPLED_STEPS == 0:
             self.history.append(Snapshot(epoch, step, rates.copy(), self._registered.checksums, self._clock()))
-        for source in self._registered.sources:
-            if hasattr(source, "advance"):
-                source.advance()
+        for source in self._registered.moving:
+            source.advance()
         self.took("rate_step", started)
         self.step_count += 1
         self.breaker.end_step(step)
@@ -271,14 +270,13 @@ class LearnRateController:
         """
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}.")
-        for source in self._registered.sources:
-            if hasattr(source, "observe"):
-                source.observe(metrics)
+        for source in self._registered.watching:
+            source.observe(metrics)
 
     @property
     def goes_by_metrics(self) -> bool:
         """Whether there is a policy that looks at metrics."""
-        return any(hasattr(source, "observe") for source in self._registered.sources)
+        return bool(self._registered.watching)
 
     def put_back(self, name: str) -> dict[str, float]:
         """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes that the policy's.
@@ -378,8 +376,8 @@ class LearnRateController:
             ) from error
         self.history, self.step_count, self.scale = history, step_count, scale
         self._integrity.outside_writes = outside_writes
-        for source, watched in {id(source): (source, watched) for watched in groups.values() for source in [source_of(watched.policy)]}.values():
-            if hasattr(source, "load_state_dict"):
+        for watched in {id(source_of(watched.policy)): watched for watched in groups.values()}.values():
+            if hasattr(source := source_of(watched.policy), "load_state_dict"):
                 source.load_state_dict(state["groups"][watched.id]["policy_state"])
         for watched in groups.values():
             watched.load_state_dict(state["groups"][watched.id])
@@ -423,21 +421,12 @@ class LearnRateController:
 
 def _write(watched: WatchedGroup, rate: float) -> float:
     """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
-    tensor = watched.lr_tensor
-    if tensor is None:
-        _put(watched.group, rate)
-        watched.applied_rate = rate
-        return rate
-    with torch.no_grad():
-        tensor.fill_(rate)  # in place: a captured graph reads this one
-    _put_tensor(watched, tensor)
-    watched.applied_rate = torch.tensor(rate, dtype=tensor.dtype).item()
-    return watched.applied_rate
-
-
-def _put_tensor(watched: WatchedGroup, tensor: torch.Tensor) -> None:
-    _put(watched.group, tensor)
-
-
-def _put(group: Group, value: float | torch.Tensor) -> None:
-    group["lr"] = value
+    value: float | torch.Tensor = rate
+    if watched.lr_tensor is not None:
+        value = watched.lr_tensor
+        with torch.no_grad():
+            value.fill_(rate)  # in place: a captured graph reads this one
+        rate = torch.tensor(rate, dtype=value.dtype).item()
+    watched.group["lr"] = value
+    watched.applied_rate = rate
+    return rate

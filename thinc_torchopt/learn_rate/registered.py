@@ -22,25 +22,20 @@ class Registered:
     """Optimizers, by name.
 
     write (Callable): Writes a rate into a group.
-    put_tensor (Callable): Puts the tensor for the rate of a group into it.
     before_step (Callable): Called before each step of an optimizer, with that and what torch gives to such a hook.
 
-    Public: `by_name` (the optimizers), `groups` (those of all of them, by id), `sources` (of their policies, each once).
+    Public: `by_name` (the optimizers), `groups` (those of all of them, by id), and, each once, those policies that are `watching` metrics or
+    `moving` with the steps.
     """
 
-    def __init__(
-        self,
-        write: Callable[[WatchedGroup, float], float],
-        put_tensor: Callable[[WatchedGroup, torch.Tensor], None],
-        before_step: Callable[..., Hooked | None],
-    ):
+    def __init__(self, write: Callable[[WatchedGroup, float], float], before_step: Callable[..., Hooked | None]):
         self.by_name: dict[str, WatchedOptimizer] = {}
         self.groups: dict[str, WatchedGroup] = {}
-        self.sources: list[Any] = []
+        self.watching: list[Any] = []
+        self.moving: list[Any] = []
         self.reader = PolicyReader()
         self._checksums: dict[str, str] | None = None
         self._write = write
-        self._put_tensor = put_tensor
         self._before_step = before_step
 
     def find(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
@@ -204,23 +199,19 @@ class Registered:
 
     def changed(self, of: WatchedOptimizer | None = None) -> None:
         """Find out what depends on the set of groups. of (WatchedOptimizer): Whose groups have changed."""
-        self._unshare_tensors([] if of is None else of.groups)
+        seen: set[int] = set()
+        for watched in [] if of is None else of.groups:
+            # Each group gets a tensor of its own for its rate: torch puts the one that it was given into all groups.
+            if watched.lr_tensor is not None and id(watched.lr_tensor) in seen:
+                watched.lr_tensor = watched.lr_tensor.detach().clone()
+                self._write(watched, watched.applied_rate)
+            seen.add(id(watched.lr_tensor))
         self._checksums = None
-        sources = [source_of(watched.policy) for watched in self.groups.values()]
-        self.sources = list({id(source): source for source in sources}.values())
+        sources = {id(source): source for source in (source_of(watched.policy) for watched in self.groups.values())}.values()
+        self.watching = [source for source in sources if hasattr(source, "observe")]
+        self.moving = [source for source in sources if hasattr(source, "advance")]
 
     def _forget(self, gone: Collection[WatchedGroup]) -> None:
         for watched in gone:
             del self.groups[watched.id]
         self.changed()
-
-    def _unshare_tensors(self, groups: list[WatchedGroup]) -> None:
-        """Give each group a tensor of its own: torch puts the one that it was given into all groups."""
-        seen: set[int] = set()
-        for watched in groups:
-            if watched.lr_tensor is None:
-                continue
-            if id(watched.lr_tensor) in seen:
-                watched.lr_tensor = watched.lr_tensor.detach().clone()
-                self._put_tensor(watched, watched.lr_tensor)
-            seen.add(id(watched.lr_tensor))

@@ -63,7 +63,7 @@ def cosine_at(step: int, peak: float, warmup_steps: int, total_steps: int, low: 
     decay_steps = total_steps - warmup_steps
     # In whole numbers: a fraction of one rounding too little would put a restart one step late.
     done = cycles * (step - warmup_steps) % decay_steps / decay_steps
-    return _between(low, peak, _fall("cosine", done))
+    return low + (peak - low) * (0.5 * (1.0 + math.cos(math.pi * done)))
 
 
 def one_cycle(

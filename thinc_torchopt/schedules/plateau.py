@@ -80,13 +80,15 @@ def worst_score(mode: Mode) -> float:
 class PlateauSchedule(Iterator[float]):
     """What `plateau` returns: a value that moves with the scores, not with the step.
 
-    value (float): The current value. Beside it: `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), and
-        `cooling` (evaluations that are left of the cooldown).
+    value (float): The current value.
     worst (float): What any score is better than.
     patience (int): How many bad evaluations in a row it lets pass.
     cooldown (int): For how many evaluations after it was lowered none is bad.
     is_better (Callable): Whether a score is better than the best one so far.
     lower (Callable): The next value.
+
+    Public: `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling` (how many of the
+    cooldown are left).
     """
 
     def __init__(

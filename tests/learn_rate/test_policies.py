@@ -122,7 +122,7 @@ def test_learn_rate_policies_adaptive_refuses_metrics_that_are_no_numbers():
 def test_learn_rate_policies_adaptive_refuses_another_state(state):
     policy = Adaptive()
     before = policy.state_dict()
-    with pytest.raises(ConfigError, match="Can't load '.*' in the learn rate policy 'adaptive': expected"):
+    with pytest.raises(ConfigError, match=r"Can't load '.*' in the learn rate policy 'adaptive': expected"):
         policy.load_state_dict(state)
     assert policy.state_dict() == before
 

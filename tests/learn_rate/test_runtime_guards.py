@@ -13,7 +13,7 @@ from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.learn_rate import LearnRateController
 
-from .models import toy_examples, toy_pipeline
+from ..models import toy_examples, toy_pipeline
 
 ALL_OVER = {"rate_step": 1e-9, "integrity_check": 1e-9}  # milliseconds: less than any clock can tell
 
