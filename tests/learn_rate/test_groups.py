@@ -185,7 +185,7 @@ def test_learn_rate_checksums_tell_alike_groups_apart():
 def test_learn_rate_states_of_before_checksums_told_groups_apart_are_loaded():
     controller, _ = three_groups()
     state = controller.state_dict()
-    for watched in controller._registered.groups.values():
+    for watched in controller._groups.values():
         state["groups"][watched.id]["checksum"] = watched.identity.checksum_as("")
     other, _ = three_groups()
     other.load_state_dict(state)  # without a warning

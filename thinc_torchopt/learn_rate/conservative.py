@@ -1,8 +1,8 @@
 """How the learn rate controller fares: a circuit breaker, which also says when learning rates are conservative.
 
-Two things are counted. What the machine is to blame for, a step that is too slow for example, opens the breaker for some seconds, and that is
-all. What other code writes to param groups opens it too; and as many such failures in a row as it stands turn conservative mode on. That is
-counted in steps and not in seconds: a run that is resumed, or made on a slower machine, has the same rates.
+Two things are counted. What the machine is to blame for, a step that is too slow for example, opens the breaker, and that is all. What
+other code writes to param groups opens it too; and so many of these in a row turn conservative mode on. That is counted in steps and not in
+seconds: a run that is resumed, or made on a slower machine, has the same rates.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger("thinc_torchopt.learn_rate")
 class CircuitBreaker:
     """Counts failures, and clean steps.
 
-    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but that was some time ago; a clean
-    step closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
+    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but some time ago; a clean step
+    closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
 
-    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a row, and ends after a
-    hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
+    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a row, and ends after
+    a hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
 
     failures (int): So many in a row, without a clean step in between, open it, or begin conservative mode.
     recovery_seconds (float): How long it stays open.

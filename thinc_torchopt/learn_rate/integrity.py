@@ -1,18 +1,12 @@
-"""What other code changed in the param groups of an optimizer: it is found here, all at once, and dealt with here."""
+"""What other code changed in the param groups of an optimizer: all of it is found here."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import LearnRateIntegrityError, LearnRateWarning
-from ..types import OnOutsideWrite
-from .conservative import CircuitBreaker
+from ..errors import LearnRateIntegrityError
 from .groups import Group, WatchedGroup, rate_of, same_options
-from .registered import Registered
 from .watch import WatchedOptimizer
 
 # What is said of each kind of difference, and what to do. `what` of the errors is the kind, or "group" for one that came or is gone.
@@ -117,70 +111,6 @@ def find_rates(of: WatchedOptimizer) -> list[Difference]:
         for watched in of.groups
         if not watched.has_rate(watched.group)
     ]
-
-
-class Integrity:
-    """Deals with what is found: undoes it, or takes it as it is, or raises an error.
-
-    registered (Registered): The optimizers.
-    breaker (CircuitBreaker): Is told. In conservative mode nothing is said, and nothing raised.
-    write (Callable): Writes a rate.
-
-    Public: `outside_writes` (how many changes were found).
-    """
-
-    def __init__(self, registered: Registered, breaker: CircuitBreaker, write: Callable[[WatchedGroup, float], float]):
-        self.outside_writes = 0
-        self._registered = registered
-        self._breaker = breaker
-        self._write = write
-
-    def handle(
-        self, differences: list[Difference], optimizers: Collection[WatchedOptimizer], step: int, on_outside_write: OnOutsideWrite
-    ) -> None:
-        """Deal with differences.
-
-        optimizers (Collection[WatchedOptimizer]): Those that are to be as before, or are taken as they are.
-        RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". It knows of the others.
-        """
-        errors = [difference.error(step) for difference in differences]
-        self.outside_writes += len(errors)
-        conservative = self._breaker.conservative
-        # In conservative mode a run that would be stopped is protected instead.
-        how = "restore" if conservative and on_outside_write == "raise" else on_outside_write
-        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
-            self._breaker.was_written_to(step)
-        if how == "raise":
-            first, *first.others = errors
-            raise first
-        for optimizer in optimizers:
-            if optimizer.keep_groups:
-                optimizer.bring_back()
-            if how == "restore":
-                optimizer.put_back()
-            self._registered.take(optimizer, step, at_default=how == "restore")
-        for difference in differences:
-            if difference.kind == "learn_rate":
-                watched = self._registered.groups[difference.group]
-                if how == "restore" or not 0.0 <= difference.found < math.inf:  # what can't be a rate is put back in any case
-                    self._write(watched, watched.applied_rate)
-                else:
-                    watched.adopt(difference.found)
-        if not conservative:
-            for error in errors:
-                self._warn(error, restores=how == "restore")
-
-    def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
-        """Say what was done, once for each kind of change of a group."""
-        watched = self._registered.groups.get(error.group)
-        if watched is not None:
-            if error.what in watched.warned_of:
-                return
-            watched.warned_of.add(error.what)
-        done = "The change was undone." if error.what == "taken_out" or (restores and error.can_be_undone) else "The change is kept."
-        if error.what == "group" and watched is not None:
-            done = "It gets the default learn rate." if restores else "It keeps its learn rate."
-        warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 
 
 def _labels(of: WatchedOptimizer, watched: WatchedGroup, group: Group) -> tuple[list[str], list[str]]:

@@ -9,38 +9,27 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigError
-from .groups import NEW_PARAMS_FACTOR, WatchedGroup, rate_of
+from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup
 from .policies import Policy
-from .registered import Registered
 from .watch import WatchedOptimizer
 
 
-def add_params(
-    registered: Registered,
-    to: WatchedOptimizer,
-    given: list[Any],
-    parent: WatchedGroup,
-    policy: Policy,
-    options: Mapping[str, Any],
-    step: int,
-) -> WatchedGroup:
-    """Give new params a group of their own. See `add_params` of the controller.
+def append_group(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], policy: Policy, options: Mapping[str, Any]) -> Group:
+    """Put new params into a group of their own, behind the others.
 
-    given (list): Tensors, or pairs of name and tensor.
     parent (WatchedGroup): The group that they follow.
+    given (list): Tensors, or pairs of name and tensor.
+    policy (Policy): Gives their rates.
+    options (Mapping[str, Any]): Those that differ from the parent's.
     RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such option.
     """
-    tensors = _check_new_params(to, parent, given, options)
+    tensors = _check(to, parent, given, options)
     wanted = {option: parent.group[option] for option in to.all_options if option in parent.group} | dict(options)
     _make_state(to.optimizer, tensors, {**wanted, "lr": parent.base or 1e-3})
     rate = policy.rate(0, NEW_PARAMS_FACTOR * parent.rate)
     lr = rate if parent.lr_tensor is None else torch.full_like(parent.lr_tensor, rate)
     to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
-    group = to.optimizer.param_groups[-1]
-    made = registered.watch(to, group, policy, rate_of(group), step, parent)
-    to.groups.append(made)
-    registered.changed(to)
-    return made
+    return to.optimizer.param_groups[-1]
 
 
 def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
@@ -58,15 +47,8 @@ def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
     _refuse(to, f"a parent among {[watched.id for watched in to.groups]}, or its index, found {parent!r}")
 
 
-def _check_new_params(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]) -> list[torch.Tensor]:
-    """Check that an optimizer can take new params.
-
-    parent (WatchedGroup): The group that they follow.
-    given (list): Tensors, or pairs of name and tensor.
-    options (Collection[str]): Names of options for them.
-    RETURNS (list[Tensor]): The tensors.
-    RAISES (ConfigError): It can't.
-    """
+def _check(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]) -> list[torch.Tensor]:
+    """Check that an optimizer can take new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It can't."""
     if isinstance(to.optimizer, torch.optim.LBFGS):
         _refuse(to, "an optimizer that takes several param groups, found LBFGS")
     if not given:

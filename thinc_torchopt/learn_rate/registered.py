@@ -5,102 +5,122 @@ Nothing here writes a rate by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import ConfigError
 from .by_name import PolicyReader
+from .conservative import CircuitBreaker
 from .groups import Group, WatchedGroup, rate_of
-from .policies import Constant, Policy, PolicyLike, check_rate, source_of
+from .new_params import append_group, find_parent
+from .policies import Constant, Policy, PolicyLike, Warmup, check_rate, source_of
+from .runtime_guards import RuntimeGuards
 from .watch import Hooked, WatchedOptimizer, warn_of_steps
 
 
-class Registered:
-    """Optimizers, by name.
+class Registered(ABC):
+    """The part of the controller that knows which optimizers and groups there are. See LearnRateController for what is public."""
 
-    write (Callable): Writes a rate into a group.
-    before_step (Callable): Called before each step of an optimizer, with that and what torch gives to such a hook.
+    def __init__(self, breaker: CircuitBreaker, guards: RuntimeGuards):
+        self.breaker = breaker
+        self.guards = guards
+        self.step_count = 0
+        self._optimizers: dict[str, WatchedOptimizer] = {}
+        self._groups: dict[str, WatchedGroup] = {}  # by id
+        # The policies, or their sources, that have such a method, each once.
+        self._observing: list[Any] = []
+        self._advancing: list[Any] = []
+        self._reader = PolicyReader()
+        self._checksums: dict[str, str] | None = None  # of the groups as they are now, when they were asked for
 
-    Public: `by_name` (the optimizers), `groups` (those of all of them, by id), and, each once, those policies that are `watching` metrics or
-    `moving` with the steps.
-    """
+    @abstractmethod
+    def _write(self, watched: WatchedGroup, rate: float) -> float:
+        """Write a rate. RETURNS (float): What then stands in the group."""
 
-    def __init__(self, write: Callable[[WatchedGroup, float], float], before_step: Callable[..., Hooked | None]):
-        self.by_name: dict[str, WatchedOptimizer] = {}
-        self.groups: dict[str, WatchedGroup] = {}
-        self.watching: list[Any] = []
-        self.moving: list[Any] = []
-        self.reader = PolicyReader()
-        self._checksums: dict[str, str] | None = None
-        self._write = write
-        self._before_step = before_step
-
-    def find(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
-        """An optimizer. RAISES (ConfigError): It is not registered."""
-        for name, watched in self.by_name.items():
-            if wanted == name or watched.optimizer is wanted:
-                return watched
-        found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
-        raise ConfigError(f"Can't find the optimizer: expected one of {sorted(self.by_name)}, found {found}. Register it first.")
-
-    @property
-    def checksums(self) -> dict[str, str]:
-        """The identities of the groups, which are computed when they are needed. Another dict after each change."""
-        if self._checksums is None:
-            self._checksums = {id: watched.identity.checksum for id, watched in self.groups.items()}
-        return self._checksums
+    @abstractmethod
+    def _before_step(
+        self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Hooked | None:
+        """Runs before each step of an optimizer."""
 
     # ------------------------------------------------------------------ optimizers
 
-    def add(
+    def register_optimizer(
         self,
         name: str,
         optimizer: torch.optim.Optimizer,
         policy: PolicyLike | Mapping[int | str, PolicyLike],
-        settings: Mapping[str, Any],
-        step: int,
-        **of_optimizer: Any,
-    ) -> WatchedOptimizer:
-        """As `register_optimizer` of the controller. of_optimizer (Any): Arguments of WatchedOptimizer."""
+        *,
+        moving: Collection[str] = (),
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        watch_steps: bool = True,
+        keep_groups: bool = False,
+        **settings: Any,
+    ) -> list[str]:
+        """Take over the rates of an optimizer. They stay what they are until the next `step`.
+
+        name (str): What ids of its groups begin with.
+        optimizer (torch.optim.Optimizer): Any.
+        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered by metrics, or
+            "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a dict with any of these for each
+            group, by the group's index or its own "name".
+        moving (Collection[str]): Options of its groups that others may write, e.g. because a schedule moves them.
+        param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
+        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen params from being
+            updated. Without it, call `step` before each, and read of `frozen` only that the rate is 0.
+        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`, which makes new
+            ones, they stand there again with what was loaded, and those that somebody takes out come back.
+        settings (Any): Those of a policy that is given by its name: see by_name.py.
+        RETURNS (list[str]): The ids of the groups.
+        RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
+        """
         if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
                 f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found {type(optimizer).__name__}."
             )
-        for other in self.by_name.values():
+        for other in self._optimizers.values():
             if other.name == name or other.optimizer is optimizer:
                 taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
                 raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
-        added = WatchedOptimizer(name, optimizer, **of_optimizer)
-        policies = self.reader.read_all(policy, name, optimizer.param_groups, settings)
+        added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
+        policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
         if not isinstance(policy, Mapping):
-            added.policy = policies[0] if policies else self.reader.read(policy, name, settings)
+            added.policy = policies[0] if policies else self._reader.read(policy, name, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
-            added.groups.append(self.watch(added, group, of_group, rate, step))
-        self._hook_into(added)
-        self.by_name[name] = added
-        self.changed(added)
-        return added
+            added.groups.append(self._watch(added, group, of_group, rate))
+        added.hook_in(self._before_step)
+        self._optimizers[name] = added
+        self._changed(added)
+        return [watched.id for watched in added.groups]
 
-    def remove(self, name: str) -> None:
-        """As `unregister_optimizer` of the controller."""
-        gone = self.find(name)
+    def unregister_optimizer(self, name: str) -> None:
+        """Stop managing an optimizer. Its rates stay as they are.
+
+        RAISES (ConfigError): No optimizer has that name.
+        """
+        gone = self._optimizer(name)
         gone.unhook()
-        del self.by_name[gone.name]
+        del self._optimizers[gone.name]
         self._forget(gone.groups)
 
-    def replace(
-        self,
-        old: str | torch.optim.Optimizer,
-        new: torch.optim.Optimizer,
-        step: int,
-        param_names: Mapping[torch.Tensor, str] | None,
+    def replace_optimizer(
+        self, old: str | torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[torch.Tensor, str] | None = None
     ) -> None:
-        """As `replace_optimizer` of the controller."""
-        moved = self.find(old)
+        """Let another optimizer take the place of one, because its model has grown for example: under the same name, and each of its groups
+        under the id, policy, position and history of that which stands there in the old one. It gets the rates that were written last.
+
+        Who steps the old one afterwards is warned, once.
+
+        old (str | torch.optim.Optimizer): One that is registered, or its name.
+        new (torch.optim.Optimizer): With as many param groups, in the same order.
+        param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
+        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has changed then.
+        """
+        moved = self._optimizer(old)
         replaced = moved.optimizer
         groups, n_groups = getattr(new, "param_groups", None), len(replaced.param_groups)
         if not isinstance(new, torch.optim.Optimizer) or len(new.param_groups) != n_groups:
@@ -109,19 +129,28 @@ class Registered:
                 f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, found {found}. Build it "
                 "by preserve_optimizer_state, or unregister the old one and register the new one."
             )
-        if any(other.optimizer is new for other in self.by_name.values()):
+        if any(other.optimizer is new for other in self._optimizers.values()):
             raise ConfigError(f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already.")
         moved.unhook()
         if param_names is not None and moved.param_names:
             moved.param_names = param_names
         self._forget(moved.move_to(new))
-        self.take(moved, step)
+        self._take(moved)
         for watched in moved.groups:
             self._write(watched, watched.applied_rate)
-        self._hook_into(moved)
-        warn_of_steps(replaced, moved.name, step)
+        moved.hook_in(self._before_step)
+        warn_of_steps(replaced, moved.name, self.step_count)
 
-    def take(self, of: WatchedOptimizer, step: int, *, at_default: bool = False) -> None:
+    def refresh(self, name: str) -> None:
+        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still verified.
+
+        A group that came keeps the rate that it has; for another policy, call `add_group` first.
+
+        RAISES (ConfigError): There is no optimizer of that name.
+        """
+        self._take(self._optimizer(name))
+
+    def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
         """Take the groups of an optimizer as they now are, except for their rates.
 
         at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the first one.
@@ -132,18 +161,15 @@ class Registered:
         def take_in(group: Group) -> WatchedGroup:
             rate = rate_of(group)
             if not at_default or policy is None:
-                return self.watch(of, group, Constant(rate), rate, step)
-            base, start = (rate, step) if first is None else (first.base, first.start)
-            made = self.watch(of, group, policy, base, start)
-            made.rate = first.applied_rate if first is not None and first.policy is policy else made.rate_at(step)
+                return self._watch(of, group, Constant(rate), rate)
+            base, start = (rate, self.step_count) if first is None else (first.base, first.start)
+            made = self._watch(of, group, policy, base, start=start)
+            made.rate = first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
             self._write(made, made.rate)
             return made
 
         self._forget(of.accept(take_in))
-        self.changed(of)
-
-    def _hook_into(self, of: WatchedOptimizer) -> None:
-        of.hook_in(partial(self._before_step, of))
+        self._changed(of)
 
     # ------------------------------------------------------------------ groups
 
@@ -152,52 +178,132 @@ class Registered:
         name: str,
         group: Group,
         policy: PolicyLike,
-        step: int,
         *,
-        id: str | None,
-        param_names: Mapping[torch.Tensor, str] | None,
-        adopted: tuple[float, float | None],
-    ) -> WatchedGroup:
-        """As `add_group` of the controller."""
-        of = self.find(name)
+        id: str | None = None,
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        adopted: tuple[float, float | None] = (1.0, None),
+    ) -> str:
+        """Take in a group that its owner appended to `optimizer.param_groups`.
+
+        name (str): The optimizer's.
+        id (str): Default: made of the optimizer's name and the group's own "name" or number.
+        param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
+        adopted (tuple): Of a group that was there before in its place: see `adopted`.
+        RETURNS (str): The id.
+        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the rate can't be.
+        """
+        of = self._optimizer(name)
         place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
-        if place is None or any(watched.group is group for watched in of.groups) or id in self.groups:
+        if place is None or any(watched.group is group for watched in of.groups) or id in self._groups:
             raise ConfigError(
                 f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, and a new id, "
-                f"found {id!r} of {sorted(self.groups)}."
+                f"found {id!r} of {sorted(self._groups)}."
             )
         if param_names is not None:
             of.param_names = param_names
-        id = of.new_id(group, self.groups) if id is None else id
-        made = self.watch(of, group, self.reader.read(policy, id), check_rate(rate_of(group), id), step, id=id)
+        id = of.new_id(group, self._groups) if id is None else id
+        made = self._watch(of, group, self._reader.read(policy, id), check_rate(rate_of(group), id), id=id)
         made.factor, made.held_rate = adopted
         of.groups.insert(place, made)
-        self.changed(of)
-        return made
+        self._changed(of)
+        return made.id
 
-    def watch(
+    def adopted(self, id: str) -> tuple[float, float | None]:
+        """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's, or None."""
+        watched = self._groups[id]
+        return watched.factor, watched.held_rate
+
+    def rename_groups(self, ids: Mapping[str, str]) -> None:
+        """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
+        self._groups = {ids[watched.id]: watched for watched in self._groups.values()}
+        for id, watched in self._groups.items():
+            watched.id = id
+        self._changed()
+
+    def add_params(
+        self,
+        optimizer: str | torch.optim.Optimizer,
+        params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        parent: str | int | None = None,
+        *,
+        warmup_steps: int = 100,
+        options: Mapping[str, Any] | None = None,
+        policy: PolicyLike | None = None,
+        **settings: Any,
+    ) -> str:
+        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which they warm up.
+
+        optimizer (str | torch.optim.Optimizer): One that is registered.
+        params (Iterable): Tensors, or pairs of name and tensor, as torch takes them.
+        parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the first one.
+        warmup_steps (int): Steps of the rise, from a hundredth of that rate.
+        options (Mapping[str, Any]): Options that differ from the parent's.
+        policy (PolicyLike): How they go on from there: "adaptive", for example, with the same warm-up. Its base is a tenth of the parent's
+            rate. Default: they stay there.
+        settings (Any): Arguments of a policy that is given by its name.
+        RETURNS (str): The id of the group.
+        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
+        """
+        started = self.guards.timer()
+        to = self._optimizer(optimizer)
+        above = find_parent(to, parent)
+        if isinstance(policy, str) and policy != "frozen":
+            settings = {"warmup_steps": warmup_steps, **settings}
+        policy = Warmup(warmup_steps) if policy is None and not settings else self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
+        group = append_group(to, above, list(params), policy, options or {})
+        to.groups.append(self._watch(to, group, policy, rate_of(group), parent=above))
+        self._changed(to)
+        self.took("adding_params", started)
+        return to.groups[-1].id
+
+    def took(self, kind: str, started: float) -> None:
+        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to the breaker.
+
+        kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
+        """
+        if self.guards.ended(kind, started, self._size, self.step_count):
+            self.breaker.was_slow()
+
+    def _size(self) -> tuple[int, int]:
+        groups = self._groups
+        return len(groups), sum(len(watched.params) for watched in groups.values())
+
+    # ------------------------------------------------------------------ what there is
+
+    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
+        """An optimizer. RAISES (ConfigError): It is not registered."""
+        for name, watched in self._optimizers.items():
+            if wanted == name or watched.optimizer is wanted:
+                return watched
+        found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
+        raise ConfigError(f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first.")
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The identity of each group: the names and shapes of its params, and its options. Another dict after each change."""
+        if self._checksums is None:
+            self._checksums = {id: watched.identity.checksum for id, watched in self._groups.items()}
+        return self._checksums
+
+    def _watch(
         self,
         of: WatchedOptimizer,
         group: Group,
         policy: Policy,
         base: float,
-        start: int,
+        *,
+        start: int | None = None,
         parent: WatchedGroup | None = None,
         id: str | None = None,
     ) -> WatchedGroup:
         """Count a group in. Its place in `of.groups` is the caller's business. The arguments are those of WatchedGroup."""
-        made = WatchedGroup(of.new_id(group, self.groups) if id is None else id, policy, base, start, parent)
-        self.groups[made.id] = of.watch(made, group)
+        made = WatchedGroup(
+            of.new_id(group, self._groups) if id is None else id, policy, base, self.step_count if start is None else start, parent
+        )
+        self._groups[made.id] = of.watch(made, group)
         return made
 
-    def rename(self, ids: Mapping[str, str]) -> None:
-        """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
-        self.groups = {ids[watched.id]: watched for watched in self.groups.values()}
-        for id, watched in self.groups.items():
-            watched.id = id
-        self.changed()
-
-    def changed(self, of: WatchedOptimizer | None = None) -> None:
+    def _changed(self, of: WatchedOptimizer | None = None) -> None:
         """Find out what depends on the set of groups. of (WatchedOptimizer): Whose groups have changed."""
         seen: set[int] = set()
         for watched in [] if of is None else of.groups:
@@ -207,11 +313,11 @@ class Registered:
                 self._write(watched, watched.applied_rate)
             seen.add(id(watched.lr_tensor))
         self._checksums = None
-        sources = {id(source): source for source in (source_of(watched.policy) for watched in self.groups.values())}.values()
-        self.watching = [source for source in sources if hasattr(source, "observe")]
-        self.moving = [source for source in sources if hasattr(source, "advance")]
+        sources = {id(source): source for source in (source_of(watched.policy) for watched in self._groups.values())}.values()
+        self._observing = [source for source in sources if hasattr(source, "observe")]
+        self._advancing = [source for source in sources if hasattr(source, "advance")]
 
     def _forget(self, gone: Collection[WatchedGroup]) -> None:
         for watched in gone:
-            del self.groups[watched.id]
-        self.changed()
+            del self._groups[watched.id]
+        self._changed()

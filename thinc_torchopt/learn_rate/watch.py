@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Optional
 
 import torch
@@ -170,10 +170,13 @@ class WatchedOptimizer:
     # ------------------------------------------------------------------ steps of the optimizer
 
     def hook_in(self, before_step: Callable[..., Hooked | None]) -> None:
-        """Get to know of its steps, and of states that it loads. before_step (Callable): Called before each, as torch calls such hooks."""
+        """Get to know of its steps, and of states that it loads.
+
+        before_step (Callable): Called before each step, with this and with what torch gives to such a hook.
+        """
         self.hooks.clear()
         if self.watch_steps:
-            self.hooks.append(self.optimizer.register_step_pre_hook(before_step))
+            self.hooks.append(self.optimizer.register_step_pre_hook(partial(before_step, self)))
         if self.keep_groups:
             self.hooks.append(self.optimizer.register_load_state_dict_post_hook(lambda _: self.reclaim()))
 
