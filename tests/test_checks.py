@@ -170,3 +170,24 @@ def test_checks_say_what_to_do():
         Section("[here]").choice("x", "c", ("a", "b", None))
     with pytest.raises(ConfigError, match=r"^Can't set 'x' in \[here\]: expected a or b, found 3\. Do this\.$"):
         Section("[here]").refuse("x", "a or b", 3, "Do this.")
+
+
+def test_checks_of_a_section_know_their_limits():
+    section = Section("[a.b]", takes_texts=False, verb="load")
+    assert section.number("x", 3, at_least=2.0) == 3.0 and section.whole("x", 3) == 3
+    for call, said in [
+        (
+            lambda: section.number("x", 1.0, above=1.0, at_most=2.0),
+            "Can't load 'x' in [a.b]: expected a number above 1 and at most 2, found 1.0.",
+        ),
+        (lambda: section.number("x", math.inf, at_least=-math.inf), "expected a number that is finite, found inf."),
+        (lambda: section.number("x", -1, below=1.0), "expected a number of at least 0 and below 1, found -1."),
+        (lambda: section.number("x", "1"), "expected a number of at least 0, found '1'."),
+        (lambda: section.whole("x", "1"), "expected a whole number of at least 0, found '1'."),
+        (lambda: section.parts("x", {"a": 1}, ("a", "b"), "Do."), "expected a section with ['a', 'b'], found ['a']. Do."),
+        (lambda: section.parts("x", 1, ("a",)), "expected a section with ['a'], found 1."),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value).endswith(said)
+    assert section.parts("x", {"a": 1}, ("a",)) == {"a": 1} and Section("[a.b]").number("x", "1") == 1.0

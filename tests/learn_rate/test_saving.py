@@ -6,10 +6,13 @@ import json
 import pytest
 import torch
 
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError, LearnRateWarning
 from thinc_torchopt.learn_rate import Adaptive, CircuitBreaker, LearnRateController
 from thinc_torchopt.learn_rate.history import History
 
+from ..models import toy_examples, toy_pipeline
 from .kit import Clock, broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
 
 
@@ -171,3 +174,50 @@ def test_learn_rate_refuses_a_state_of_groups_in_another_order():
     grown = build((2, 3), (3, 9), (5,))
     with pytest.warns(LearnRateWarning, match=r"Param groups \['m/1'\] have other params, shapes or options than when they were saved"):
         grown.load_state_dict(saved)
+
+
+# As it was written by the version before policies could be told from their sources; after three steps, each after a write of others.
+OLD_STATE = """
+{"step_count": 3, "outside_writes": 3, "scale": 1.0, "mode": {"is_on": true, "times": 1, "in_a_row": 3, "steps": 1, "failures": 1,
+"clean_steps": 0, "failed_since_step": false, "breaker": {"failures_in_a_row": 3, "seconds_open": 0.0}}, "history": {"layouts": [{"ids":
+["a/0", "a/1", "b", "c"], "checksums": ["5559193d9f0c6c0e", "9cf66fecde17c287", "69da6f6eb945f640", "e8550c5eab62a0c2"]}], "snapshots":
+[[null, 0, 0, [0.1, 0.5, 0.3, 0.03], 7.0], [null, 1, 0, [0.09999999753259892, 0.25, 0.15, 0.0975], 7.0]]}, "groups": {"a/0": {"start":
+0, "base": 0.1, "factor": 1.0, "held_rate": null, "rate": 0.09999999013039593, "applied_rate": 0.09999999013039593, "parent": null,
+"checksum": "5559193d9f0c6c0e", "policy": "Cosine", "policy_state": null}, "a/1": {"start": 0, "base": 0.2, "factor": 1.0, "held_rate":
+null, "rate": 0.125, "applied_rate": 0.125, "parent": null, "checksum": "9cf66fecde17c287", "policy": "FromSchedule", "policy_state":
+{"schedule": {"position": 2}, "is_due": true}}, "b": {"start": 0, "base": 0.3, "factor": 1.0, "held_rate": null, "rate": 0.075,
+"applied_rate": 0.075, "parent": null, "checksum": "69da6f6eb945f640", "policy": "InRatesByMetrics", "policy_state": {"best": 1.0,
+"bad": 0, "cooling": 0, "reductions": 2}}, "c": {"start": 0, "base": 0.3, "factor": 1.0, "held_rate": null, "rate": 0.0975,
+"applied_rate": 0.0975, "parent": null, "checksum": "e8550c5eab62a0c2", "policy": "InRates", "policy_state": null}}}
+"""
+
+
+def test_learn_rate_goes_on_from_a_state_of_an_older_version():
+    first, clock = sgd(0.1, 0.2), Clock()
+    controller = LearnRateController(breaker=CircuitBreaker(clock=clock))
+    controller.register_optimizer("a", first, {0: "cosine", 1: [0.5, 0.25, 0.125, 0.0625]})
+    controller.register_optimizer("b", sgd(0.3), "adaptive", patience=0, factor=0.5, min_rate=0.01)
+    controller.register_optimizer("c", sgd(0.3), "warmup", warmup_steps=4)
+    with pytest.warns(LearnRateWarning, match="have other params, shapes or options"):  # it was saved with params of another shape
+        controller.load_state_dict(json.loads(OLD_STATE))
+    assert controller.conservative and controller.times_conservative == 1 and controller.outside_writes == 3
+    assert [snapshot.rates["b"] for snapshot in controller.history] == [0.3, 0.15]
+    # To the bit: what that version went on with.
+    assert controller.step(metrics={"loss": 1.0}) == {"a/0": 0.09999997779339174, "a/1": 0.0625, "b": 0.0375, "c": 0.0975}
+
+
+def test_learn_rate_groups_of_an_optimizer_are_called_in_states_as_ever():
+    """What their policies are called is compared when a checkpoint is loaded."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    blocks = {"w": {"params": ["*/W"], "policy": "adaptive"}, "b": {"params": ["*/b"], "policy": "cosine"}}
+    optimizer = TorchOptimizer(SGD(), 0.01, param_groups=blocks)
+    optimizer.initialize(nlp)
+    nlp.update(examples, sgd=optimizer)
+    groups = optimizer.controller.state_dict()["groups"]
+    assert {id: (group["policy"], group["policy_state"] is not None) for id, group in groups.items()} == {
+        "default": ("Live", False),
+        "b": ("Live", False),
+        "w": ("LiveByMetrics", True),
+    }
