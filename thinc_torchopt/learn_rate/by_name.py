@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Union
@@ -206,11 +206,11 @@ def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
     return InRates(name, **settings) if are_rates else NAMED[name](**settings)
 
 
-def _check_name(name: Any, where: str, choices: Collection[str] = tuple(NAMED)) -> None:
+def _check_name(name: Any, where: str) -> None:
     """RAISES (ConfigError): There is no policy of that name."""
-    if not isinstance(name, str) or name not in choices:
+    if not isinstance(name, str) or name not in NAMED:
         raise ConfigError(
-            f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, choices))}, found {name!r}. A number, a "
+            f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, NAMED))}, found {name!r}. A number, a "
             "list, a schedule or a function of the step can be given as such."
         )
 
