@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import StateError
-from ..state import read_folder
-from ..training import steps_of
+from ..training import read_checkpoint, steps_of
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
 
 
@@ -53,7 +52,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
         raise StateError(f"Can't read '{folder}': expected the folder of a checkpoint, found none.")
     entry: dict[str, Any] = {"name": folder.name, "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file())}
     try:
-        saved = read_folder(folder)
+        saved = read_checkpoint(folder)
         progress, optimizer = saved["progress"], saved["optimizer"]
         rates = optimizer["learn_rates"]["groups"]
         scores = [score if isfinite(score) else None for score, _ in progress["results"]]

@@ -6,7 +6,7 @@ signals.py stops a run after its step; lr_finder.py is the learning rate range t
 """
 
 from .checkpoint import Checkpoint
-from .checkpoint_folder import steps_of
+from .checkpoint_folder import read_checkpoint, steps_of
 from .loop import latest_info, train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from .own_loop import Checkpoints
@@ -18,6 +18,7 @@ __all__ = [
     "latest_info",
     "learn_rate_settings",
     "make_ramp",
+    "read_checkpoint",
     "run_range_test",
     "steps_of",
     "train_while_improving",

@@ -29,8 +29,8 @@ from ..params import model_by_names_of_now
 from ..state import write_folder
 from ..types import CheckpointSettings
 from .best_model import BestModel
-from .checkpoint_folder import clear_leftovers, name_of, newest_whole, prune, remove, steps_of
-from .config_check import collect_config, collect_identity, collect_values, compare_configs, compare_identities
+from .checkpoint_folder import VERSION, clear_leftovers, name_of, newest_whole, prune, remove, steps_of
+from .config_check import collect_config, collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream
 from .model_state import (
     check_can_be_saved,
@@ -198,9 +198,9 @@ class RunCheckpoints:
 
     def _changes(self, saved: Mapping[str, Any]) -> list[str]:
         """What is another than in the run that goes on, a line each. Older versions saved less."""
-        part = "values" if "values" in saved else "config"
-        found = compare_configs(saved[part], self._settings[part])
-        return found + (compare_identities(saved["identity"], self._settings["identity"]) if "identity" in saved else [])
+        part = "config" if saved["values"] is None else "values"
+        found = compare_configs(saved[part], self._settings[part], collect_defaults(self._nlp))
+        return found + ([] if saved["identity"] is None else compare_identities(saved["identity"], self._settings["identity"]))
 
     def _restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
         self._check_place(saved)
@@ -212,7 +212,7 @@ class RunCheckpoints:
             self._optimizer.load_state_dict(saved["optimizer"])
         except (ConfigError, ScheduleError) as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
-        restore_grads(self._nlp, saved.get("grads"), {key for key, updates in self._optimizer.nr_update.items() if updates})
+        restore_grads(self._nlp, saved["grads"], {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved, progress)
             for _ in range(self.stream.position):
@@ -220,8 +220,8 @@ class RunCheckpoints:
 
     def _restore_run(self, saved: Mapping[str, Any], progress: Progress) -> None:
         if self.own is not None:
-            check_parts("your own values", saved.get("own", {}))
-            self.own = dict(saved.get("own", {}))
+            check_parts("your own values", saved["own"])
+            self.own = dict(saved["own"])
         batches = saved["data"]["position"]
         logger.info("Reading past %s batches, to where the run stopped.", f"{batches:,}")
         try:
@@ -388,6 +388,7 @@ class RunCheckpoints:
         path = self.folder / name_of(progress.step)
         check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
         tree = {
+            "version": VERSION,
             **self._settings,
             "progress": progress.state_dict(),
             "optimizer": self._optimizer.state_dict(),

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_version
 from ..errors import CheckpointWarning, StateError
 from ..state import MANIFEST, TENSORS, UNFINISHED, VALUES, check_folder, read_folder
 
+# 1: what version 0.1 of the package wrote, without a number. 2: with the number, and with the states of listeners.
+VERSION = 2
 _PARTS = {"config", "progress", "optimizer", "model", "data", "random", "performance"}
+# What is taken for parts that older versions did not write, or that are not in the checkpoints of all runs.
+_LATER_PARTS: dict[str, Any] = {"version": 1, "values": None, "identity": None, "listeners": {}, "own": {}, "grads": None}
 _OLD = f"{UNFINISHED}old-"
 
 
@@ -36,6 +41,26 @@ def steps_of(folder: Path) -> list[Path]:
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
 
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of this version or an older one. What an older one lacks is at its default.
+
+    RAISES (StateError): It is not there, or damaged; or a newer version wrote it.
+    """
+    saved = _LATER_PARTS | read_folder(path)
+    _check_version(saved, path)
+    _check_parts(saved, path)
+    return saved
+
+
+def _check_version(saved: Mapping[str, Any], path: Path) -> None:
+    check_version(f"the training in '{path}'", saved, VERSION)
+
+
+def _check_parts(saved: Mapping[str, Any], path: Path) -> None:
+    if missing := _PARTS - saved.keys():
+        raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+
+
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:
     """The first of `whole_ones`, if there is one."""
     return next(whole_ones(folder, damaged), None)
@@ -45,23 +70,31 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
     """The checkpoints that are not damaged, newest first. Warns of those that are.
 
     damaged (set[Path]): Those are put in here.
+    RAISES (StateError): One was written by a newer version. It is not passed over, or what was trained since would be lost.
     """
     for path in reversed(steps_of(folder)):
         try:
-            saved = read_folder(path)
-            missing = _PARTS - saved.keys()
-            if missing:
-                raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+            saved = _LATER_PARTS | read_folder(path)
+        except StateError as error:
+            _tell_damaged(path, error, damaged)
+            continue
+        _check_version(saved, path)
+        try:
+            _check_parts(saved, path)
             if (step := saved["progress"]["step"]) != step_of(path):
                 raise StateError(
                     f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It was renamed."
                 )
         except StateError as error:
-            if damaged is not None:
-                damaged.add(path)
-            warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=4)
+            _tell_damaged(path, error, damaged)
         else:
             yield saved
+
+
+def _tell_damaged(path: Path, error: StateError, damaged: set[Path] | None) -> None:
+    if damaged is not None:
+        damaged.add(path)
+    warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=5)
 
 
 def prune(folder: Path, keep: int, damaged: Collection[Path] = ()) -> None:

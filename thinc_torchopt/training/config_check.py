@@ -5,12 +5,14 @@ A run that goes on must be the same in all of it: learned rows are those of a la
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy
 from spacy.language import Language
+from spacy.util import registry
 
 # What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
 _MAY_CHANGE = (
@@ -75,11 +77,50 @@ def _labels(proc: Any) -> list[str]:
     return []
 
 
-def compare_configs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is different, a line each."""
+def collect_defaults(nlp: Language) -> set[str]:
+    """The paths of settings that stand at the default of their function, their component's factory, or spaCy's own config."""
+    found: set[str] = set()
+
+    def look(section: Mapping[str, Any], defaults: Any, prefix: str) -> None:
+        defaults = _defaults_of(section, defaults if isinstance(defaults, Mapping) else {})
+        for key, value in section.items():
+            if isinstance(value, Mapping) and value:
+                look(value, defaults.get(key), f"{prefix}{key}.")
+            elif key in defaults and _plain(value) == _plain(defaults[key]):
+                found.add(f"{prefix}{key}")
+
+    components = {name: nlp.get_pipe_meta(name).default_config for name in nlp.component_names}
+    look(nlp.config.interpolate(), {**nlp.default_config, "components": components}, "")
+    return found
+
+
+def _defaults_of(section: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a section: those of the function that it names, and what is the default for the whole of it."""
+    names = {key: name for key, name in section.items() if key.startswith("@")}
+    if names and any(around.get(key) != name for key, name in names.items()):
+        around = {}  # of another function
+    found = dict(around)
+    for key, name in names.items():
+        if registry.has(key[1:], name):
+            params = inspect.signature(registry.get(key[1:], name)).parameters.values()
+            found |= {param.name: param.default for param in params if param.default is not param.empty}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A config has lists only."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def compare_configs(before: Mapping[str, str], now: Mapping[str, str], at_default: Collection[str] = ()) -> list[str]:
+    """What is different, a line each.
+
+    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default is one that this
+        version has and the one before had not: nothing has changed.
+    """
     # Older checkpoints may hold settings that may now change.
     paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
-    changed = sorted(path for path in paths if before.get(path) != now.get(path))
+    changed = sorted(path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default))
     return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
 
 
