@@ -1,5 +1,6 @@
 """Folders of tensors and values: written whole or not at all, and refused when they are damaged."""
 
+import itertools
 import math
 import os
 import random
@@ -15,7 +16,17 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.errors import StateError
 from thinc_torchopt.state import files
-from thinc_torchopt.state.files import MANIFEST, TENSORS, VALUES, check_folder, read_folder, write_folder
+from thinc_torchopt.state.files import (
+    MANIFEST,
+    TENSORS,
+    VALUES,
+    check_folder,
+    clear_leftovers,
+    put_back,
+    read_folder,
+    replacing,
+    write_folder,
+)
 
 TREE = {
     "weights": {"a": torch.arange(12.0).reshape(3, 4), "half": torch.ones(5, dtype=torch.bfloat16), "count": torch.tensor(3)},
@@ -129,7 +140,7 @@ def test_files_refuse_what_a_stranger_made(tmp_path):
             read_folder(tmp_path / "state")
 
 
-@pytest.mark.parametrize("step", ["save_file", "sync", "crc32_of"])
+@pytest.mark.parametrize("step", ["save_file", "_sync", "crc32_of"])
 def test_files_leave_the_old_one_whole_when_writing_fails(step, tmp_path, monkeypatch):
     write_folder(tmp_path / "state", {"a": 1})
     calls = iter([None, OSError("No space left on device")])
@@ -162,20 +173,100 @@ while True:
 
 
 def test_files_are_whole_whenever_the_process_is_killed(tmp_path):
-    """Replacing a folder is two renames: between them there is none, but never half of one."""
+    """And there, old or new: two folders are exchanged at once, or the old one is put back."""
     path = tmp_path / "state"
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    can_exchange = files._exchange(tmp_path / "one", tmp_path / "other")
     rng = random.Random(0)
-    seen = 0
     for _ in range(5):
         with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
             for _ in range(rng.randrange(2, 12)):
                 process.stdout.readline()
             process.kill()
-        if path.exists():
-            tree = read_folder(path)
-            assert (tree["tensor"] == tree["i"]).all()
-            seen += 1
-    assert seen > 0
+        assert path.exists() or not can_exchange
+        tree = read_folder(path)
+        assert (tree["tensor"] == tree["i"]).all()
+    clear_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["one", "other", "state"]
+
+
+def killed(write, monkeypatch, *, at):
+    """Write in a process that is killed before its so-manieth change of a name."""
+    calls = itertools.count(1)
+
+    def dies(change):
+        def changed(*args, **kwargs):
+            if next(calls) == at:
+                os._exit(9)
+            return change(*args, **kwargs)
+
+        return changed
+
+    if (child := os.fork()) == 0:
+        try:
+            for owner, name in ((files.Path, "rename"), (os, "replace"), (files, "_exchange"), (files.shutil, "rmtree")):
+                monkeypatch.setattr(owner, name, dies(getattr(owner, name)))
+            write()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
+@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
+def test_replacing_is_all_or_nothing_at_any_moment(can_exchange, monkeypatch, tmp_path):
+    """A folder with one file, killed before each change of a name, one after the other."""
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+
+    def write(text):
+        with replacing(tmp_path / "folder") as unfinished:
+            unfinished.mkdir()
+            (unfinished / "file").write_text(text)
+
+    found, at = [], 1
+    write("old")
+    while killed(lambda: write("new"), monkeypatch, at=at):
+        put_back(tmp_path / "folder")
+        found.append((tmp_path / "folder" / "file").read_text())
+        clear_leftovers(tmp_path)
+        assert os.listdir(tmp_path) == ["folder"]
+        write("old")
+        at += 1
+    assert found == (["old", "new"] if can_exchange else ["old", "old", "old", "new"])
+
+
+def test_replacing_keeps_links_and_permissions_of_files(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with replacing(tmp_path / "link") as unfinished:
+        unfinished.write_text("new")
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    # A folder takes the place of a link to one: what is at its end is somebody's else.
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "to folder").symlink_to(tmp_path / "kept")
+    with replacing(tmp_path / "to folder") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "file").write_text("new")
+    assert not (tmp_path / "to folder").is_symlink() and os.listdir(tmp_path / "kept") == []
+    with pytest.raises(ValueError), replacing(tmp_path / "file") as unfinished:
+        unfinished.write_text("newer")
+        raise ValueError
+    assert (tmp_path / "file").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["file", "kept", "link", "to folder"]
+
+
+def test_clear_leftovers_of_one_name_leaves_others(tmp_path):
+    """Also names that look like ours. Version 0.1 wrote the third."""
+    for name in (".unfinished-new-a-1", ".unfinished-new-old-a-1", ".unfinished-b-1", ".unfinished-old-a-1"):
+        (tmp_path / name).mkdir()
+    clear_leftovers(tmp_path, "a")
+    assert sorted(os.listdir(tmp_path)) == [".unfinished-b-1", ".unfinished-new-old-a-1", "a"]
+    clear_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_files_survive_a_full_disk(small_disk):

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from thinc_torchopt.state.files import MANIFEST, UNFINISHED, write_folder
-from thinc_torchopt.training.checkpoint_folder import clear_leftovers, name_of, prune, remove, step_of, steps_of, whole_ones
+from thinc_torchopt.state.files import MANIFEST, clear_leftovers, write_folder
+from thinc_torchopt.training.checkpoint_folder import name_of, prune, remove, step_of, steps_of, whole_ones
 
 from ..state.test_files import damage
 
@@ -69,8 +69,8 @@ def test_checkpoint_folder_goes_by_number(tmp_path):
 
 def test_checkpoint_folder_puts_back_what_a_killed_run_was_replacing(tmp_path):
     write(tmp_path, 5)
-    (tmp_path / name_of(5)).rename(tmp_path / f"{UNFINISHED}old-{name_of(5)}-123")
+    (tmp_path / name_of(5)).rename(tmp_path / f".unfinished-old-{name_of(5)}-123")
     write(tmp_path, 6)
-    (tmp_path / name_of(6)).rename(tmp_path / f"{UNFINISHED}{name_of(6)}-123")
+    (tmp_path / name_of(6)).rename(tmp_path / f".unfinished-{name_of(6)}-123")
     clear_leftovers(tmp_path)
     assert os.listdir(tmp_path) == [name_of(5)]

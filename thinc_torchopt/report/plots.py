@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..compat import import_figure
 from ..errors import ConfigError
+from ..state import replacing
 
 # More lines than matplotlib has colours take theirs from one range, from dark to bright.
 _MAX_COLOURS = 10
@@ -92,16 +92,11 @@ def save_whole(path: Path) -> Iterator[Path]:
 
     RAISES (ConfigError): It can't be written.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield unfinished
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            yield unfinished
     except OSError as error:
         raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _start(x: str, y: str) -> tuple[Any, Any]:

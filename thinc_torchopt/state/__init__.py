@@ -5,23 +5,35 @@ torch loop, files.py and trees.py write and read it.
 """
 
 from . import by_name, match
-from .files import MANIFEST, TENSORS, UNFINISHED, VALUES, check_folder, crc32_of, moved_away, read_folder, sync, write_folder, write_text
+from .files import (
+    MANIFEST,
+    TENSORS,
+    VALUES,
+    check_folder,
+    clear_leftovers,
+    crc32_of,
+    put_back,
+    read_folder,
+    replacing,
+    write_folder,
+    write_text,
+)
 from .preserve import StateMapping, preserve_optimizer_state
 
 __all__ = [
     "MANIFEST",
     "TENSORS",
-    "UNFINISHED",
     "VALUES",
     "StateMapping",
     "by_name",
     "check_folder",
+    "clear_leftovers",
     "crc32_of",
     "match",
-    "moved_away",
     "preserve_optimizer_state",
+    "put_back",
     "read_folder",
-    "sync",
+    "replacing",
     "write_folder",
     "write_text",
 ]

@@ -1,19 +1,21 @@
 """Files that are complete or absent: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
 
-A folder, or a text, is written under a temporary name, synced to the disk, and renamed. Reading runs no code: what is not as it was
-written is refused.
+Whatever is written, a folder or a file, is written under a temporary name, synced to the disk, and put in its place at once: see
+`replacing`. Reading runs no code: what is not as it was written is refused.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import shutil
 import stat
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from .trees import put_together, take_apart
 TENSORS = "tensors.safetensors"
 VALUES = "values.json"
 MANIFEST = "manifest.json"
-# What the name of a folder that is not finished begins with.
-UNFINISHED = ".unfinished-"
+# What the name begins with of what is not finished, and of what was moved away to make room for it.
+_UNFINISHED = ".unfinished-"
+_NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
 _LARGEST_MANIFEST = 100_000
 
@@ -41,10 +44,7 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
         that can't be written.
     """
     values, tensors = take_apart(tree)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / f"{UNFINISHED}{path.name}-{os.getpid()}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
+    with replacing(path) as unfinished:
         unfinished.mkdir()
         try:
             save_file(tensors, unfinished / TENSORS)
@@ -54,35 +54,16 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
         files = {name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)} for name in (TENSORS, VALUES)}
         text = json.dumps(files, sort_keys=True)
         (unfinished / MANIFEST).write_text(json.dumps({"files": files, "crc32": zlib.crc32(text.encode("utf8"))}), encoding="utf8")
-        for file in (*unfinished.iterdir(), unfinished):
-            sync(file)
-        with moved_away(path):
-            unfinished.rename(path)
-        sync(path.parent)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file with its line endings as they are. If it is there already, it is replaced, and keeps its permissions.
+    """Write a file with its line endings as they are. If it is there already, it is replaced.
 
     path (Path): The file, or a link to it. Its parents are made.
     RAISES (OSError): It can't be written. Then all is as before.
     """
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / f"{UNFINISHED}{path.name}-{os.getpid()}"
-    try:
-        with unfinished.open("w", encoding="utf8", newline="") as file:
-            file.write(text)
-        if path.exists():
-            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
-        sync(unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync(path.parent)
+    with replacing(path) as unfinished, unfinished.open("w", encoding="utf8", newline="") as file:
+        file.write(text)
 
 
 def read_folder(path: Path) -> dict[str, Any]:
@@ -108,6 +89,7 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
 
     RAISES (StateError): It is not there, or damaged.
     """
+    put_back(path)
     if not path.is_dir():
         raise StateError(f"Can't read '{path}': expected a folder, found none. Check the path.")
     for name in (MANIFEST, TENSORS, VALUES):
@@ -153,7 +135,98 @@ def crc32_of(path: Path) -> int:
             return zlib.crc32(content)
 
 
-def sync(path: Path) -> None:
+# ---------------------------------------------------------------------- replacing
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file or a folder whole or not at all: inside, to the path that this gives, where there is nothing yet.
+
+    Afterwards it is synced to the disk, and takes the place of what is at `path`, which is there at any moment, old or new, also if the
+    process is killed. (Where a system or a disk can't exchange two folders there is a moment between two renames; what was there is put
+    back by whoever reads it next, or clears up.) A file keeps the permissions of the one that it replaces.
+
+    path (Path): A folder, a file, or a link to a file. Its parents are made.
+    RAISES (OSError): It can't be written. Then all is as before, as after any other error inside.
+    """
+    if not path.is_dir():
+        path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    put_back(path)
+    unfinished = path.parent / f"{_NEW}{path.name}-{os.getpid()}"
+    _remove(unfinished)
+    try:
+        yield unfinished
+        if unfinished.is_file() and path.is_file():
+            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
+        for part in (*unfinished.rglob("*"), unfinished):
+            _sync(part)
+        _put_in_place(unfinished, path)
+        _sync(path.parent)
+    finally:
+        _remove(unfinished)  # or what was there before
+
+
+def put_back(path: Path) -> None:
+    """If there is nothing at a path, put back what a killed process was about to replace there."""
+    if not os.path.lexists(path):
+        for old in path.parent.glob(f"{_OLD}*"):
+            if _name_of(old) == path.name:
+                with suppress(OSError):
+                    old.rename(path)
+
+
+def clear_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes did not finish in a folder; and put back what they were about to replace.
+
+    name (str | None): Only of the file or folder of this name. None: of all, so no other process must be writing there.
+    """
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        if name in (None, _name_of(leftover)):
+            if leftover.name.startswith(_OLD):
+                put_back(folder / _name_of(leftover))
+            _remove(leftover)
+
+
+def _name_of(leftover: Path) -> str:
+    """What it was to be called, or was called."""
+    prefix = next(prefix for prefix in (_NEW, _OLD, _UNFINISHED) if leftover.name.startswith(prefix))
+    return leftover.name.removeprefix(prefix).rpartition("-")[0]
+
+
+def _put_in_place(new: Path, path: Path) -> None:
+    """Afterwards what was at `path` is at `new`, or removed."""
+    if not path.is_dir():
+        os.replace(new, path)
+    elif not _exchange(new, path):
+        old = path.parent / f"{_OLD}{path.name}-{os.getpid()}"
+        path.rename(old)
+        try:
+            new.rename(path)
+        except BaseException:
+            put_back(path)
+            raise
+        _remove(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange what is at two paths, at once. RETURNS (bool): The system, and the disk, can do that."""
+    if sys.platform != "linux":
+        return False
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    from_here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+    return renameat2 is not None and renameat2(from_here, os.fsencode(one), from_here, os.fsencode(other), exchange) == 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
     """Wait until a file or folder is on the disk. Windows can't open folders."""
     if path.is_dir() and os.name == "nt":
         return
@@ -162,20 +235,3 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-@contextmanager
-def moved_away(path: Path) -> Iterator[None]:
-    """Move what is at a path away for a `with` block. It is removed afterwards, or restored if the block raised an error."""
-    old = path.parent / f"{UNFINISHED}old-{path.name}-{os.getpid()}"
-    there = path.exists()
-    if there:
-        path.rename(old)
-    try:
-        yield
-    except BaseException:
-        if there and not path.exists():
-            old.rename(path)
-        raise
-    if there:
-        shutil.rmtree(old, ignore_errors=True)

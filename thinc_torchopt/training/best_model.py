@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, StateError
-from ..state import UNFINISHED, crc32_of, moved_away, sync
+from ..state import clear_leftovers, crc32_of, replacing, write_text
 
 _MANIFEST = "torchopt-manifest.json"
 
@@ -50,26 +50,15 @@ class BestModel:
 
         RAISES (OSError): The disk is full, for example. The old copy is unchanged.
         """
-        unfinished = self.path.parent / f"{UNFINISHED}{self.path.name}-{os.getpid()}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        try:
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as unfinished:
             shutil.copytree(model, unfinished)
-            _write_manifest(unfinished, step)
-            for path in (*unfinished.rglob("*"), unfinished):
-                sync(path)
-            with moved_away(self.path):
-                unfinished.rename(self.path)
-            sync(self.path.parent)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+            (unfinished / _MANIFEST).write_text(_manifest_of(unfinished, step), encoding="utf8")
         self._is_of_old = False
 
     def mark_old(self) -> None:
         """Give what was taken for a copy of ours its manifest. RAISES (OSError): The disk is full, for example."""
         if self._is_of_old:
-            _write_manifest(self.path, None)
+            write_text(self.path / _MANIFEST, _manifest_of(self.path, None))
             self._is_of_old = False
 
     def put_back(self, model: Path) -> int | None:
@@ -80,9 +69,8 @@ class BestModel:
         RAISES (StateError): It is damaged. (OSError): The disk is full, for example. Then nothing is there.
         """
         manifest = self._read_manifest()
-        unfinished = model.parent / f"{UNFINISHED}{model.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        try:
+        clear_leftovers(model.parent, model.name)
+        with replacing(model) as unfinished:
             shutil.copytree(self.path, unfinished, ignore=lambda folder, names: {_MANIFEST} & set(names))
             # Of the copy: so it is known of that as well.
             if manifest is not None and _checksums(unfinished) != manifest["files"]:
@@ -90,10 +78,6 @@ class BestModel:
                     f"Can't use the best model in '{self.path}': expected its files as they were written, found others. It is damaged, or "
                     "was changed by something else."
                 )
-            unfinished.rename(model)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
         return None if manifest is None else manifest["step"]
 
     def remove(self) -> None:
@@ -113,9 +97,8 @@ class BestModel:
             ) from error
 
 
-def _write_manifest(folder: Path, step: int | None) -> None:
-    text = json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
-    (folder / _MANIFEST).write_text(text, encoding="utf8")
+def _manifest_of(folder: Path, step: int | None) -> str:
+    return json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:

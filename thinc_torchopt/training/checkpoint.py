@@ -26,10 +26,10 @@ from ..checks import Section, check_count, check_parts, own_errors
 from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
-from ..state import write_folder
+from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
 from .best_model import BestModel
-from .checkpoint_folder import VERSION, clear_leftovers, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
 from .config_check import collect_config, collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream
 from .model_state import (

@@ -5,7 +5,6 @@ A checkpoint is known by its name, which is its step, and by what is in it: what
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,14 +13,13 @@ from typing import Any
 
 from ..checks import check_version
 from ..errors import CheckpointWarning, StateError
-from ..state import MANIFEST, TENSORS, UNFINISHED, VALUES, check_folder, read_folder
+from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
 
 # 1: what version 0.1 of the package wrote, without a number. 2: with the number, and with the states of listeners.
 VERSION = 2
 _PARTS = {"config", "progress", "optimizer", "model", "data", "random", "performance"}
 # What is taken for parts that older versions did not write, or that are not in the checkpoints of all runs.
 _LATER_PARTS: dict[str, Any] = {"version": 1, "values": None, "identity": None, "listeners": {}, "own": {}, "grads": None}
-_OLD = f"{UNFINISHED}old-"
 
 
 def name_of(step: int) -> str:
@@ -117,17 +115,6 @@ def remove(paths: Iterable[Path]) -> None:
                 for file in ours:
                     file.unlink()
                 path.rmdir()
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed run did not finish; and put back what it was about to replace."""
-    for leftover in folder.glob(f"{UNFINISHED}*"):
-        name = leftover.name.removeprefix(_OLD).rpartition("-")[0]
-        if leftover.name.startswith(_OLD) and name and not (folder / name).exists():
-            with suppress(OSError):
-                leftover.rename(folder / name)
-        else:
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _looks_whole(path: Path) -> bool:
