@@ -25,7 +25,7 @@ from thinc_torchopt.loggers import console, steps
 from thinc_torchopt.loggers.console import ConsoleLogger
 from thinc_torchopt.loggers.jsonl import JSONLinesLogger
 from thinc_torchopt.loggers.tensorboard import TensorBoardLogger
-from thinc_torchopt.training.loop import latest_info
+from thinc_torchopt.training import latest_info
 
 from ..conftest import CONFIGS
 from ..models import toy_examples, toy_pipeline

@@ -60,7 +60,7 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
         nonlocal steps, sums, has_failed
         steps += 1
         info = latest_info(nlp) if evaluated is None else evaluated
-        if has_failed or info is None or (evaluated is None and info["step"] % every):
+        if has_failed or info is None or (evaluated is None and info["step"] % every and not info.get("log_now")):
             return
         losses = {pipe: float(loss) for pipe, loss in info["losses"].items()}
         try:

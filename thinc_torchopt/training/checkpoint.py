@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spacy.language import Language
-from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
 
 from ..checks import Section, check_count, check_parts, own_errors
 from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
@@ -28,10 +27,10 @@ from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
 from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
-from .best_model import BestModel
 from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
 from .config_check import collect_config, collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream
+from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
     check_can_be_saved,
     check_model,
@@ -42,6 +41,7 @@ from .model_state import (
     restore_model,
     restore_setup,
 )
+from .output_folder import OutputFolder
 from .progress import Progress, plain_scores
 from .random_state import check_generators, check_random, collect_random, restore_random
 from .run_lock import RunLock
@@ -93,15 +93,18 @@ def Checkpoint(
 
 
 class RunCheckpoints:
-    """The checkpoints of a run: of `spacy train`, or of a loop of the user's own (see own_loop.py).
+    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a loop of the user's own (see own_loop.py).
 
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
     own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy train`.
 
-    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its step), `own`.
+    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its step), `output` (the
+    folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`.
     """
+
+    name = "checkpoints"
 
     def __init__(
         self,
@@ -113,19 +116,19 @@ class RunCheckpoints:
         own: dict[str, Any] | None = None,
     ):
         self.settings = settings
-        self.own = own
+        self.own = {} if own is None else own
         self.folder = Path(settings.path).absolute()
         self.stream = DataStream(batches)
         self.signals = Signals()
+        self.output = OutputFolder(self.folder)
+        self._is_spacys = own is None
         self._nlp = nlp
         self._optimizer = optimizer
+        self._progress = Progress()
+        self._listeners = Listeners([])
         self._lock = RunLock(self.folder)
-        self._best = BestModel(self.folder)
-        self._best_step: int | None = None
         self._damaged: set[Path] = set()
-        self._goes_on = False
         self._written: int | None = None
-        self._output: Path | None = None
         self._random: Mapping[str, Any] = {}
         # The pipeline as a run that goes on builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
@@ -136,30 +139,38 @@ class RunCheckpoints:
         """The step of the newest checkpoint that this run has written, or went on from."""
         return self._written
 
+    @property
+    def goes_on(self) -> bool:
+        return self.output.goes_on
+
     # ------------------------------------------------------------------ going on
 
-    def open(self, progress: Progress, dropouts: Iterator[float]) -> bool:
+    def open(self, progress: Progress, dropouts: Iterator[float], listeners: Listeners | None = None) -> bool:
         """Claim the folder; and go on from the newest whole checkpoint, if the run is to: bring all to where it was.
 
         The optimizer knows its pipeline. `restore_random` comes when all begins. Nothing on the disk is changed yet.
+        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. What they are then is saved with each checkpoint.
         RETURNS (bool): Whether the run goes on.
         RAISES (ConfigError): The folder can't be used. (StateError): It is another run's; there must be a checkpoint and is none; it is of
             another config, pipeline or data.
         """
+        self._progress = progress
+        if listeners is not None:
+            self._listeners = listeners
         self._lock.take()
         try:
             clear_leftovers(self.folder)
             saved = self._find()
             if saved is not None and "output" in saved:
-                self._best.accept_old()
-            self._best.check_place()
+                self.output.best.accept_old()
+            self.output.best.check_place()
             if saved is not None:
-                self._restore(saved, progress, dropouts)
+                self._restore(saved, dropouts)
         except BaseException:
             self._lock.release()
             raise
-        self._goes_on = saved is not None
-        return self._goes_on
+        self.output.goes_on = saved is not None
+        return self.goes_on
 
     def _find(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, if the run is to go on from one."""
@@ -194,7 +205,7 @@ class RunCheckpoints:
 
     def _setting(self, name: str, value: str) -> str:
         """How to set one, for messages."""
-        return f"--training.optimizer.checkpoint.{name} {value}" if self.own is None else f'{name}="{value}"'
+        return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
 
     def _changes(self, saved: Mapping[str, Any]) -> list[str]:
         """What is another than in the run that goes on, a line each. Older versions saved less."""
@@ -202,7 +213,7 @@ class RunCheckpoints:
         found = compare_configs(saved[part], self._settings[part], collect_defaults(self._nlp))
         return found + ([] if saved["identity"] is None else compare_identities(saved["identity"], self._settings["identity"]))
 
-    def _restore(self, saved: Mapping[str, Any], progress: Progress, dropouts: Iterator[float]) -> None:
+    def _restore(self, saved: Mapping[str, Any], dropouts: Iterator[float]) -> None:
         self._check_place(saved)
         check_random(saved["random"])
         check_generators(saved["data"].get("start"))
@@ -214,12 +225,12 @@ class RunCheckpoints:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
         restore_grads(self._nlp, saved["grads"], {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
-            self._restore_run(saved, progress)
-            for _ in range(self.stream.position):
+            self._restore_run(saved)
+            for _ in range(self._progress.step + 1):
                 next(dropouts)
 
-    def _restore_run(self, saved: Mapping[str, Any], progress: Progress) -> None:
-        if self.own is not None:
+    def _restore_run(self, saved: Mapping[str, Any]) -> None:
+        if not self._is_spacys:
             check_parts("your own values", saved["own"])
             self.own = dict(saved["own"])
         batches = saved["data"]["position"]
@@ -228,34 +239,35 @@ class RunCheckpoints:
             self.stream.load_state_dict(saved["data"], progress_bar=self.settings.progress_bar)
         except StateError as error:
             raise StateError(f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}.") from error
-        progress.load_state_dict(saved["progress"])
-        self._written, self._best_step = progress.step, progress.best_step
+        self._progress.load_state_dict(saved["progress"])
+        self._listeners.load_state_dict(saved["listeners"])
+        self._written, self.output.best_step = self._progress.step, self._progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
 
     def _check_place(self, saved: Mapping[str, Any]) -> None:
         """RAISES (StateError): The run was at no step at which it can have been. To go there would take for ever."""
-        for part in ("progress", "data", "optimizer"):
+        for part in ("progress", "data", "optimizer", "listeners"):
             check_parts(f"the {part}", saved[part])
         batches, done, of_optimizer = saved["data"].get("position"), saved["progress"].get("step"), saved["optimizer"].get("step")
         steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
-        # A loop of the user's own may move its schedules when it likes.
-        moves_each_step = self.own is None
         check_count("optimizer.step", of_optimizer)
-        if check_count("data.position", batches) != steps or (moves_each_step and of_optimizer != steps):
+        left_out = check_count("progress.left_out", saved["progress"].get("left_out", 0))
+        # A loop of the user's own may move its schedules when it likes.
+        if check_count("data.position", batches) != steps + left_out or (self._is_spacys and of_optimizer != steps):
             raise StateError(
-                f"Can't resume: expected as many batches as steps, found {batches} and {steps}, and {of_optimizer} steps of the optimizer. "
-                "The checkpoint is damaged."
+                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and {of_optimizer} "
+                "steps of the optimizer. The checkpoint is damaged."
             )
 
     def begin(self) -> None:
         """The training begins. One that starts anew removes what an earlier one left."""
         if self.settings.resume == "never":
             remove(steps_of(self.folder))
-        if not self._goes_on:
-            self._best.remove()
+        if not self.goes_on:
+            self.output.best.remove()
         try:
-            self._best.mark_old()
+            self.output.best.mark_old()
         except OSError as error:
             self._warn(error)
 
@@ -267,7 +279,7 @@ class RunCheckpoints:
         """Set the random generators to where they were."""
         restore_random(self._random)
 
-    def report(self, progress: Progress, is_over: bool) -> None:
+    def report(self, is_over: bool) -> None:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
         if is_over:
             logger.info(
@@ -275,133 +287,92 @@ class RunCheckpoints:
                 "patience in [training]. To start from the beginning, add --training.optimizer.checkpoint.resume never, or set another "
                 "path.",
                 self.folder,
-                progress.step,
+                self._progress.step,
             )
         else:
-            logger.info("Resuming after step %d, from the checkpoint in %s.", progress.step, self.folder)
+            logger.info("Resuming after step %d, from the checkpoint in %s.", self._progress.step, self.folder)
 
-    # ------------------------------------------------------------------ the folder to which spaCy saves
+    # ------------------------------------------------------------------ as a listener
 
-    def before_cleaning(self, output: Path | None) -> None:
-        """spaCy is about to remove old models from a folder.
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        control.should_save |= bool(self.settings.every) and event.step % self.settings.every == 0
 
-        RAISES (ConfigError): The checkpoints would go with them.
-        """
-        for model in _models_in(output):
-            if self.folder.resolve().is_relative_to(model.resolve()):
-                raise ConfigError(
-                    f"Can't set 'path' in {_BLOCK} to '{self.folder}': spaCy removes '{model}' and everything in it when a training "
-                    "starts. Choose another folder."
-                )
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        control.should_save = True
 
-    def after_cleaning(self, output: Path | None) -> None:
-        """spaCy has removed them: the best model of a run that goes on comes back."""
-        self._output = None if output is None else output.absolute()
-        if self._goes_on:
-            self._put_best_back()
-
-    def _put_best_back(self) -> None:
-        if self._output is None or not self._best.is_there or not self._output.is_dir():
-            return
-        model_best, _ = _models_in(self._output)
-        if model_best.exists():
-            return
-        try:
-            step = self._best.put_back(model_best)
-        except (OSError, StateError) as error:
-            warnings.warn(
-                CheckpointWarning(
-                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the next better model "
-                    "there."
-                ),
-                stacklevel=4,
+    def on_save(self, event: Save, control: Control) -> None:
+        self.output.look_up(event.info)
+        if event.is_best:
+            try:
+                self.output.keep_best(event.step)
+            except OSError as error:
+                self._warn(error)
+        self._save(is_last=event.stopped_by is not None)
+        if event.stopped_by is not None:
+            logger.warning(
+                "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
+                signal.Signals(event.stopped_by).name,
+                event.step,
+                self.folder,
             )
-        else:
-            if step is not None and self._best_step is not None and step < self._best_step:
-                warnings.warn(
-                    CheckpointWarning(
-                        f"The model in '{model_best}' is that of step {step}. The model of step {self._best_step} was better, but could "
-                        "not be kept."
-                    ),
-                    stacklevel=4,
-                )
+            raise SystemExit(128 + event.stopped_by)
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        self.end()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}  # it is what saves those of others
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
 
     # ------------------------------------------------------------------ saving
 
-    def after_step(self, progress: Progress, info: Mapping[str, Any], is_best: bool | None, is_over: bool) -> None:
-        """Save what is due after a step, and stop if a signal asked for it.
-
-        info (Mapping): What spaCy was given, and added to. is_best (bool | None): None: the step was not evaluated.
-        """
-        if self._output is None and "output_path" in info:
-            self._output = Path(info["output_path"]).absolute().parent
-        if is_best:
-            self._keep_best(progress.step)
-        every, stopped_by = self.settings.every, self.signals.noted
-        if is_over:
-            self.end(progress)
-        elif stopped_by is not None:
-            self._save(progress, is_last=True)
-            logger.warning(
-                "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
-                signal.Signals(stopped_by).name,
-                progress.step,
-                self.folder,
-            )
-            raise SystemExit(128 + stopped_by)
-        elif is_best is not None or (every and progress.step % every == 0):
-            self._save(progress)
-
-    def end(self, progress: Progress) -> None:
+    def end(self) -> None:
         """Save what is due at the end: after the last step, or when there is no more data."""
-        if self._goes_on:
-            self._put_best_back()
-        if self._written != progress.step:
-            self._save(progress, is_last=True)
+        self.output.put_best_back()
+        if self._written != self._progress.step:
+            self._save(is_last=True)
 
-    def _keep_best(self, step: int) -> None:
-        model_best = _models_in(self._output)[0] if self._output is not None else None
-        if model_best is not None and model_best.is_dir():
-            try:
-                self._best.keep(model_best, step)
-            except OSError as error:
-                self._warn(error)
-
-    def _save(self, progress: Progress, *, is_last: bool = False) -> None:
-        if not self._goes_wrong(progress):
-            self._write(progress, keep=self.settings.keep)
+    def _save(self, *, is_last: bool) -> None:
+        if not self._goes_wrong:
+            self._write(keep=self.settings.keep)
         elif is_last:
             # That is no point to go back to, and must not push one out. A run that goes on from before comes here again.
-            self._write(progress, keep=None)
+            self._write(keep=None)
 
-    def _goes_wrong(self, progress: Progress) -> bool:
+    @property
+    def _goes_wrong(self) -> bool:
         """Whether the training may go back soon, or just did."""
-        just_did = bool(progress.rollbacks) and progress.rollbacks[-1][0] == progress.step
+        rollbacks = self._progress.rollbacks
+        just_did = bool(rollbacks) and rollbacks[-1][0] == self._progress.step
         return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
 
-    def save(self, progress: Progress) -> None:
+    def save(self) -> None:
         """Save now, if that has not been done."""
-        if self._written != progress.step:
-            self._write(progress, keep=self.settings.keep)
+        if self._written != self._progress.step:
+            self._write(keep=self.settings.keep)
 
-    def _write(self, progress: Progress, *, keep: int | None) -> None:
-        path = self.folder / name_of(progress.step)
+    def _write(self, *, keep: int | None) -> None:
+        step = self._progress.step
+        path = self.folder / name_of(step)
         check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
         tree = {
             "version": VERSION,
             **self._settings,
-            "progress": progress.state_dict(),
+            "progress": self._progress.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "model": collect_model(self._nlp, self._optimizer.stopped_grads),
             "data": self.stream.state_dict(),
             "random": collect_random(),
             "performance": plain_scores(self._nlp.meta.get("performance", {})),
-            **({} if self.own is None else {"own": self.own, "grads": collect_grads(self._nlp)}),
+            "listeners": self._listeners.state_dict(),
+            **({} if self._is_spacys else {"own": self.own, "grads": collect_grads(self._nlp)}),
         }
         try:
             self._lock.check()
             write_folder(path, tree)
-            self._written = progress.step
+            self._written = step
             self._damaged.discard(path)
             if keep is not None:
                 prune(self.folder, keep, self._damaged)
@@ -416,8 +387,3 @@ class RunCheckpoints:
             ),
             stacklevel=5,
         )
-
-
-def _models_in(output: Path | None) -> list[Path]:
-    """Where spaCy saves the best model and the last one."""
-    return [] if output is None else [output / DIR_MODEL_BEST, output / DIR_MODEL_LAST]

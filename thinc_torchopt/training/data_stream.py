@@ -22,7 +22,37 @@ from .random_state import load_generators, read_generators, save_generators, set
 Batch = tuple[int, list[Example]]
 
 
-class DataStream:
+class Batches:
+    """The batches of a run, one step ahead.
+
+    batches (Iterator): Epoch and batch of each step.
+    """
+
+    def __init__(self, batches: Iterator[Batch]):
+        self._batches = batches
+        self._ahead: Batch | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        drawn, self._ahead = self._ahead or self._draw(), None
+        return drawn
+
+    def _draw(self) -> Batch:
+        return next(self._batches)
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The epoch of the batch that comes, which is drawn for that. None: there are no more."""
+        try:
+            self._ahead = self._ahead or self._draw()
+        except StopIteration:
+            return None
+        return self._ahead[0]
+
+
+class DataStream(Batches):
     """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
 
     batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same batches.
@@ -31,18 +61,14 @@ class DataStream:
     """
 
     def __init__(self, batches: Iterator[Batch]):
-        self._batches = batches
+        super().__init__(batches)
         self._start = self._generators = read_generators()
-        self._ahead: Batch | None = None
         self.position = 0
         # Checksums: of the texts of the last batch, and of all; and of all with their annotations.
         self._last = self._all = self._annotated = 0
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
     def __next__(self) -> Batch:
-        (epoch, batch), self._ahead = self._ahead or self._draw(), None
+        epoch, batch = super().__next__()
         self.position += 1
         examples = _examples_in(batch)
         texts = "\n".join(example.reference.text for example in examples).encode("utf8")
@@ -60,15 +86,6 @@ class DataStream:
         finally:
             set_generators(others)
         return drawn
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether there are no more batches. To find out, one is drawn ahead."""
-        try:
-            self._ahead = self._ahead or self._draw()
-        except StopIteration:
-            return True
-        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Where it began, how many batches were drawn, and a checksum of them all."""
@@ -111,6 +128,3 @@ def _checksum(doc: Doc, before: int) -> int:
     }
     of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes(), before)
     return zlib.crc32(repr((sorted(doc.cats.items()), sorted(spans.items()))).encode("utf8"), of_tokens)
-
-
-# ---------------------------------------------------------------------- random generators

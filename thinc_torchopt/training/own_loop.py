@@ -117,8 +117,7 @@ class Checkpoints:
         run.begin()
         if goes_on:
             self._optimizer.keep_buffers()
-            run.report(progress, is_over=False)
-        assert run.own is not None
+            run.report(is_over=False)
         self._run, self._progress, self.extra = run, progress, run.own
         return self._steps(run, progress, goes_on)
 
@@ -142,7 +141,7 @@ class Checkpoints:
             )
         if self.step >= 0:
             self._run.own = self.extra
-            self._run.save(self._progress)
+            self._run.save()
 
     def close(self) -> None:
         """Let the folder go. Nothing is saved."""

@@ -22,6 +22,9 @@ class Progress:
     rollbacks (list): Each time that the training went back: at which step, and to the params of which step.
     counts (dict): What there was of skipped updates and the like at the last evaluation.
     seconds (float): Spent so far, in all parts of the run.
+    in_epoch (int | None): The epoch that has begun and not ended.
+    left_out (int): Batches that were drawn and not trained on.
+    was_stopped (bool): The run is over because a listener asked for it.
     """
 
     step: int = -1
@@ -32,11 +35,15 @@ class Progress:
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    in_epoch: int | None = None
+    left_out: int = 0
+    was_stopped: bool = False
 
     def is_over(self, patience: int, max_steps: int) -> bool:
         """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0: no such limit."""
         best_step = self.best_step
-        return bool((patience and best_step is not None and self.step - best_step >= patience) or (max_steps and self.step >= max_steps))
+        has_no_patience = patience and best_step is not None and self.step - best_step >= patience
+        return self.was_stopped or bool(has_no_patience or (max_steps and self.step >= max_steps))
 
     @property
     def best_step(self) -> int | None:
@@ -120,4 +127,7 @@ _IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
     "rollbacks": lambda value: isinstance(value, list) and all(_is_pair(rollback, _is_count) for rollback in value),
     "counts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
     "seconds": _is_number,
+    "in_epoch": lambda value: value is None or _is_count(value),
+    "left_out": _is_count,
+    "was_stopped": lambda value: isinstance(value, bool),
 }

@@ -16,45 +16,65 @@ from spacy.language import Language
 from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
+from ..types import RollbackSettings
 from .checkpoint_folder import name_of, remove, steps_of, whole_ones
+from .events import Control, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
 
+# For a run whose optimizer never goes back by itself: a listener may ask for it.
+_ONLY_IF_ASKED = RollbackSettings(after=0, factor=1.0, at_most=3)
+
 
 class Rollback:
-    """Takes a run back. Only for optimizers with `rollback` and `checkpoint` settings.
+    """Takes a run back, by the settings of its optimizer, or because another listener asks for it. A listener.
 
-    nlp (Language), optimizer (TorchOptimizer): The run's.
+    nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
+    folder (Path | None): Of its checkpoints. None: it has none, and can't go back.
     """
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer):
-        assert optimizer.rollback is not None and optimizer.checkpoint is not None
-        self.settings = optimizer.rollback
-        self._folder = Path(optimizer.checkpoint.path).absolute()
+    name = "rollback"
+
+    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None):
+        self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
+        self._folder = folder
         self._nlp = nlp
         self._optimizer = optimizer
+        self._progress = progress
 
-    @property
-    def is_due(self) -> bool:
-        """Whether so many updates in a row went wrong."""
-        return self._optimizer.bad_updates_in_a_row >= self.settings.after
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
+            self._go_back(f"the last {self.settings.after} updates had gradients that are not finite, or spikes")
+        elif control.should_roll_back:
+            self._go_back("a listener asked for it")
 
-    def go_back(self, progress: Progress) -> None:
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}  # how often it went back is part of the progress
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _go_back(self, what: str) -> None:
         """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time, at an older one.
 
+        what (str): Why, for messages.
         RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks` times already.
         """
-        what = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
+        progress, folder = self._progress, self._folder
+        if folder is None:
+            raise RollbackError(
+                f"Can't go back to a checkpoint: {what}; expected a block [training.optimizer.checkpoint], found none. Add it."
+            )
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
                 f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
             )
-        saved = self._find(progress)
+        saved = self._find(folder)
         if saved is None:
             raise RollbackError(
                 f"Can't go back to a checkpoint: {what}; expected an undamaged one with finite params from before that in "
-                f"'{self._folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
+                f"'{folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
             )
         step = saved["progress"]["step"]
         try:
@@ -66,8 +86,8 @@ class Rollback:
                 f"training data. ({error})"
             ) from error
         restore_model(self._nlp, saved["model"])
-        paths = steps_of(self._folder)
-        remove(paths[paths.index(self._folder / name_of(step)) + 1 :])
+        paths = steps_of(folder)
+        remove(paths[paths.index(folder / name_of(step)) + 1 :])
         progress.rollbacks.append((progress.step, step))
         warnings.warn(
             RollbackWarning(
@@ -75,14 +95,14 @@ class Rollback:
                 f"{self.settings.factor:g} times what they were. This was rollback {len(progress.rollbacks)} of max_rollbacks = "
                 f"{self.settings.at_most}."
             ),
-            stacklevel=3,
+            stacklevel=4,
         )
 
-    def _find(self, progress: Progress) -> Mapping[str, Any] | None:
+    def _find(self, folder: Path) -> Mapping[str, Any] | None:
         """The checkpoint to go back to."""
-        last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
+        last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
         tried = None
-        for saved in whole_ones(self._folder):
+        for saved in whole_ones(folder):
             saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
             step = saved["progress"]["step"]
             if saved["optimizer"]["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved["model"]):

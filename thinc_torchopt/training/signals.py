@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+from .. import hooks
+
+Step = TypeVar("Step")
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -36,6 +41,17 @@ class Signals:
     def __exit__(self, *error: object) -> None:
         if not self._stay:
             self._restore()
+
+    def within_each(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The same steps, each of them made inside, which is left while the step is logged and saved."""
+        if (end := hooks.end_of_training()) is not None:
+            self.stay_until(end)
+        while True:
+            with self:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
 
     def stay_until(self, end: ExitStack) -> None:
         """Stay in place outside, too, until something else has ended."""

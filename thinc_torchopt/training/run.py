@@ -1,0 +1,339 @@
+"""A run of spaCy's training loop: what its steps consist of. loop.py says in which order they come, and events.py what is told of them."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from timeit import default_timer
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.training import Example
+from spacy.training.loop import subdivide_batch
+from thinc.util import xp2torch
+
+from .. import hooks
+from ..errors import PipelineError, PipelineWarning
+from ..gradients import grad_norms, total_norm
+from ..optimizers import TorchOptimizer
+from ..params import components_with_model, torch_params, trainable_components
+from .checkpoint import RunCheckpoints
+from .data_stream import Batches
+from .events import (
+    EpochBegin,
+    EpochEnd,
+    Evaluate,
+    Event,
+    Listener,
+    Listeners,
+    Log,
+    OptimizerStep,
+    PreOptimizerStep,
+    Save,
+    StepBegin,
+    StepEnd,
+    SubstepEnd,
+    TrainBegin,
+    TrainEnd,
+)
+from .log_numbers import LogNumbers, counts_of
+from .progress import Progress
+from .rollback import Rollback
+
+Scores = tuple[float, dict[str, Any]]
+
+# spaCy's errors for a loss, and for scores, that are NaN.
+_NOT_FINITE = ("[E910]", "[E940]")
+
+
+class Run:
+    """A run. For the arguments see `loop.train_while_improving`.
+
+    All errors that can be found before the first step are raised here.
+
+    Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners get: see
+    `events.Facts`.
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        train_data: Iterable[tuple[int, list[Example]]],
+        evaluate: Callable[[], Scores],
+        *,
+        dropout: float | Iterator[float],
+        eval_frequency: int,
+        accumulate_gradient: int,
+        patience: int,
+        max_steps: int,
+        exclude: list[str],
+        annotating_components: list[str],
+        before_update: Callable[[Language, dict[str, Any]], None] | None,
+        listeners: Sequence[Listener],
+    ):
+        self.nlp = nlp
+        self.optimizer = optimizer
+        self.progress = Progress()
+        self.batches = Batches(iter(train_data))
+        self.checkpoints: RunCheckpoints | None = None
+        self.learn_rates: dict[str, float] = {}
+        self._evaluate = evaluate
+        self._dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
+        self._eval_frequency = eval_frequency
+        self._accumulate_gradient = accumulate_gradient
+        self._limits = patience, max_steps
+        self._exclude = exclude
+        self._annotating_components = annotating_components
+        self._before_update = before_update
+        # Of each component: summed up to the end of the step before, and since.
+        self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        self._started = default_timer()
+        self._is_ready = False
+        try:
+            self._introduce()
+        except PipelineError:
+            if before_update is None:
+                raise  # or else the hook may be what puts the pipeline in order
+        if optimizer.checkpoint is not None:
+            self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches)
+            self.batches = self.checkpoints.stream
+        folder = None if self.checkpoints is None else self.checkpoints.folder
+        ours: list[Listener] = [Rollback(nlp, optimizer, self.progress, folder), LogNumbers(self.progress, self.checkpoints)]
+        self._listeners = Listeners([*listeners, *ours, *([] if self.checkpoints is None else [self.checkpoints])])
+        self.control = self._listeners.control
+        if self.checkpoints is not None:
+            self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
+            hooks.tell_output_to(self.checkpoints.output)  # spaCy cleans its folder next
+            if (end := hooks.end_of_training()) is not None:
+                end.callback(self.close)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """This process is through with the run, however it ended."""
+        self._listeners.close()
+
+    def emit(self, kind: type[Event], *carried: Any) -> None:
+        """Tell listeners of an event where the run is now."""
+        self._listeners.emit(kind, self.progress.step, self.progress.epoch, self, *carried)
+
+    # ------------------------------------------------------------------ between steps
+
+    def begin(self) -> bool:
+        """Begin, or go on. RETURNS (bool): Whether there is something to do: not if the run was finished."""
+        if self.checkpoints is not None:
+            self.checkpoints.begin()
+            if self.checkpoints.goes_on:
+                is_over = self.progress.is_over(*self._limits) or self.batches.next_epoch is None
+                self.checkpoints.report(is_over)
+                if is_over:
+                    self.checkpoints.end()
+                    return False
+                self.checkpoints.restore_random()
+        self._started = default_timer() - self.progress.seconds
+        self.emit(TrainBegin, self.progress.step >= 0)
+        return True
+
+    def next_batch(self) -> list[Example] | None:
+        """Draw the batch of the next step, and tell what epochs end and begin with that. None: there is none, or the run is to stop."""
+        progress, epoch = self.progress, self.batches.next_epoch
+        if progress.in_epoch is not None and progress.in_epoch != epoch:
+            self.emit(EpochEnd)
+            progress.in_epoch = None
+        if epoch is None or self.control.should_stop:
+            return None
+        begins = progress.in_epoch is None
+        progress.epoch = progress.in_epoch = epoch
+        if begins:
+            self.emit(EpochBegin)
+            if self.control.should_stop:
+                return None
+        return next(self.batches)[1]
+
+    def end(self) -> None:
+        """The last step is done, and the run is over."""
+        self.emit(TrainEnd)
+
+    # ------------------------------------------------------------------ one step
+
+    def begin_step(self, batch: list[Example]) -> None:
+        """Count the step, and let the user's hook change the pipeline."""
+        self.progress.step += 1
+        if self._before_update is not None:
+            self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
+        if not self._is_ready:
+            # Once more: the hook may have changed the pipeline.
+            if not self._introduce():
+                _warn_of_nothing_to_train(self.nlp, self._exclude)
+            self._is_ready = True
+        self.emit(StepBegin, batch)
+
+    def update(self, batch: list[Example]) -> None:
+        """Compute the gradients of a batch, and update the whole pipeline by them."""
+        nlp, optimizer, losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
+        self._losses = {name: _kept(loss) for name, loss in losses.items()}, losses
+        drop, goes_by_loss = next(self._dropouts), optimizer.controller.goes_by_metrics
+        optimizer.keep_buffers()  # also after the training went on, or back
+        # For one step, and not for the whole training: there is no signal when a training is abandoned.
+        with optimizer.training():
+            try:
+                for i, examples in enumerate(subdivide_batch(batch, self._accumulate_gradient)):
+                    nlp.update(
+                        examples,
+                        drop=drop,
+                        losses=losses,
+                        sgd=False,  # type: ignore[arg-type]
+                        exclude=self._exclude,
+                        annotates=self._annotating_components,
+                    )
+                    self.emit(SubstepEnd, i, examples)
+            except ValueError as error:
+                if not str(error).startswith(_NOT_FINITE):
+                    raise
+                spoiled_by = error
+            # Only if it is asked for: on a GPU it has to be waited for.
+            metrics = {"loss": _sum(losses) - _sum(self._losses[0])} if goes_by_loss else None
+        skipped = optimizer.skipped_updates
+        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, metrics=metrics):
+            for name, proc in nlp.pipeline:
+                if name not in self._exclude and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
+                    if spoiled_by is not None:
+                        losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
+            self.emit(PreOptimizerStep, spoiled_by)
+        self.learn_rates = optimizer.learn_rates
+        self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
+
+    def end_step(self, batch: list[Example]) -> None:
+        """The update is made, and schedules have moved on."""
+        self.progress.words += sum(len(example) for example in batch)
+        self.emit(StepEnd, batch)
+        self.progress.seconds = self.seconds
+
+    def evaluate(self) -> tuple[float | None, dict[str, Any] | None, bool | None]:
+        """Evaluate the averages, if there are some, where that is due. RETURNS (tuple): Score, all scores, and whether none was better."""
+        if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
+            return None, None, None
+        with self.nlp.use_params(self.optimizer.averages):
+            score, scores = self._evaluate()
+        self.optimizer.observe(score, scores)
+        self.progress.results.append((score, self.progress.step))
+        is_best = score == max(self.progress.results)[0]
+        self.emit(Evaluate, score, scores, is_best)
+        return score, scores, is_best
+
+    def info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
+        """What loggers get: what spaCy's loop tells, and what listeners add."""
+        progress = self.progress
+        info = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "score": score,
+            "other_scores": scores,
+            "losses": progress.losses,
+            "checkpoints": progress.results,
+            "seconds": int(progress.seconds),
+            "words": progress.words,
+        }
+        self.emit(Log, info)
+        return info
+
+    def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
+        """The step is logged, and saved by spaCy: save its state, if that is due. RETURNS (bool): Whether the run is over."""
+        progress, control = self.progress, self.control
+        if is_best is not None:
+            progress.losses, progress.counts = {}, self.counts
+        progress.was_stopped = control.should_stop
+        is_over = progress.is_over(*self._limits)
+        if control.should_epoch_stop and not is_over:
+            while self.batches.next_epoch == progress.epoch:
+                next(self.batches)
+                progress.left_out += 1
+        stopped_by = None if is_over or self.checkpoints is None else self.checkpoints.signals.noted
+        if is_over or stopped_by is not None or control.should_save:
+            self.emit(Save, info, is_best, stopped_by)
+        control.end_step()
+        return is_over
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def losses(self) -> dict[str, float]:
+        before, losses = self._losses
+        return {name: float(loss) - float(before.get(name, 0.0)) for name, loss in losses.items()}
+
+    @property
+    def grad_norm(self) -> float | None:
+        return self.optimizer.grad_norm
+
+    @property
+    def grad_norms(self) -> dict[str, float]:
+        found = {name: list(_grads_of(model)) for name, model in components_with_model(self.nlp)}
+        return {name: total_norm(grad_norms(grads)) for name, grads in found.items() if grads}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return counts_of(self.optimizer, self.progress)
+
+    @property
+    def words(self) -> int:
+        return self.progress.words
+
+    @property
+    def seconds(self) -> float:
+        return default_timer() - self._started
+
+    @property
+    def results(self) -> list[tuple[float, int]]:
+        return self.progress.results
+
+    def _introduce(self) -> bool:
+        """Tell the optimizer its pipeline, unless there is nothing to train. RETURNS (bool): Whether there is."""
+        is_something = bool(trainable_components(self.nlp, self._exclude))
+        if is_something:
+            self.optimizer.initialize(self.nlp, self._exclude)
+        return is_something
+
+
+def is_trained(proc: Any) -> bool:
+    """Whether spaCy's loop calls a component's `finish_update`, whatever kind of model it has."""
+    return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
+
+
+def _sum(losses: dict[str, Any]) -> float:
+    return sum(map(float, losses.values()))
+
+
+def _kept(loss: Any) -> Any:
+    """A loss as it is now: an array on a GPU is added to in place."""
+    return loss if isinstance(loss, (int, float, numpy.generic)) or not hasattr(loss, "copy") else loss.copy()
+
+
+def _grads_of(model: Any) -> Iterator[torch.Tensor]:
+    """The gradients of a component, thinc's and torch's."""
+    for node in model.walk():
+        for name in node.param_names:
+            if node.has_grad(name):
+                yield xp2torch(node.get_grad(name))
+        for shim in node.shims:
+            yield from (param.grad for _, param in torch_params(shim) if param.grad is not None)
+
+
+def _warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
+    """Such a pipeline is run all the same, as spaCy does."""
+    if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
+        warnings.warn(
+            PipelineWarning(
+                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
+                f"excluded ({exclude}). If that is not meant, take one out of [training] frozen_components."
+            ),
+            stacklevel=4,
+        )
