@@ -20,7 +20,7 @@ from thinc_torchopt.training.checkpoint_folder import steps_of
 from thinc_torchopt.training.events import EVENTS, Control, Listeners, Log
 from thinc_torchopt.training.loop import train_while_improving
 
-from .models import pipeline_params, same, toy_examples
+from ..models import pipeline_params, same, toy_examples
 
 TOK2VEC = {"@architectures": "spacy.HashEmbedCNN.v2", "width": 16, "depth": 1, "embed_size": 50, "window_size": 1}
 TOK2VEC |= {"maxout_pieces": 2, "subword_features": True, "pretrained_vectors": None}

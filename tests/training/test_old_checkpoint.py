@@ -19,7 +19,7 @@ from thinc_torchopt.errors import StateError
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import VERSION
 
-from .conftest import DATA
+from ..conftest import DATA
 
 OLD = DATA / "checkpoint-0.1"
 
