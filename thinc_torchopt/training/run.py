@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from timeit import default_timer
 from typing import Any
 
-import numpy
 import torch
 from spacy.language import Language
 from spacy.training import Example
@@ -313,8 +312,9 @@ def _sum(losses: dict[str, Any]) -> float:
 
 
 def _kept(loss: Any) -> Any:
-    """A loss as it is now: an array on a GPU is added to in place."""
-    return loss if isinstance(loss, (int, float, numpy.generic)) or not hasattr(loss, "copy") else loss.copy()
+    """A loss as it is now: arrays and tensors may be added to in place."""
+    copy = getattr(loss, "clone", None) or getattr(loss, "copy", None)
+    return loss if copy is None else copy()
 
 
 def _grads_of(model: Any) -> Iterator[torch.Tensor]:
