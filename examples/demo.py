@@ -1,7 +1,7 @@
-"""What `make demo` runs: one small pipeline, trained by torch's AdamW and then by thinc's Adam, side by side.
+"""The script behind `make demo`: train a small pipeline with torch's AdamW, then with thinc's Adam, and compare them.
 
-The pipeline finds code in English prose about Python; configs/demo.cfg says how, thinc_torchopt/corpora.py on what. Both trainings
-differ in the block [training.optimizer] alone: same data, seed, steps, learning rates.
+The pipeline finds code in English prose about Python. configs/demo.cfg is its config, and thinc_torchopt/corpora.py reads
+its data. The two trainings differ only in the block [training.optimizer]: data, seed, steps and learning rates are the same.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     msg.divider("1. spacy train with torch's AdamW")
     torch_seconds = train(CONFIG, output / "torch-adamw", overrides)
     msg.divider("2. The same with thinc's Adam")
-    msg.info("Training, about as long as before, without the table")
+    msg.info("Training for about as long as before, without the table")
     thinc_seconds = train(write_thinc_config(output / "thinc-adam.cfg"), output / "thinc-adam", overrides, show=False)
     msg.good(f"Trained in {thinc_seconds:.0f} seconds")
 
@@ -48,9 +48,9 @@ def main() -> None:
 
 
 def train(config: Path, output: Path, overrides: list[str], *, show: bool = True) -> float:
-    """Run `spacy train`. Returns the seconds that it took, from start to exit."""
+    """Run `spacy train`, and return how many seconds it took from start to exit."""
     command = [sys.executable, "-m", "spacy", "train", str(config), "--output", str(output), *overrides]
-    # In a pipe, our lines would otherwise come after those of the process.
+    # Otherwise, with output to a pipe, our lines would come after those of the process.
     sys.stdout.flush()
     start = time.perf_counter()
     done = subprocess.run(command, text=True, stdout=None if show else subprocess.PIPE, stderr=None if show else subprocess.STDOUT)
@@ -60,7 +60,7 @@ def train(config: Path, output: Path, overrides: list[str], *, show: bool = True
 
 
 def write_thinc_config(path: Path) -> Path:
-    """The demo's config, with thinc's Adam in place of ours."""
+    """Write the demo's config with thinc's Adam instead of our optimizer."""
     config = load_config(CONFIG, interpolate=False)
     ours = config["training"]["optimizer"]
     config["training"]["optimizer"] = {
@@ -76,19 +76,19 @@ def write_thinc_config(path: Path) -> Path:
 
 
 def print_scores(names: tuple[str, str], models: list[Language], seconds: tuple[float, float]) -> None:
-    """Score both models on the chapters that neither has seen in training."""
+    """Score both models on chapters that were not used in training."""
     rows = []
     for name, nlp, took in zip(names, models, seconds):
         dev = registry.resolve(nlp.config["corpora"])["dev"]
         scores = nlp.evaluate(list(dev(nlp)))
         rows.append((name, *(f"{scores[key]:.1%}" for key in ("ents_f", "ents_p", "ents_r")), f"{took:.0f}"))
     msg.table(rows, header=("Trained by", "F-score", "Precision", "Recall", "Seconds"), divider=True, aligns=("l", "r", "r", "r", "r"))
-    msg.text("Precision: of what the model marks, how much is code. Recall: of the code, how much it marks. F-score: both in one.")
-    msg.text("Scores are on chapters that were not trained on. Seconds are for all of `spacy train`, start and evaluation included.")
+    msg.text("Precision: the share of marked text that is code. Recall: the share of code that is marked. F-score: both combined.")
+    msg.text("Scores are on chapters that were not used in training. Seconds include the start of `spacy train` and all evaluations.")
 
 
 def print_sentences(names: tuple[str, str], models: list[Language]) -> None:
-    """Show what each model marks as code in text that is not from the manual."""
+    """Show what each model marks as code in text that is not from the documentation."""
     for sentence in SENTENCES:
         print(f"\n{sentence}")
         for name, nlp in zip(names, models):
