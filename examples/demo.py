@@ -1,7 +1,8 @@
 """The script behind `make demo`: train a small pipeline with torch's AdamW, then with thinc's Adam, and compare them.
 
-The pipeline finds code in English prose about Python. configs/demo.cfg is its config, and thinc_torchopt/corpora.py reads
-its data. The two trainings differ only in the block [training.optimizer]: data, seed, steps and learning rates are the same.
+The pipeline finds code in English prose about Python. Its config is configs/demo.cfg, and thinc_torchopt/corpora.py
+reads its data. The two trainings differ only in the block [training.optimizer]: data, seed, steps and learning rates
+are the same.
 """
 
 import argparse
@@ -25,7 +26,8 @@ SENTENCES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("training/demo"), help="folder for both models (default: %(default)s)")
+    help_output = "folder for both models (default: %(default)s)"
+    parser.add_argument("--output", type=Path, default=Path("training/demo"), help=help_output)
     # What is left over are overrides for both trainings, as in `spacy train`: --training.max_steps 100
     args, overrides = parser.parse_known_args()
     output = args.output
@@ -44,7 +46,8 @@ def main() -> None:
     print_scores(names, models, (torch_seconds, thinc_seconds))
     print_sentences(names, models)
     best = output / "torch-adamw" / "model-best"
-    msg.good(f"The model that torch's AdamW trained is in {best}", f'Use it in Python: nlp = spacy.load("{best.as_posix()}")')
+    usage = f'Use it in Python: nlp = spacy.load("{best.as_posix()}")'
+    msg.good(f"The model that torch's AdamW trained is in {best}", usage)
 
 
 def train(config: Path, output: Path, overrides: list[str], *, show: bool = True) -> float:
@@ -53,7 +56,8 @@ def train(config: Path, output: Path, overrides: list[str], *, show: bool = True
     # Otherwise, with output to a pipe, our lines would come after those of the process.
     sys.stdout.flush()
     start = time.perf_counter()
-    done = subprocess.run(command, text=True, stdout=None if show else subprocess.PIPE, stderr=None if show else subprocess.STDOUT)
+    hidden = {} if show else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, text=True, **hidden)
     if done.returncode != 0:
         msg.fail(f"spacy train {config} stopped with exit code {done.returncode}", done.stdout or "See above.", exits=1)
     return time.perf_counter() - start
@@ -82,9 +86,11 @@ def print_scores(names: tuple[str, str], models: list[Language], seconds: tuple[
         dev = registry.resolve(nlp.config["corpora"])["dev"]
         scores = nlp.evaluate(list(dev(nlp)))
         rows.append((name, *(f"{scores[key]:.1%}" for key in ("ents_f", "ents_p", "ents_r")), f"{took:.0f}"))
-    msg.table(rows, header=("Trained by", "F-score", "Precision", "Recall", "Seconds"), divider=True, aligns=("l", "r", "r", "r", "r"))
-    msg.text("Precision: the share of marked text that is code. Recall: the share of code that is marked. F-score: both combined.")
-    msg.text("Scores are on chapters that were not used in training. Seconds include the start of `spacy train` and all evaluations.")
+    header = ("Trained by", "F-score", "Precision", "Recall", "Seconds")
+    msg.table(rows, header=header, divider=True, aligns=("l", "r", "r", "r", "r"))
+    msg.text("Precision: the share of marked text that is code. Recall: the share of code that is marked.")
+    msg.text("F-score: precision and recall combined. Scores are on chapters that were not used in training.")
+    msg.text("Seconds are for the whole `spacy train` command, with its start and all evaluations.")
 
 
 def print_sentences(names: tuple[str, str], models: list[Language]) -> None:
