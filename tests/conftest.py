@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from srsly import msgpack
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -15,6 +16,18 @@ DATA = Path(__file__).resolve().parent / "data"
 
 needs_corpora = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="the corpora in ../shared/data are absent")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+# For each message that it reads or writes, srsly looks through the entry points of all installed packages. A document takes several, and
+# in trainings as small as ours that would be half of the time.
+for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
+    coders.get_all = cache(coders.get_all)
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_the_disk(monkeypatch):
+    """What tests write need not outlive a power cut, and waiting for the disk takes longer than to write."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,27 @@ class Crash(Exception):
     """Stands for a power cut: nothing of ours runs after it."""
 
 
+# So small that it takes no time to train, save and load.
+TOK2VEC = {
+    "@architectures": "spacy.HashEmbedCNN.v2",
+    "width": 96,
+    "depth": 2,
+    "embed_size": 200,
+    "window_size": 1,
+    "maxout_pieces": 2,
+    "subword_features": True,
+    "pretrained_vectors": None,
+}
+
+
 def config_for(folder, corpus, *, steps=20, **changes):
-    """configs/checkpoint.cfg on the small corpus, three epochs or so. `changes`: config paths with __ for dots; None removes a section."""
+    """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
+
+    `changes`: config paths with __ for dots; None removes a section.
+    """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
     config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
+    config["components"]["tok2vec"]["model"] = TOK2VEC.copy()
     config["training"] |= {"max_steps": steps, "eval_frequency": 5}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["checkpoint"]["every"] = 3

@@ -324,7 +324,8 @@ def test_cli_find_lr(folder):
     """What it suggests trains; nothing of the user's is changed, and the picture is the one new file."""
     shutil.copy(PARAM_GROUPS, folder / "my.cfg")
     before = contents(folder)
-    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json")
+    small_batches = ("--training.batcher.size", "120")
+    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json", *small_batches)
     found = json.loads(run.stdout)
     after = contents(folder)
     assert after.pop(folder / "lr.png")[0].startswith(b"\x89PNG") and after == before
@@ -346,7 +347,7 @@ def test_cli_find_lr(folder):
     first, at_steepest = sum(losses[:5]) / 5, losses[rates.index(steepest)]
     assert at_steepest < 0.8 * first and losses[20] > 0.95 * first
 
-    text = torchopt(folder, "find-lr", folder / "my.cfg").stdout
+    text = torchopt(folder, "find-lr", folder / "my.cfg", *small_batches).stdout
     assert ("far apart" in text) == (not 1 / 3 <= steepest / lowest <= 3)
     assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {steepest:.2g}" in text
     assert f"[training.optimizer.per_param_lr]\nner/* = {steepest / 3:.2g}" in text
