@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy
@@ -110,5 +111,5 @@ def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool 
 
 def treebank(nlp: Language, n: int, *, split: str = "train") -> list[Example]:
     """The first documents of the treebank, with fresh predicted docs."""
-    docs = list(DocBin().from_disk(SHARED / "data" / f"ud-english-ewt-{split}.spacy").get_docs(nlp.vocab))[:n]
+    docs = islice(DocBin().from_disk(SHARED / "data" / f"ud-english-ewt-{split}.spacy").get_docs(nlp.vocab), n)
     return [Example(Doc(nlp.vocab, words=[t.text for t in doc], spaces=[bool(t.whitespace_) for t in doc]), doc) for doc in docs]
