@@ -89,7 +89,7 @@ def close(ours, theirs, title):
 @needs_corpora
 def test_drop_ins_equal_thinc_on_treebank_gradients():
     nlp = toy_pipeline(["tagger", "parser"])
-    check_replay(nlp, treebank(nlp, 60), steps=50, settings=SETTINGS, batch=1)
+    check_replay(nlp, treebank(nlp, 60), steps=50, settings=SETTINGS)
 
 
 def test_drop_ins_equal_thinc_on_toy_gradients():
