@@ -13,7 +13,7 @@ from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning
 from thinc_torchopt.schedules import plateau, sequence
 from thinc_torchopt.schedules.schedule import Schedules, current, is_moving
 
-from .test_schedules import EXAMPLES
+from .test_curves import EXAMPLES
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
