@@ -1,6 +1,8 @@
 """Fused kernels walk raw memory: which tensors they are given, and that they compute what torch's plain steps do."""
 
 import copy
+import re
+from pathlib import Path
 
 import numpy
 import pytest
@@ -8,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import PyTorchWrapper
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from thinc_torchopt import SGD as DropInSGD
 from thinc_torchopt import Adam as DropInAdam
@@ -318,3 +322,88 @@ def test_kernels_state_goes_to_a_param_of_another_dtype(says_dtype, tmp_path):
     expected = optimizer.torch_optimizers["algorithm"].state[module.matrix]["exp_avg"].float()
     assert torch.equal(state["exp_avg"], expected)
     update(other, other_module, some_grads(other_module.parameters(), 1))
+
+
+# ---------------------------------------------------------------- list ops and fused kernels against their public forms
+
+SIZES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=6)
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+
+
+def tensors_of(shapes, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+# Each by our name: how it is called on lists, and its public form on one tensor of each list.
+LIST_OPS = {
+    "zero_": (lambda a, b, x: kernels.zero_(a), lambda a, b, x: a.zero_()),
+    "add_": (lambda a, b, x: kernels.add_(a, b, alpha=x), lambda a, b, x: a.add_(b, alpha=x)),
+    "mul_": (lambda a, b, x: kernels.mul_(a, [x] * len(a)), lambda a, b, x: a.mul_(x)),
+    "copy_": (lambda a, b, x: kernels.copy_(a, b), lambda a, b, x: a.copy_(b)),
+    "lerp_": (lambda a, b, x: kernels.lerp_(a, b, x), lambda a, b, x: a.lerp_(b, x)),
+}
+
+
+@pytest.mark.parametrize("name", LIST_OPS)
+@given(SIZES, DTYPES, st.floats(-2.0, 2.0, width=16), st.integers(0, 9))
+@settings(deadline=None, max_examples=40)
+def test_kernels_list_ops_are_the_public_ops_one_by_one(name, shapes, dtype, number, seed):
+    ours, others = tensors_of(shapes, dtype, seed), tensors_of(shapes, dtype, seed + 1)
+    expected = [tensor.clone() for tensor in ours]
+    on_lists, on_one = LIST_OPS[name]
+    on_lists(ours, others, number)
+    for tensor, other in zip(expected, others):
+        on_one(tensor, other, number)
+    eps = torch.finfo(dtype).eps
+    for tensor, found in zip(expected, ours):  # one rounding more or less, where a product and a sum are one instruction
+        torch.testing.assert_close(found, tensor, rtol=2 * eps, atol=4 * eps)
+
+
+@given(SIZES, DTYPES, st.booleans(), st.integers(0, 9))
+@settings(deadline=None, max_examples=40)
+def test_kernels_norms_are_torchs(shapes, dtype, wide, seed):
+    dtype_of_norm = torch.float32 if wide and dtype.itemsize < 4 else None
+    ours = tensors_of(shapes, dtype, seed)
+    found = kernels.norms(ours, dtype_of_norm)
+    expected = [torch.linalg.vector_norm(tensor, dtype=dtype_of_norm) for tensor in ours]
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):  # sums in another order
+        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(a.dtype).eps, atol=0.0)
+
+
+NUMBERS = st.floats(0.0, 0.5)
+
+
+@given(SIZES, st.sampled_from([torch.float64, torch.float32]), st.integers(1, 50), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_kernels_fused_adamw_is_torchs(shapes, dtype, step, lr, weight_decay, maximize, seed):
+    lists = [tensors_of(shapes, dtype, seed + i) for i in range(4)]
+    lists[3] = [tensor.abs() for tensor in lists[3]]  # second moments
+    expected = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    options = {"lr": lr, "beta1": 0.9, "beta2": 0.99, "weight_decay": weight_decay, "eps": 1e-3, "amsgrad": False, "maximize": maximize}
+    kernels.adamw_(*lists, step, **options)
+    steps = [torch.tensor(step - 1.0) for _ in shapes]
+    adamw(*expected, [], steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
+    for found, public in zip(lists, expected):
+        for a, b in zip(found, public):  # a few roundings of terms of order 1 to 10
+            torch.testing.assert_close(a, b, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@given(SIZES, st.sampled_from([torch.float64, torch.float32]), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_kernels_fused_sgd_is_torchs(shapes, dtype, lr, weight_decay, maximize, seed):
+    ours, grads = tensors_of(shapes, dtype, seed), tensors_of(shapes, dtype, seed + 1)
+    expected = [tensor.clone() for tensor in ours]
+    options = {"lr": lr, "weight_decay": weight_decay, "maximize": maximize}
+    kernels.sgd_(ours, [grad.clone() for grad in grads], **options)
+    no_momentum = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
+    sgd(expected, grads, [None] * len(grads), foreach=False, fused=False, **no_momentum, **options)
+    for a, b in zip(ours, expected):
+        torch.testing.assert_close(a, b, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_kernels_private_ops_are_called_in_one_place():
+    package = Path(kernels.__file__).parent
+    users = [path.name for path in package.rglob("*.py") if re.search(r"torch\._(foreach|fused)_", path.read_text())]
+    assert users == ["kernels.py"]

@@ -1,15 +1,22 @@
-"""torch's fused kernels: one pass over the memory of param, gradient and state, and which tensors they may be given.
+"""torch's private ops, which nothing else in the package calls: those over lists of tensors, and the fused kernels.
 
-On a CPU they walk raw memory from the first cell to the last. So they are for tensors that are *dense*: each cell between those is theirs,
-and once; and param, gradient and state must lie in memory in the same order. A view into a larger tensor is not dense: a kernel would write
-to cells of others. What can't be fused takes torch's plain steps, with the same results up to rounding.
+*list ops*: what a public op does to one tensor, to many tensors in one call, in place. Empty lists are taken too.
+
+*fused kernels*: one pass over the memory of param, gradient and state. On a CPU they walk raw memory from the first cell to the
+last. So they are for tensors that are *dense*: each cell between those is theirs, and once; and param, gradient and state must lie in
+memory in the same order. A view into a larger tensor is not dense: a kernel would write to cells of others. What can't be fused takes
+torch's plain steps, with the same results up to rounding.
+
+The public form of each op is in its docstring. tests/test_kernels.py compares the two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 _ANYWHERE = frozenset({"cpu", "cuda", "mps", "xpu"})
 
@@ -25,7 +32,7 @@ class FusedKernel:
     devices: frozenset[str] = frozenset()
     half_on_cpu: bool = True
 
-    def takes(self, tensor: torch.Tensor) -> bool:
+    def takes(self, tensor: Tensor) -> bool:
         """Whether the kernel may be given a param. Runs at each step for some algorithms."""
         device = tensor.device.type
         return device in self.devices and is_dense(tensor) and (self.half_on_cpu or device != "cpu" or tensor.dtype.itemsize >= 4)
@@ -38,7 +45,73 @@ ADAGRAD = FusedKernel(frozenset({"cpu"}))
 SGD = FusedKernel(_ANYWHERE, half_on_cpu=False)
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
+# ---------------------------------------------------------------------- list ops
+
+
+def zero_(tensors: list[Tensor]) -> None:
+    """`tensor.zero_()` for each."""
+    if tensors:
+        torch._foreach_zero_(tensors)
+
+
+def add_(tensors: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> None:
+    """`tensor.add_(other, alpha=alpha)` for each pair."""
+    if tensors:
+        torch._foreach_add_(tensors, others, alpha=alpha)
+
+
+def mul_(tensors: list[Tensor], factors: list[float]) -> None:
+    """`tensor.mul_(factor)` for each pair."""
+    if tensors:
+        torch._foreach_mul_(tensors, factors)
+
+
+def copy_(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """`tensor.copy_(value)` for each pair."""
+    if tensors:
+        torch._foreach_copy_(tensors, values)
+
+
+def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """`tensor.lerp_(end, weight)` for each pair."""
+    if tensors:
+        torch._foreach_lerp_(tensors, ends, weight)
+
+
+def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in. Default: the tensor's."""
+    return list(torch._foreach_norm(tensors, 2.0, dtype)) if tensors else []
+
+
+# ---------------------------------------------------------------------- fused kernels
+
+
+def adamw_(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], step: int, **options: Any) -> None:
+    """`torch.optim.adamw.adamw(params, ..., foreach=False, capturable=False, differentiable=False)`, one step.
+
+    params (list[Tensor]): On one device, of one dtype, and taken by `ADAM`. Grads and state likewise.
+    step (int): Which step this is for all of them, counted from 1. torch's form counts it by itself.
+    options (Any): All of `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`. `amsgrad` must be false.
+    """
+    if params:
+        steps = [torch.full((), float(step), device=params[0].device)] * len(params)
+        torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, **options)
+
+
+def sgd_(params: list[Tensor], grads: list[Tensor], **options: Any) -> None:
+    """`torch.optim.sgd.sgd(params, grads, [None, ...], foreach=False)`, without momentum.
+
+    params (list[Tensor]): On one device, of one dtype, and taken by `SGD`. Gradients likewise.
+    options (Any): All of `lr`, `weight_decay`, `maximize`.
+    """
+    if params:
+        torch._fused_sgd_(params, grads, [], momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False, **options)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory without gaps and overlaps, with its dimensions in any order."""
     if tensor.is_contiguous():
         return True
@@ -50,7 +123,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def may_overlap(tensor: torch.Tensor) -> bool:
+def may_overlap(tensor: Tensor) -> bool:
     """Whether a tensor's memory may overlap itself, as after `expand`. Such a tensor can't be updated in place."""
     if tensor.is_contiguous():
         return False
@@ -62,6 +135,6 @@ def may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
     """Stride and size of each dimension with more than one index, the closest cells first."""
     return sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1)

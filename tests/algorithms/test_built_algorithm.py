@@ -143,8 +143,7 @@ def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change)
     run.step()
     change(run)
     groups, params = groups_in(run.optimizer), params_in(run.optimizer)
-    for param in params:
-        groups.drop(param)
+    groups.drop(params)
     assert run.inside.param_groups == []
     groups.add(params, names_are_lasting=False)
     assert [len(group["params"]) for group in run.inside.param_groups] == [4]
@@ -181,8 +180,7 @@ def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
     with pytest.warns(LearnRateWarning):
         run.step(factor=5.0)
     groups, params = groups_in(run.optimizer), params_in(run.optimizer)
-    for param in params:
-        groups.drop(param)
+    groups.drop(params)
     groups.add(params, names_are_lasting=False)
     shown = {info.learn_rate for info in run.optimizer.describe()}
     run.step(factor=5.0)

@@ -36,7 +36,7 @@ class _ThincOptimizer(torch.optim.Optimizer):
     def before_clipping(self, group: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
         """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the gradients."""
         if group["L2"] != 0 and not group["L2_is_weight_decay"]:
-            torch._foreach_add_(_grads(tensors), list(tensors), alpha=group["L2"])
+            kernels.add_(_grads(tensors), list(tensors), alpha=group["L2"])
 
     @staticmethod
     def fold_decay(group: dict[str, Any]) -> tuple[float, float]:
@@ -85,15 +85,14 @@ class ThincAdam(_ThincOptimizer):
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     state["step"] += 1
                     alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(param)
-            for (step, device, _, fused), params in alike.items():
-                self._step_alike(group, params, step, device, fused)
+            for (step, *_, fused), params in alike.items():
+                self._step_alike(group, params, step, fused)
 
-    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, device: torch.device, fused: bool) -> None:
+    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, fused: bool) -> None:
         beta1, beta2 = group["betas"]
         lr, weight_decay = self.fold_decay(group)
         states = [self.state[param] for param in params]
-        no_maxima: list[torch.Tensor] = []
-        tensors = params, _grads(params), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], no_maxima
+        tensors = params, _grads(params), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         options: dict[str, Any] = {
             "lr": lr,
             "beta1": beta1,
@@ -104,11 +103,11 @@ class ThincAdam(_ThincOptimizer):
             "maximize": False,
         }
         if fused:
-            torch._fused_adamw_(*tensors, [torch.full((), float(step), device=device)] * len(params), **options)
+            kernels.adamw_(*tensors, step, **options)
         else:
             # It counts this step by itself, once for each param.
             steps = [torch.tensor(step - 1.0) for _ in params]
-            adamw(*tensors, steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
+            adamw(*tensors, [], steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
 
 
 class ThincSGD(_ThincOptimizer):
@@ -132,19 +131,13 @@ class ThincSGD(_ThincOptimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
-            options: dict[str, Any] = {
-                "weight_decay": weight_decay,
-                "momentum": 0.0,
-                "lr": lr,
-                "dampening": 0.0,
-                "nesterov": False,
-                "maximize": False,
-            }
+            options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "maximize": False}
+            plain: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
             for (*_, fused), params in alike.items():
                 if fused:
-                    torch._fused_sgd_(params, _grads(params), [], is_first_step=False, **options)
+                    kernels.sgd_(params, _grads(params), **options)
                 else:
-                    sgd(params, _grads(params), [None] * len(params), has_sparse_grad=False, foreach=False, fused=False, **options)
+                    sgd(params, _grads(params), [None] * len(params), foreach=False, fused=False, **plain, **options)
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from thinc.api import Shim
 
+from .. import kernels
 from ..errors import StateError
 from ..params import Param, Released, array_of
 from ..types import Key, OnGrowth
@@ -92,7 +93,7 @@ class Averages:
                 if buffers.belong_to_any(updated):
                     self._follow_buffers(buffers, moves)
         for weight, (averages, values) in moves.items():
-            torch._foreach_lerp_(averages, values, weight)
+            kernels.lerp_(averages, values, weight)
 
     def release(self, param: Param) -> Average | None:
         """Forget a param, and give its average away."""

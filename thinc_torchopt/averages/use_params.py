@@ -10,6 +10,7 @@ import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim
 
+from .. import kernels
 from .averages import AveragedParams
 
 
@@ -61,8 +62,8 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
                 restore.callback(_put_back, owner, name, buffer, buffer.clone())
     live = [old for old, _ in swaps]
     # Copies go where the averages are: if that is not where the params are, then because there is no room.
-    restore.callback(torch._foreach_copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
-    torch._foreach_copy_(live, [new for _, new in swaps])
+    restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
+    kernels.copy_(live, [new for _, new in swaps])
 
 
 def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:

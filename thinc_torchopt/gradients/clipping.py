@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import kernels
 from ..params import Param
 from ..types import ClipBy
 from .norms import total_norm
@@ -77,8 +78,7 @@ def _factor(norms: Sequence[float], max_norm: float) -> float:
 def scale_grads(grads: Sequence[torch.Tensor], factors: Sequence[float]) -> None:
     """Multiply gradients in place; those whose factor is 1 are not touched."""
     scaled = [(grad, factor) for grad, factor in zip(grads, factors) if factor != 1.0]
-    if scaled:
-        torch._foreach_mul_([grad for grad, _ in scaled], [factor for _, factor in scaled])
+    kernels.mul_([grad for grad, _ in scaled], [factor for _, factor in scaled])
 
 
 def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:

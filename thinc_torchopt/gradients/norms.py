@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import kernels
+
 # Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower (benchmarks/README.md).
 CHUNK = 1 << 20
 
@@ -34,7 +36,7 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
         else:
             # Half precision would overflow at 65,504.
             wide = torch.float32 if dtype.itemsize < 4 else None
-            away.setdefault(device, []).append((indices, torch.stack(torch._foreach_norm(chosen, 2.0, wide))))
+            away.setdefault(device, []).append((indices, torch.stack(kernels.norms(chosen, wide))))
     for parts in away.values():
         # All dtypes together: it is here that the host waits for the device.
         found = torch.cat([part for _, part in parts]).tolist()

@@ -1,14 +1,16 @@
 """From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of settings.
 
-cascade.py says what holds for a param, built_algorithm.py has the torch optimizers; here they meet. A frozen param is in no group: it
-has no state and no average, nothing decays it, and inside `FrozenGrads.stopping` torch computes no gradient for it.
+cascade.py says what holds for a param, building.py builds torch optimizers, built_algorithm.py has those that are built; here they meet. A
+frozen param is in no group: it has no state and no average, nothing decays it, and inside `FrozenGrads.stopping` torch computes no
+gradient for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +20,17 @@ from ..learn_rate import LearnRateController
 from ..params import Param, Released
 from ..schedules import current
 from ..types import OnGrowth, ParamInfo
+from .building import Builder
+from .built_algorithm import BuiltAlgorithm
 from .cascade import Cascade
 from .freezing import FrozenGrads
 from .rates import Rates
 from .settings import ParamSettings
-from .torch_groups import BuiltAlgorithm, TorchGroup
+from .stepping import Stepper
+from .torch_group import TorchGroup
 
-Chosen = list[tuple[BuiltAlgorithm, list[tuple[TorchGroup, Sequence[Param]]]]]
+Member = tuple[Param, ParamSettings]
+Chosen = list[tuple[Stepper, list[tuple[TorchGroup, Sequence[Param]]]]]
 
 
 class Kept(NamedTuple):
@@ -53,15 +59,22 @@ class ParamGroups:
         frozen_grads: FrozenGrads,
     ):
         rates = Rates(default_rate, lambda: self._step)
-        self.algorithms = [
-            BuiltAlgorithm(name, algorithm, cascade.moving(i), controller, rates)
+        self._builders = [
+            Builder(name, algorithm, cascade.moving(i), rates)
             for i, (name, algorithm) in enumerate(zip(("algorithm", "algorithm.fallback"), cascade.algorithms))
         ]
+        self._built: dict[int, BuiltAlgorithm] = {}
+        self._changes = 0  # how many blocks of `changing` are open
         self.frozen: dict[int, tuple[Param, ParamSettings]] = {}
         self._cascade = cascade
         self._controller = controller
         self._step = step
         self._frozen_grads = frozen_grads
+
+    @property
+    def algorithms(self) -> list[BuiltAlgorithm]:
+        """The torch optimizers: the algorithm, and its fallback. Each is there from its first param on."""
+        return [self._built[i] for i in sorted(self._built)]
 
     @property
     def groups(self) -> list[TorchGroup]:
@@ -109,8 +122,20 @@ class ParamGroups:
 
     # ------------------------------------------------------------------ params come and go
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Inside, params may come, go and change places; afterwards groups without params are gone, and the controller is told, once."""
+        self._changes += 1
+        try:
+            yield
+        finally:
+            self._changes -= 1
+            if not self._changes:
+                for algorithm in self.algorithms:
+                    algorithm.settle()
+
     def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None:
-        """Give each param its group.
+        """Give each param its group. If one of them is refused, none is taken in.
 
         params (Iterable[Param]): Params that have none yet.
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
@@ -122,30 +147,37 @@ class ParamGroups:
                 "optimizer that knows its pipeline, found one without a pipeline, so params have no lasting names. "
                 "Call optimizer.initialize(nlp) before the first update."
             )
-        by_key: dict[tuple[Any, ...], list[tuple[Param, ParamSettings]]] = {}
+        frozen: list[Member] = []
+        trained: list[Member] = []
         for param in params:
             settings = self._cascade.settings_of(param)
-            if settings.frozen_until > self._step:
-                self._freeze(param, settings)
-            else:
-                by_key.setdefault(settings.key, []).append((param, settings))
-        for alike in by_key.values():
-            self.algorithms[alike[0][1].algorithm].add([param for param, _ in alike], [settings for _, settings in alike])
+            if self._step < settings.frozen_until < math.inf:
+                self._builders[settings.algorithm].check(param, settings)
+            (frozen if settings.frozen_until > self._step else trained).append((param, settings))
+        built = self._build(trained)
+        with self.changing():
+            for param, settings in frozen:
+                self.frozen[id(param)] = param, settings
+            self._frozen_grads.stop([param for param, _ in frozen])
+            for members, optimizer in built:
+                self._add_built(members, optimizer)
 
-    def drop(self, param: Param) -> None:
-        """Forget a param and its state."""
-        if param.group is None:
-            self.frozen.pop(id(param), None)
-            self._frozen_grads.resume(param)
-        else:
-            param.group.owner.drop(param)
+    def drop(self, params: Iterable[Param]) -> None:
+        """Forget params and their states."""
+        with self.changing():
+            for param in params:
+                if param.group is None:
+                    self.frozen.pop(id(param), None)
+                    self._frozen_grads.resume(param)
+                else:
+                    param.group.owner.drop(param, param.group)
 
     def release(self, param: Param) -> Kept | None:
         """Forget a param, and give its state in torch away."""
         kept = None
-        if param.group is not None and (state := param.group.owner.state_of(param)):
-            kept = Kept(type(param.group.owner.optimizer), state)
-        self.drop(param)
+        if param.group is not None and (state := param.group.owner.states.get(param)):
+            kept = Kept(param.group.owner.states.optimizer_class, state)
+        self.drop([param])
         return kept
 
     def inherit(self, param: Param, released: Kept, old: Released, on_growth: OnGrowth) -> None:
@@ -153,24 +185,60 @@ class ParamGroups:
 
         RAISES (StateError): The state can't be fitted to its shape.
         """
-        if param.group is not None and released.optimizer_class is type(param.group.owner.optimizer):
-            param.group.owner.inherit(param, released.state, old, "zero" if on_growth == "zero" else "mean")
+        if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
+            param.group.owner.states.inherit(param, released.state, old, "zero" if on_growth == "zero" else "mean")
 
     def replace(self, param: Param, new: torch.Tensor) -> None:
         """Let a tensor take the place of a param's, whose state it gets, on its own device."""
-        if param.group is not None:
-            param.group.owner.replace(param, new)
+        with self.changing():
+            if param.group is not None:
+                param.group.owner.replace(param, param.group, new)
+            param.put_on(new)
 
     def rename(self, params: Iterable[Param]) -> None:
         """Look whether params belong elsewhere now that they have another name."""
+        staying: list[Member] = []
+        going: list[Param] = []
         for param in params:
             settings = self._cascade.settings_of(param)
-            now_frozen = settings.frozen_until > self._step
-            if param.group is not None and not now_frozen and param.group.owner is self.algorithms[settings.algorithm]:
-                param.group.owner.regroup(param, settings)
+            algorithm = self._built.get(settings.algorithm)
+            if param.group is not None and param.group.owner is algorithm and settings.frozen_until <= self._step:
+                staying.append((param, settings))
             else:
-                self.drop(param)
-                self.add([param], names_are_lasting=True)
+                going.append(param)
+        new = [member for member in staying if member[1].key not in self._built[member[1].algorithm].groups]
+        built = self._build(new)
+        with self.changing():
+            for members, optimizer in built:
+                settings = members[0][1]
+                self._built[settings.algorithm].add_group(settings, optimizer.param_groups[0])
+            for param, settings in staying:
+                self._built[settings.algorithm].put_in([param], [settings])
+            self.drop(going)
+            self.add(going, names_are_lasting=True)
+
+    def _build(self, members: Iterable[Member]) -> list[tuple[list[Member], torch.optim.Optimizer]]:
+        """Build an optimizer for each set of settings. Changes nothing."""
+        by_key: dict[tuple[Any, ...], list[Member]] = {}
+        for param, settings in members:
+            by_key.setdefault(settings.key, []).append((param, settings))
+        return [
+            (alike, self._builders[alike[0][1].algorithm].build([param for param, _ in alike], alike[0][1])) for alike in by_key.values()
+        ]
+
+    def _add_built(self, members: list[Member], built: torch.optim.Optimizer) -> None:
+        """Take in params with the same settings. built (torch.optim.Optimizer): Of them alone."""
+        params, settings = [param for param, _ in members], [settings for _, settings in members]
+        [entry] = built.param_groups
+        i = settings[0].algorithm
+        if i not in self._built:
+            self._built[i] = BuiltAlgorithm(self._builders[i], built, self._controller)
+        else:
+            # Some classes, Adagrad among them, make a param's state only when they are built.
+            self._built[i].states.take_over(built)
+        if settings[0].key not in self._built[i].groups:
+            self._built[i].add_group(settings[0], entry)
+        self._built[i].put_in(params, settings)
 
     def take_ids(self, ids: Mapping[frozenset[str], str]) -> None:
         """Give groups the ids that they had in the saved run: an id is the label of the group's first param, which may differ here.
@@ -191,24 +259,17 @@ class ParamGroups:
         step (int): The step that comes.
         """
         self._step = step
-        due = [(param, settings) for param, settings in self.frozen.values() if settings.frozen_until <= step]
-        for param, _ in due:
+        due = [param for param, settings in self.frozen.values() if settings.frozen_until <= step]
+        if due:
+            self.add(due, names_are_lasting=True)
+        for param in due:
             del self.frozen[id(param)]
             self._frozen_grads.resume(param)
-        if due:
-            self.add([param for param, _ in due], names_are_lasting=True)
 
     @property
     def frozen_params(self) -> list[Param]:
         """Those that are not trained, or not yet."""
         return [param for param, _ in self.frozen.values()]
-
-    def _freeze(self, param: Param, settings: ParamSettings) -> None:
-        if settings.frozen_until < math.inf:
-            self.algorithms[settings.algorithm].check(param, settings)
-        param.group = None
-        self.frozen[id(param)] = param, settings
-        self._frozen_grads.stop([param])
 
     # ------------------------------------------------------------------ one step
 
@@ -216,11 +277,11 @@ class ParamGroups:
         """The params of a step by algorithm and group."""
         by_group: dict[int, tuple[TorchGroup, list[Param]]] = {}
         for param in params:
-            group = param.group
-            by_group.setdefault(id(group), (group, []))[1].append(param)
+            if (group := param.group) is not None:
+                by_group.setdefault(id(group), (group, []))[1].append(param)
         found: Chosen = []
         for algorithm in self.algorithms:
             chosen: list[tuple[TorchGroup, Sequence[Param]]] = [entry for entry in by_group.values() if entry[0].owner is algorithm]
             if chosen:
-                found.append((algorithm, chosen))
+                found.append((algorithm.stepper, chosen))
         return found

@@ -10,7 +10,7 @@ from ..schedules import current
 from .settings import ParamSettings
 
 if TYPE_CHECKING:
-    from .torch_groups import TorchGroup
+    from .torch_group import TorchGroup
 
 
 class Rates:

@@ -45,7 +45,7 @@ class Described(Parts):
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when params come."""
-        return {found.name: found.optimizer for found in self._trained.groups.algorithms if found.optimizer is not None}
+        return {found.name: found.optimizer for found in self._trained.groups.algorithms}
 
     @property
     def clip_by(self) -> ClipBy:

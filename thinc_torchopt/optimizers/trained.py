@@ -147,8 +147,8 @@ class TrainedParams:
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths())
         thawed_since = [param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]]
+        self.groups.drop(thawed_since)
         for param in thawed_since:
-            self.groups.drop(param)
             param.steps = 0
         self.groups.add(thawed_since, names_are_lasting=True)
         state.restore_params([param for param in self.params if param not in thawed_since], saved["params"])

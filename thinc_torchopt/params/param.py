@@ -1,13 +1,19 @@
 """One param: a torch tensor on the memory of thinc's array, copied nowhere."""
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 import torch.utils.dlpack
 
+from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..types import Key
+
+if TYPE_CHECKING:
+    from ..groups.torch_group import TorchGroup
 
 
 class Param:
@@ -21,7 +27,7 @@ class Param:
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
-    group (Any): The torch param group that it is in, see built_algorithm.py. None: it is frozen.
+    group (TorchGroup | None): The torch param group that it is in. None: it is frozen.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
     """
@@ -58,9 +64,9 @@ class Param:
         self.strides = tensor.stride()
         self.grad_source: Any = None
         self.grad_copy: Optional[torch.Tensor] = None
-        self.callback: Any = None
+        self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
-        self.group: Any = None
+        self.group: TorchGroup | None = None
         self.joined_at: Optional[int] = None
         self.steps = 0
 
@@ -137,9 +143,7 @@ class Param:
 
 def clear_grads(params: Sequence[Param]) -> None:
     """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
-    arrays = [param for param in params if not param.is_torch]
-    if arrays:
-        torch._foreach_zero_([param.grad for param in arrays])
+    kernels.zero_([param.grad for param in params if not param.is_torch])
     for param in params:
         if param.is_torch:
             param.tensor.grad = param.grad_source = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from itertools import chain
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from spacy.language import Language
-from thinc.api import Model, Shim
+from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
 from ..kernels import may_overlap
@@ -31,10 +33,18 @@ class Groups(Keeper, Protocol):
     """The param groups, as far as this table knows them: see groups/."""
 
     def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None: ...
-    def drop(self, param: Param) -> None: ...
+    def changing(self) -> AbstractContextManager[None]: ...
+    def drop(self, params: Iterable[Param]) -> None: ...
     def replace(self, param: Param, new: torch.Tensor) -> None: ...
     def rename(self, params: Iterable[Param]) -> None: ...
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
+
+
+class Found(NamedTuple):
+    """What a model holds under a key: an array or a tensor."""
+
+    key: Key
+    source: Any
 
 
 class ParamTable:
@@ -135,36 +145,83 @@ class ParamTable:
         trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
             if name in exclude and isinstance(getattr(proc, "model", None), Model):
-                for found in walk(proc.model, name):  # type: ignore[attr-defined]
-                    if found.key not in trained:
-                        self.forget(found.key, keep_name=True)
-        for _, model in components:
-            self._take_in(model)
+                self._forget(found.key for found in walk(proc.model, name) if found.key not in trained)  # type: ignore[attr-defined]
+        found = [of_model for _, model in components for of_model in self._find_trained(model)]
         if saved:
             of_trained = {id(model) for _, model in components}
             excluded = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
             for _, model in components_with_model(nlp):
                 if id(model) in of_trained or id(model) not in excluded:
-                    self._take_in(model, only=saved.keys())
-            self._take_in_shims(saved, excluded)
+                    found += self._find_named(model, saved.keys())
+            found += self._find_of_shims(saved, excluded)
+        self._take_in(found)
         self._released.clear()
 
-    def _take_in(self, model: Model, *, only: Set[str] | None = None) -> None:
-        """Take in the params of a model. only (Set[str]): Those of these names, also if they take no gradients."""
+    # ------------------------------------------------------------------ what a model holds
+
+    def _find_trained(self, model: Model) -> Iterator[Found]:
+        """The params of a model that are trained. Others are taken in when they have a gradient: frozen ones, or those made later."""
+        return self._find(model, lambda shim, param: param.requires_grad, lambda node, name: True)
+
+    def _find_named(self, model: Model, names: Set[str]) -> Iterator[Found]:
+        """The params of a model that have these names, also if they take no gradients."""
+        return self._find(
+            model,
+            lambda shim, param: not names.isdisjoint(self.names.get(id(param), ())),
+            lambda node, name: not names.isdisjoint(self.names.get((node.id, name), ())),
+        )
+
+    def _find_with_grad(self, model: Model) -> Iterator[Found]:
+        """The params of a model that have a gradient which they will be given as it is."""
+        plain = {
+            shim.id
+            for node in model.walk()
+            for shim in node.shims
+            if _hands_over(shim) and not shim._grad_scaler.found_inf  # type: ignore[attr-defined]
+        }
+        return self._find(model, lambda shim, param: shim.id in plain and param.grad is not None, Model.has_grad)
+
+    def _find(
+        self,
+        model: Model,
+        is_due: Callable[[Shim, torch.nn.Parameter], bool],
+        is_due_in_node: Callable[[Model, str], bool],
+    ) -> Iterator[Found]:
         for node in model.walk():
             for shim in node.shims:
                 for _, param in torch_params(shim):
-                    # The others are taken in when they have a gradient: a param that was frozen, or a layer that makes its own later.
-                    is_due = param.requires_grad if only is None else not only.isdisjoint(self.names.get(id(param), ()))
-                    if is_due and not torch.nn.parameter.is_lazy(param):
-                        self.meet_torch_param(param, shim, model)
-                        self.see(id(param), param)
+                    if is_due(shim, param) and not torch.nn.parameter.is_lazy(param):
+                        yield self._found_in_shim(param, shim, model)
             for name in node.param_names:
-                if node.has_param(name) and (only is None or not only.isdisjoint(self.names.get((node.id, name), ()))):
-                    self.see((node.id, name), self.array_of_node(node, name, model))
+                if node.has_param(name) and is_due_in_node(node, name):
+                    yield self._found_in_node(node, name, model)
 
-    def _take_in_shims(self, saved: Mapping[str, Mapping[str, Any]], excluded: Collection[int]) -> None:
-        """Take in what shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
+    def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
+        """An array. One that is read-only or not in C order is replaced by a plain copy."""
+        key, array = (node.id, name), node.get_param(name)
+        if key not in self.names:
+            self._name_below(model)
+        known = self.by_key.get(key)
+        if (known is None or known.source is not array) and hasattr(array, "flags") and not is_viewable(array):
+            array = own_copy(array)
+            node.set_param(name, array)
+        return Found(key, array)
+
+    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
+        if self._torch_params.get(id(param), _nobody)() is not param:
+            self._forget([id(param)], keep_names=False)
+            self._name_below(model)
+            self._torch_params[id(param)] = weakref.ref(param)
+        if self.shims.get(shim.id, shim) is not shim:
+            # A copied layer: thinc copies the id as well, and averages go by it.
+            with Shim.global_id_lock:
+                Shim.global_id += 1
+                shim.id = Shim.global_id
+        self.shims[shim.id] = shim
+        return Found(id(param), param)
+
+    def _find_of_shims(self, saved: Mapping[str, Mapping[str, Any]], excluded: Collection[int]) -> Iterator[Found]:
+        """What shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
         nlp, _ = self.bound_to()
         paths = {
             path: shim for name, model in components_with_model(nlp) if id(model) not in excluded for path, shim in shim_paths(model, name)
@@ -174,7 +231,7 @@ class ParamTable:
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
                 if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
                     self.names[key] = (name,)
-                    self._add(key, name, None, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch."))))
+                    yield Found(key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch."))))
 
     def follow(self) -> None:
         """Go over to what took the place of params in the pipeline since the last update, as a copied model's do; forget what is gone."""
@@ -182,8 +239,8 @@ class ParamTable:
         if nlp is not None:
             self._name_pipeline(nlp)
             if self._released:
-                for _, model in components_with_model(nlp):
-                    self._take_in(model, only=self._released.keys())
+                found = (self._find_named(model, self._released.keys()) for _, model in components_with_model(nlp))
+                self._take_in(chain.from_iterable(found))
 
     def check_names_last(self) -> None:
         """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
@@ -200,41 +257,32 @@ class ParamTable:
                 "Make the model part of a component's model, or train it with an optimizer of its own."
             )
 
+    # ------------------------------------------------------------------ looked up at each step
+
     def array_of_node(self, node: Model, name: str, model: Model) -> Any:
-        """A node's param, which has a name then. An array that is read-only or not in C order is replaced by a plain copy.
+        """A node's param, which is known then. If it is new or another one than before, all such with a gradient are taken in together.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
         RETURNS (Any): The array that the node holds.
         """
-        key = (node.id, name)
         array = node.get_param(name)
-        known = self.by_key.get(key)
-        if known is not None and known.source is array:
-            return array
-        if key not in self.names:
-            self._name_below(model)
-        if hasattr(array, "flags") and not is_viewable(array):
-            array = own_copy(array)
-            node.set_param(name, array)
-        self._let_grow(known, array)
+        known = self.by_key.get((node.id, name))
+        if (known is None or known.source is not array) and (known is not None or array.size):
+            found = self._found_in_node(node, name, model)
+            self._take_in([*self._find_with_grad(model), found])
+            array = found.source
         return array
 
     def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
-        """Name a torch param that is new, and note its shim.
+        """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in together.
 
         shim (Shim): Whose it is. model (Model): The root below which it was found.
         """
-        if self._torch_params.get(id(param), _nobody)() is not param:
-            self.forget(id(param))
-            self._name_below(model)
-            self._torch_params[id(param)] = weakref.ref(param)
-        if self.shims.get(shim.id, shim) is not shim:
-            # A copied layer: thinc copies the id as well, and averages go by it.
-            with Shim.global_id_lock:
-                Shim.global_id += 1
-                shim.id = Shim.global_id
-        self.shims[shim.id] = shim
-        self._let_grow(self.by_key.get(id(param)), param)
+        known = self.by_key.get(id(param))
+        is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
+        if not is_as_before and (known is not None or param.numel()):
+            found = self._found_in_shim(param, shim, model)
+            self._take_in([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
 
     def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
         """Name a param that a shim keeps elsewhere.
@@ -248,7 +296,7 @@ class ParamTable:
         return key
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
-        """Look a param up; take it in if it is new; notice it if its array is another one than before.
+        """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.
 
         key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer of ours.
         RETURNS (Param): The param, or None if it is empty.
@@ -257,12 +305,84 @@ class ParamTable:
         known = self.by_key.get(key)
         if known is not None and callback is None and known.is_on(source):
             return known
+        view = self._view(key, source, is_copied=callback is not None)
+        if known is None:
+            self._add([(Found(key, source), view if callback is None else view.detach().clone())])
+        elif known.shape != view.shape:
+            raise ShapeError(
+                f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} under the same key. If "
+                "the param has grown, take its gradient by finish_update(model), or give it another key."
+            )
+        elif callback is not None:
+            known.tensor.copy_(view)
+            known.hold(source)
+        else:
+            self._replace(known, source, view)
+        return self.by_key.get(key)
+
+    # ------------------------------------------------------------------ params come and go
+
+    def _take_in(self, found: Iterable[Found]) -> None:
+        """Take in what is new, and go over to what took the place of something. If one is refused, nothing is taken in.
+
+        RAISES (ParamError): One is not of floats. (ConfigError): The settings don't go with it.
+        """
+        due: dict[Key, tuple[Found, torch.Tensor]] = {}
+        for one in found:
+            known = self.by_key.get(one.key)
+            if one.key not in due and (known is None or not known.is_on(one.source)):
+                due[one.key] = one, self._view(one.key, one.source)
+        if not due:
+            return
+        with self._groups.changing():
+            known_before = {key: param for key in due if (param := self.by_key.get(key)) is not None}
+            for key, param in known_before.items():
+                one, view = due[key]
+                if param.shape == view.shape:
+                    self._replace(param, one.source, view)
+                else:
+                    self._release(param)
+            self._add([pair for key, pair in due.items() if key not in self.by_key])
+
+    def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
+        """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence): With views."""
+        new: list[Param] = []
+        for (key, source), view in found:
+            if view.numel():
+                name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
+                param = Param(name, key, source, view, is_bias_or_norm=key in self._biases_and_norms)
+                param.aliases = tuple(aliases)
+                old = self._released.get(name)
+                param.joined_at = self._joined.get(name) if old is None else old.joined_at
+                new.append(param)
+        self._groups.add(new, names_are_lasting=self.is_bound)
+        self.by_key |= {param.key: param for param in new}
+        for param in new:
+            if (old := self._released.pop(param.name, None)) is not None:
+                try:
+                    self._inherit(param, old)
+                except StateError as error:
+                    warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+
+    def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
+        """Go over to another array or tensor of the same shape. The state goes on."""
+        if view is param.tensor or (view.device, view.dtype, view.stride()) != (param.device, param.dtype, param.strides):
+            self._groups.replace(param, view)
+        else:
+            param.tensor.data = view.detach()
+        param.hold(source)
+
+    def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
+        """What torch is to optimize of an array or tensor. is_copied (bool): It will be copied anyway.
+
+        RAISES (ParamError): It can't be optimized in place.
+        """
+        known = self.by_key.get(key)
         name = known.name if known is not None else self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0]
         if isinstance(source, torch.Tensor):
             view = source
         else:
-            # For a callback it is copied anyway.
-            view = view_of(source if callback is None or is_viewable(source) else own_copy(source), f"optimize param '{name}'")
+            view = view_of(own_copy(source) if is_copied and not is_viewable(source) else source, f"optimize param '{name}'")
         if view.layout != torch.strided:
             raise ParamError(
                 f"Can't optimize param '{name}': expected a dense tensor, found one of layout {view.layout}. Make it dense: "
@@ -270,61 +390,26 @@ class ParamTable:
             )
         if not view.is_floating_point():
             raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
-        if callback is None and may_overlap(view):
+        if not is_copied and may_overlap(view):
             raise ParamError(
                 f"Can't optimize param '{name}': expected a tensor without overlapping memory, found shape {tuple(view.shape)} with "
                 f"strides {view.stride()}, where several elements share one place. It was made by expand() or as_strided(): clone it "
                 "before it becomes a param."
             )
-        if known is None:
-            return self._add(key, name, source, view if callback is None else view.detach().clone())
-        if known.shape != view.shape:
-            raise ShapeError(
-                f"Can't update param '{name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} under the same key. If the "
-                "param has grown, take its gradient by finish_update(model), or give it another key."
-            )
-        if callback is not None:
-            known.tensor.copy_(view)
-        elif view is known.tensor or (view.device, view.dtype, view.stride()) != (known.device, known.dtype, known.strides):
-            self._groups.replace(known, view)
-            known.put_on(view)
-        else:
-            known.tensor.data = view.detach()
-        known.hold(source)
-        return known
+        return view
 
-    def forget(self, key: Key, *, keep_name: bool = False) -> None:
-        """Drop a param, its state and its average."""
-        if not keep_name:
-            self.names.pop(key, None)
-        param = self.by_key.pop(key, None)
-        if param is not None:
-            self._groups.drop(param)
-            if self.averages is not None:
-                self.averages.release(param)
-
-    def _add(self, key: Key, name: str, source: Any, tensor: torch.Tensor) -> Param | None:
-        if tensor.numel() == 0:
-            return None
-        param = Param(name, key, source, tensor, is_bias_or_norm=key in self._biases_and_norms)
-        param.aliases = self.names.get(key, ())[1:]
-        old = self._released.pop(name, None)
-        param.joined_at = self._joined.get(name) if old is None else old.joined_at
-        self._groups.add([param], names_are_lasting=self.is_bound)
-        self.by_key[key] = param
-        if old is not None:
-            try:
-                self._inherit(param, old)
-            except StateError as error:
-                warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
-        return param
-
-    # ------------------------------------------------------------------ params that grow
-
-    def _let_grow(self, known: Param | None, source: Any) -> None:
-        """If a param's array was replaced by one of another shape, register it again, with the state that it had."""
-        if known is not None and tuple(known.shape) != tuple(source.shape):
-            self._release(known)
+    def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
+        """Drop params, their states and their averages."""
+        gone = []
+        for key in keys:
+            if not keep_names:
+                self.names.pop(key, None)
+            if (param := self.by_key.pop(key, None)) is not None:
+                gone.append(param)
+                if self.averages is not None:
+                    self.averages.release(param)
+        if gone:
+            self._groups.drop(gone)
 
     def _release(self, param: Param) -> None:
         """Forget a param, and keep what is known of it for the next one of its name."""
@@ -332,7 +417,7 @@ class ParamTable:
             average = None if self.averages is None else self.averages.release(param)
             state = self._groups.release(param)
             self._released[param.name] = Released(tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average)
-        self.forget(param.key, keep_name=True)
+        self._forget([param.key])
 
     def _inherit(self, param: Param, old: Released) -> None:
         """RAISES (StateError): Something does not fit; that begins anew."""
@@ -360,12 +445,13 @@ class ParamTable:
         walked = [found for name, model in components for found in walk(model, name)]
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
-        in_use = {name for name, *_ in names.values()}
+        in_use, gone = {name for name, *_ in names.values()}, []
         for key, (name, *_) in list(self.names.items()):
             if key not in names and (key in self._of_pipeline or name in in_use):
                 if key in self._of_pipeline and name in in_use and key in self.by_key:
                     self._release(self.by_key[key])
-                self.forget(key)
+                gone.append(key)
+        self._forget(gone, keep_names=False)
         renamed = [self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found]
         for param in renamed:
             param.name, *aliases = names[param.key]
@@ -398,6 +484,11 @@ class ParamTable:
         own = {found.key for found in walk(model, prefix)}
         taken = any(name.startswith(f"{prefix}/") and key not in own for key, (name, *_) in self.names.items())
         return f"{prefix}-{model.id}" if taken else prefix
+
+
+def _hands_over(shim: Shim) -> bool:
+    """Whether a shim gives its optimizer each gradient as it is."""
+    return type(shim).finish_update is PyTorchShim.finish_update
 
 
 def _nobody() -> None:

@@ -43,7 +43,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             **({"shim": param.key[2]} if isinstance(param.key, tuple) and param.key[0] == "shim" else {}),
             "updates": param.steps,
             "joined_at": param.joined_at,
-            "state": {} if param.group is None else param.group.owner.tree_of(param),
+            "state": {} if param.group is None else param.group.owner.states.as_tree(param),
         }
         for param in params
     }
@@ -64,7 +64,7 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
                 fitted = fit_param_state(
                     type(owner.optimizer), fitted, found["shape"], param.tensor, on_growth=on_growth, name=param.name, options=options
                 )
-            owner.set_state(param, fitted, _saved_dtype(found))
+            owner.states.set(param, fitted, _saved_dtype(found))
 
 
 def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,7 @@ def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
         group.id: {
             "algorithm": group.owner.algorithm.label,
             "params": sorted(param.name for param, _ in group.params.values()),
-            "state": group.owner.group_state(group),
+            "state": group.state,
         }
         for group in groups.groups
     }
@@ -115,7 +115,7 @@ def restore_algorithms(groups: ParamGroups, saved: Any) -> None:
     """
     check_parts("the algorithms", saved)
     for algorithm in groups.algorithms:
-        if algorithm.name in saved and algorithm.optimizer is not None:
+        if algorithm.name in saved:
             check_parts(f"the algorithm '{algorithm.name}'", saved[algorithm.name], (), optional=BESIDE)
             restore_beside(algorithm.optimizer, saved[algorithm.name])
 
@@ -214,7 +214,7 @@ def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> 
             f"{different}. [training.optimizer] has other patterns than when the state was saved."
         )
     for group in both:
-        kept, of_group = group.owner.group_state(group), saved[group.id]["state"]
+        kept, of_group = group.state, saved[group.id]["state"]
         wrong = [name for name in of_group if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))]
         if wrong:
             raise StateError(
@@ -236,7 +236,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
         n_dimensions = len(found["shape"])
         key = id(param.group), n_dimensions
         if key not in examples:
-            examples[key] = param.group.owner.example_state(param.group, n_dimensions)
+            examples[key] = param.group.owner.builder.example_state(param.group.settings, param.device, n_dimensions)
         example, label = examples[key], param.group.owner.algorithm.label
         missing = sorted(example.keys() - found["state"].keys())
         if missing:
