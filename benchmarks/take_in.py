@@ -24,8 +24,7 @@ def torch_model(n_tensors: int) -> Model:
 
 
 def thinc_model(n_tensors: int) -> Model:
-    layers = [Linear(4, 4) for _ in range(n_tensors // 2)]
-    return chain(*layers).initialize()
+    return chain(*(Linear(4, 4) for _ in range(n_tensors // 2))).initialize()
 
 
 def fill_grads(model: Model) -> None:
@@ -65,7 +64,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    initialize(torch_model(2)), first_update(torch_model(2))  # what is imported or built once
+    for model in (torch_model(8), thinc_model(8)):  # for what is imported or built once
+        initialize(model)
+        first_update(model)
     for kind, make in (("torch", torch_model), ("thinc", thinc_model)):
         for what, measure in (("initialize", initialize), ("first update", first_update)):
             first = None

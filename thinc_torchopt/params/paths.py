@@ -1,6 +1,7 @@
 """Where a node stands in its model, as a path that lasts; also when another model takes the place of one."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 from thinc.api import Model
@@ -58,11 +59,12 @@ def _paths_by_refs(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
             if target is not None and id(target) not in by_ref:
                 short = f"{_without_indices(path)}/{clean(ref)}"
                 by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short
-        siblings = [layer for layer in node.layers if id(layer) in bearing]
+        siblings = Counter(layer.name for layer in node.layers if id(layer) in bearing)
+        alone = siblings.total() < 2 and not node.param_names and not node.shims
         for i, layer in enumerate(node.layers):
             if id(layer) in paths:
                 continue
-            part = _part(layer, i, siblings, alone=len(siblings) < 2 and not node.param_names and not node.shims)
+            part = _part(layer, i, siblings, alone=alone)
             paths[id(layer)] = by_ref.get(id(layer)) or (f"{path}/{part}" if part else path)
             queue.append(layer)
 
@@ -75,14 +77,13 @@ def _without_indices(path: str) -> str:
     return "/".join(parts)
 
 
-def _part(layer: Model, index: int, siblings: list[Model], *, alone: bool) -> Optional[str]:
-    """What a layer adds to the path of its params."""
+def _part(layer: Model, index: int, siblings: Mapping[str, int], *, alone: bool) -> Optional[str]:
+    """What a layer adds to the path of its params. siblings (Mapping): How many of the layers with params have each name."""
     if not _PLAIN.fullmatch(layer.name):
         return None if alone else str(index)
     if alone and layer.shims:
         return None
-    same = sum(sibling.name == layer.name for sibling in siblings)
-    return layer.name if same < 2 else f"{layer.name}-{index}"
+    return layer.name if siblings[layer.name] < 2 else f"{layer.name}-{index}"
 
 
 def _bearing_nodes(root: Model) -> set[int]:

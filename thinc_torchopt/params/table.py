@@ -446,12 +446,13 @@ class ParamTable:
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
         in_use, gone = {name for name, *_ in names.values()}, []
-        for key, (name, *_) in list(self.names.items()):
-            if key not in names and (key in self._of_pipeline or name in in_use):
-                if key in self._of_pipeline and name in in_use and key in self.by_key:
-                    self._release(self.by_key[key])
-                gone.append(key)
-        self._forget(gone, keep_names=False)
+        with self._groups.changing():
+            for key, (name, *_) in self.names.items():
+                if key not in names and (key in self._of_pipeline or name in in_use):
+                    if key in self._of_pipeline and name in in_use and key in self.by_key:
+                        self._release(self.by_key[key])
+                    gone.append(key)
+            self._forget(gone, keep_names=False)
         renamed = [self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found]
         for param in renamed:
             param.name, *aliases = names[param.key]

@@ -73,12 +73,14 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
     dropped = [name for name, found in saved["params"].items() if name not in kept or (name not in trained and found["state"])]
     new = [name for name in trained if name not in kept]
 
+    kept_and_trained = kept & trained
+
     def of_kept(part: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in part.items() if name in kept & trained or _is_buffer_of(name, paths)}
+        return {name: value for name, value in part.items() if name in kept_and_trained or _is_buffer_of(name, paths)}
 
     groups = {}
     for group_id, part in saved["groups"].items():
-        if members := [name for name in part["params"] if name in kept & trained]:
+        if members := [name for name in part["params"] if name in kept_and_trained]:
             groups[group_id] = {**part, "params": members}
     averages = saved["averages"]
     if averages is not None:
