@@ -112,7 +112,7 @@ class ParamGroups:
             param.name,
             tuple(param.shape),
             str(param.device),
-            "shim" if param.callback is not None else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
+            "shim" if param.callback is not None or param.is_of_shim else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
             settings.label,
             0.0 if param.group is None else self._controller.rate_to_come(param.group.id),
             {name: current(value) for name, value in settings.options.items()},

@@ -97,6 +97,11 @@ class Param:
         return self.name, *self.aliases
 
     @property
+    def is_of_shim(self) -> bool:
+        """Whether a shim keeps it elsewhere, and calls its optimizer with it: see `shims.foreign_grads`."""
+        return is_key_of_shim(self.key)
+
+    @property
     def component(self) -> str:
         """The first part of the name."""
         return self.name.partition("/")[0]
@@ -141,6 +146,11 @@ class Param:
         return self.tensor.grad
 
 
+def is_key_of_shim(key: Key) -> bool:
+    """Whether a key is one that `PipelineNames.name_shim_param` made: ("shim", id of the shim, name of the param there)."""
+    return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
+
+
 def clear_grads(params: Sequence[Param]) -> None:
     """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
     kernels.zero_([param.grad for param in params if not param.is_torch])
@@ -149,6 +159,31 @@ def clear_grads(params: Sequence[Param]) -> None:
             param.tensor.grad = param.grad_source = None
         elif param.grad_copy is not None:
             param.grad_source[...] = 0
+
+
+def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.Tensor:
+    """What torch is to optimize of what a model holds.
+
+    source (Any): Array or tensor. name (str): The param's, for the error. is_copied (bool): It will be copied before it is optimized.
+    RETURNS (torch.Tensor): Shares memory with the source, unless it is to be copied.
+    RAISES (ParamError): It can't be optimized in place.
+    """
+    purpose = f"optimize param '{name}'"
+    if isinstance(source, torch.Tensor):
+        view = source
+    else:
+        view = view_of(own_copy(source) if is_copied and not is_viewable(source) else source, purpose)
+    if view.layout != torch.strided:
+        raise ParamError(f"Can't {purpose}: expected a dense tensor, found one of layout {view.layout}. Make it dense: param.to_dense().")
+    if not view.is_floating_point():
+        raise ParamError(f"Can't {purpose}: expected a tensor of floats, found {view.dtype}.")
+    if not is_copied and kernels.may_overlap(view):
+        raise ParamError(
+            f"Can't {purpose}: expected a tensor without overlapping memory, found shape {tuple(view.shape)} with strides "
+            f"{view.stride()}, where several elements share one place. It was made by expand() or as_strided(): clone it before it "
+            "becomes a param."
+        )
+    return view
 
 
 def view_of(array: Any, purpose: str) -> torch.Tensor:

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -18,13 +17,12 @@ import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
-from ..errors import GrowthWarning, ParamError, PipelineError, ShapeError, StateError
-from ..kernels import may_overlap
+from ..errors import GrowthWarning, ShapeError, StateError
 from ..types import Key, OnGrowth
-from .names import NamedParam, shim_paths, torch_params, walk
-from .param import Param, is_viewable, own_copy, view_of
-from .paths import Form, form_of
-from .pipeline import components_with_model, trainable_components
+from .names import shim_paths, torch_params, walk
+from .param import Param, is_viewable, own_copy, view_of_param
+from .pipeline import components_to_train
+from .pipeline_names import PipelineNames
 from .spelling import clean
 from .succession import Keeper, Released
 
@@ -40,6 +38,11 @@ class Groups(Keeper, Protocol):
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
 
 
+# Whether a param of a shim, or one of a node by its name, is asked for.
+InShim = Callable[[Shim, torch.nn.Parameter], bool]
+InNode = Callable[[Model, str], bool]
+
+
 class Found(NamedTuple):
     """What a model holds under a key: an array or a tensor."""
 
@@ -47,7 +50,7 @@ class Found(NamedTuple):
     source: Any
 
 
-class ParamTable:
+class ParamTable(PipelineNames):
     """All params of an optimizer by key.
 
     groups (Groups): Told of every param that comes, goes, or moves to another device. Keeps torch's state.
@@ -56,56 +59,15 @@ class ParamTable:
     """
 
     def __init__(self, groups: Groups, averages: Keeper | None, on_growth: OnGrowth = "mean"):
+        super().__init__()
         self.by_key: dict[Key, Param] = {}
-        self.names: dict[Key, tuple[str, ...]] = {}
-        self._biases_and_norms: set[Key] = set()
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
-        self._groups = groups
         self.averages = averages
-        self._nlp: Callable[[], Language | None] = lambda: None
-        self._was_bound = False
-        self._forms: dict[str, Form] = {}
-        # Whose the names under an `id` are: that of a param that is gone may be another's.
-        self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
-        self._of_pipeline: set[Key] = set()
-        self._exclude: Collection[str] = ()
+        self._groups = groups
         self._on_growth = on_growth
-        # By name: after how many updates a param joined, if in mid-training; what was released to it; and which names there ever were.
+        # By name: after how many updates a param joined, if in mid-training; and what was released to it.
         self._joined: dict[str, int | None] = {}
         self._released: dict[str, Released] = {}
-        self._known: set[str] = set()
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether it was told a pipeline."""
-        return self._nlp() is not None
-
-    def may_be_of(self, nlp: Language) -> bool:
-        """Whether what it has may be a pipeline's: not if it was told another one before."""
-        return not self._was_bound or self._nlp() is nlp
-
-    def is_bound_to(self, nlp: Language) -> bool:
-        """Whether this is the pipeline that it was told."""
-        return self._nlp() is nlp
-
-    def bound_to(self) -> tuple[Language, Collection[str]]:
-        """The pipeline that it was told, and which components of it are not trained.
-
-        RAISES (PipelineError): It was told none.
-        """
-        nlp = self._nlp()
-        if nlp is None:
-            raise PipelineError(
-                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found one without a "
-                "pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
-            )
-        return nlp, self._exclude
-
-    def shim_paths(self) -> Iterator[tuple[str, Shim]]:
-        """Every shim of the pipeline with its lasting path."""
-        nlp = self._nlp()
-        for name, model in components_with_model(nlp) if nlp is not None else []:
-            yield from shim_paths(model, name)
 
     def bind(
         self,
@@ -125,35 +87,22 @@ class ParamTable:
         self._nlp, self._was_bound = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
         self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
-        self._name_pipeline(nlp)
+        self._name_pipeline()
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
-            self._joined |= dict.fromkeys(self._known - saved.keys(), updates or None)
-        components = trainable_components(nlp, exclude)
-        if not components:
-            raise PipelineError(
-                f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
-                f"excluded ({list(exclude)}). Add one to [nlp] pipeline, or take it out of [training] frozen_components."
-            )
-        for name, model in components:
-            declared = [node.has_param(param) for node in model.walk() for param in node.param_names]
-            if declared and not any(declared) and not any(node.shims for node in model.walk()):
-                raise PipelineError(
-                    f"Can't train component '{name}': expected an initialized model, found {len(declared)} params, none with a value. "
-                    "Call nlp.initialize() before the optimizer is used."
-                )
+            self._joined |= dict.fromkeys(self._names_ever - saved.keys(), updates or None)
+        components = components_to_train(nlp, exclude)
         trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
             if name in exclude and isinstance(getattr(proc, "model", None), Model):
                 self._forget(found.key for found in walk(proc.model, name) if found.key not in trained)  # type: ignore[attr-defined]
         found = [of_model for _, model in components for of_model in self._find_trained(model)]
         if saved:
-            of_trained = {id(model) for _, model in components}
-            excluded = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
-            for _, model in components_with_model(nlp):
-                if id(model) in of_trained or id(model) not in excluded:
-                    found += self._find_named(model, saved.keys())
-            found += self._find_of_shims(saved, excluded)
+            left_out = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
+            left_out -= {id(model) for _, model in components}
+            going_on = [(name, model) for name, model in self._components() if id(model) not in left_out]
+            found += [one for _, model in going_on for one in self._find_named(model, saved.keys())]
+            found += self._find_of_shims(saved, going_on)
         self._take_in(found)
         self._released.clear()
 
@@ -173,28 +122,11 @@ class ParamTable:
 
     def _find_with_grad(self, model: Model) -> Iterator[Found]:
         """The params of a model that have a gradient which they will be given as it is."""
-        plain = {
-            shim.id
-            for node in model.walk()
-            for shim in node.shims
-            if _hands_over(shim) and not shim._grad_scaler.found_inf  # type: ignore[attr-defined]
-        }
-        return self._find(model, lambda shim, param: shim.id in plain and param.grad is not None, Model.has_grad)
+        return self._find(model, lambda shim, param: param.grad is not None and _hands_over(shim), Model.has_grad)
 
-    def _find(
-        self,
-        model: Model,
-        is_due: Callable[[Shim, torch.nn.Parameter], bool],
-        is_due_in_node: Callable[[Model, str], bool],
-    ) -> Iterator[Found]:
-        for node in model.walk():
-            for shim in node.shims:
-                for _, param in torch_params(shim):
-                    if is_due(shim, param) and not torch.nn.parameter.is_lazy(param):
-                        yield self._found_in_shim(param, shim, model)
-            for name in node.param_names:
-                if node.has_param(name) and is_due_in_node(node, name):
-                    yield self._found_in_node(node, name, model)
+    def _find(self, model: Model, in_shim: InShim, in_node: InNode) -> Iterator[Found]:
+        for owner, param in _params_of(model, in_shim, in_node):
+            yield self._found_in_node(owner, param, model) if isinstance(owner, Model) else self._found_in_shim(param, owner, model)
 
     def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
         """An array. One that is read-only or not in C order is replaced by a plain copy."""
@@ -208,10 +140,10 @@ class ParamTable:
         return Found(key, array)
 
     def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
-        if self._torch_params.get(id(param), _nobody)() is not param:
+        if not self._has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
-            self._torch_params[id(param)] = weakref.ref(param)
+            self._note_torch_param(param)
         if self.shims.get(shim.id, shim) is not shim:
             # A copied layer: thinc copies the id as well, and averages go by it.
             with Shim.global_id_lock:
@@ -220,12 +152,9 @@ class ParamTable:
         self.shims[shim.id] = shim
         return Found(id(param), param)
 
-    def _find_of_shims(self, saved: Mapping[str, Mapping[str, Any]], excluded: Collection[int]) -> Iterator[Found]:
+    def _find_of_shims(self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]) -> Iterator[Found]:
         """What shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
-        nlp, _ = self.bound_to()
-        paths = {
-            path: shim for name, model in components_with_model(nlp) if id(model) not in excluded for path, shim in shim_paths(model, name)
-        }
+        paths = {path: shim for name, model in components for path, shim in shim_paths(model, name)}
         for name, found in saved.items():
             if "shim" in found:
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
@@ -235,21 +164,15 @@ class ParamTable:
 
     def follow(self) -> None:
         """Go over to what took the place of params in the pipeline since the last update, as a copied model's do; forget what is gone."""
-        nlp = self._nlp()
-        if nlp is not None:
-            self._name_pipeline(nlp)
+        if self.is_bound:
+            self._name_pipeline()
             if self._released:
-                found = (self._find_named(model, self._released.keys()) for _, model in components_with_model(nlp))
-                self._take_in(chain.from_iterable(found))
+                self._take_in([found for _, model in self._components() for found in self._find_named(model, self._released.keys())])
 
     def check_names_last(self) -> None:
         """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
         paths = {path for path, _ in self.shim_paths()}
-        outside = [
-            param.name
-            for key, param in self.by_key.items()
-            if key not in self._of_pipeline and not (_is_of_shim(key) and param.name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
-        ]
+        outside = [param.name for key, param in self.by_key.items() if not self.lasts(key, param.name, paths)]
         if outside:
             raise StateError(
                 f"Can't save the state of param '{outside[0]}': expected params of the models of components, found {len(outside)} of a "
@@ -283,17 +206,6 @@ class ParamTable:
         if not is_as_before and (known is not None or param.numel()):
             found = self._found_in_shim(param, shim, model)
             self._take_in([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
-
-    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
-        """Name a param that a shim keeps elsewhere.
-
-        RETURNS (Key): Its key.
-        """
-        key = ("shim", shim.id, name)
-        if key not in self.names:
-            path = next((path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name))
-            self.names[key] = (f"{path}/{clean(name)}",)
-        return key
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
         """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.
@@ -373,30 +285,9 @@ class ParamTable:
         param.hold(source)
 
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
-        """What torch is to optimize of an array or tensor. is_copied (bool): It will be copied anyway.
-
-        RAISES (ParamError): It can't be optimized in place.
-        """
         known = self.by_key.get(key)
-        name = known.name if known is not None else self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0]
-        if isinstance(source, torch.Tensor):
-            view = source
-        else:
-            view = view_of(own_copy(source) if is_copied and not is_viewable(source) else source, f"optimize param '{name}'")
-        if view.layout != torch.strided:
-            raise ParamError(
-                f"Can't optimize param '{name}': expected a dense tensor, found one of layout {view.layout}. Make it dense: "
-                "param.to_dense()."
-            )
-        if not view.is_floating_point():
-            raise ParamError(f"Can't optimize param '{name}': expected a tensor of floats, found {view.dtype}.")
-        if not is_copied and may_overlap(view):
-            raise ParamError(
-                f"Can't optimize param '{name}': expected a tensor without overlapping memory, found shape {tuple(view.shape)} with "
-                f"strides {view.stride()}, where several elements share one place. It was made by expand() or as_strided(): clone it "
-                "before it becomes a param."
-            )
-        return view
+        name = self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0] if known is None else known.name
+        return view_of_param(source, name, is_copied=is_copied)
 
     def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
         """Drop params, their states and their averages."""
@@ -431,28 +322,24 @@ class ParamTable:
 
     def _name_below(self, model: Model) -> None:
         """Name the params of a model in which new ones turned up."""
-        nlp = self._nlp()
-        if nlp is not None and any(found is model for _, found in components_with_model(nlp)):
-            self._name_pipeline(nlp)
+        if any(found is model for _, found in self._components()):
+            self._name_pipeline()
         else:
             for key, names in self._note(walk(model, self._prefix_of(model))).items():
                 self.names.setdefault(key, names)
 
-    def _name_pipeline(self, nlp: Language) -> None:
-        """Name all params of a pipeline, disabled components' too; forget those that are no longer in it."""
-        components = components_with_model(nlp)
-        self._forms = {name: form_of(model, name, self._forms.get(name)) for name, model in components}
-        walked = [found for name, model in components for found in walk(model, name)]
+    def _name_pipeline(self) -> None:
+        """Name all params of the pipeline; forget those that are no longer in it."""
+        walked = self._walk_pipeline()
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
-        in_use, gone = {name for name, *_ in names.values()}, []
+        in_use = {name for name, *_ in names.values()}
         with self._groups.changing():
-            for key, (name, *_) in self.names.items():
-                if key not in names and (key in self._of_pipeline or name in in_use):
-                    if key in self._of_pipeline and name in in_use and key in self.by_key:
-                        self._release(self.by_key[key])
-                    gone.append(key)
-            self._forget(gone, keep_names=False)
+            outdated = self._outdated(names.keys(), in_use)
+            for key, has_successor in outdated:
+                if has_successor and key in self.by_key:
+                    self._release(self.by_key[key])
+            self._forget((key for key, _ in outdated), keep_names=False)
         renamed = [self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found]
         for param in renamed:
             param.name, *aliases = names[param.key]
@@ -461,41 +348,24 @@ class ParamTable:
         self.names.update(names)
         self._of_pipeline = set(names)
         updates = max((param.steps for param in self.by_key.values()), default=0)
-        if updates and self._known:
-            self._joined |= dict.fromkeys(in_use - self._known, updates)
-        self._known |= in_use
+        if updates and self._names_ever:
+            self._joined |= dict.fromkeys(in_use - self._names_ever, updates)
+        self._names_ever |= in_use
 
-    def _note(self, walked: Iterable[NamedParam]) -> dict[Key, tuple[str, ...]]:
-        """Note what a walk found. RETURNS (dict): The names of each param by its key, its first one first."""
-        names: dict[Key, tuple[str, ...]] = {}
-        for found in walked:
-            names[found.key] = *names.get(found.key, ()), found.name
-            (self._biases_and_norms.add if found.is_bias_or_norm else self._biases_and_norms.discard)(found.key)
-            if found.param is not None:
-                self._torch_params[id(found.param)] = weakref.ref(found.param)
-        return names
 
-    def _prefix_of(self, model: Model) -> str:
-        """What the names of a model's params begin with: its component's name, or the name of its root layer."""
-        nlp = self._nlp()
-        for name, found in components_with_model(nlp) if nlp is not None else []:
-            if found is model:
-                return name
-        prefix = clean(model.name)
-        own = {found.key for found in walk(model, prefix)}
-        taken = any(name.startswith(f"{prefix}/") and key not in own for key, (name, *_) in self.names.items())
-        return f"{prefix}-{model.id}" if taken else prefix
+def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
+    """The params of a model that are asked for: nodes with names of params that have a value, and shims with torch's params."""
+    for node in model.walk():
+        for shim in node.shims:
+            for _, param in torch_params(shim):
+                if in_shim(shim, param) and not torch.nn.parameter.is_lazy(param):
+                    yield shim, param
+        for name in node.param_names:
+            if node.has_param(name) and in_node(node, name):
+                yield node, name
 
 
 def _hands_over(shim: Shim) -> bool:
-    """Whether a shim gives its optimizer each gradient as it is."""
-    return type(shim).finish_update is PyTorchShim.finish_update
-
-
-def _nobody() -> None:
-    return None
-
-
-def _is_of_shim(key: Key) -> bool:
-    """Whether a param is one that a shim keeps elsewhere."""
-    return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
+    """Whether a shim gives its optimizer each gradient as it is, if any."""
+    is_plain = type(shim).finish_update is PyTorchShim.finish_update
+    return is_plain and not shim._grad_scaler.found_inf  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "shape": list(param.shape),
             "dtype": str(param.dtype),
             # The name under which a shim with a store of its own calls its optimizer.
-            **({"shim": param.key[2]} if isinstance(param.key, tuple) and param.key[0] == "shim" else {}),
+            **({"shim": param.key[2]} if param.is_of_shim else {}),  # type: ignore[index]
             "updates": param.steps,
             "joined_at": param.joined_at,
             "state": {} if param.group is None else param.group.owner.states.as_tree(param),
