@@ -123,7 +123,7 @@ def test_guard_keeps_an_average_for_each_set_of_params():
     for _ in range(50):
         for params, norm in sets:
             assert guard.judge(params, [norm] * len(params), norm).factor == 1.0
-    assert set(guard.averages) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
+    assert set(guard.norms) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
     # Order does not matter, the number of params does: after unfreezing, norms are others.
     assert guard.judge((ner + tagger)[::-1], [4e4] * 4, 4e4).factor is None
     assert guard.judge(tagger + ner[:1], [4e4] * 3, 4e4).factor == 1.0
@@ -131,7 +131,7 @@ def test_guard_keeps_an_average_for_each_set_of_params():
 
 def test_guard_that_is_off_keeps_no_averages():
     guard = Guard(20)
-    assert [judge(guard, 10.0**i) for i in range(30)] == [1.0] * 30 and guard.averages == {}
+    assert [judge(guard, 10.0**i) for i in range(30)] == [1.0] * 30 and guard.norms == {}
     assert guard.wants_norms and not Guard(0).wants_norms and Guard(0, spike_factor=2.0).wants_norms
 
 
@@ -214,7 +214,7 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
 
     def multiply_and_note(optimizer, grads):
         multiply(optimizer, grads)
-        limits.append(3.0 * next(iter(guard_in(optimizer).averages.values())).norm)
+        limits.append(3.0 * next(iter(guard_in(optimizer).norms.values())).norm)
 
     with pytest.warns(GradSpikeWarning):
         params = train(optimizer, change=multiply_and_note, steps=26)
@@ -394,7 +394,7 @@ def test_guard_resumes_exactly(norms, data):
     found = [judge(first, norm) for norm in norms[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [judge(second, norm) for norm in norms[cut:]]
-    assert found == expected and second.averages == whole.averages
+    assert found == expected and second.norms == whole.norms
     assert second.state_dict() == whole.state_dict()
 
 

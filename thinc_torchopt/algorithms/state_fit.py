@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import ConfigError, StateError
 
 Kind = Literal["identity", "expand", "contract", "reshape"]
-OnGrowth = Literal["mean", "zero"]
+Fill = Literal["mean", "zero"]
 Shape = tuple[int, ...]
 
 # What torch.optim and its relatives call their state.
@@ -79,7 +79,7 @@ def fit_param_state(
     old_shape: Sequence[int],
     new_param: Tensor,
     *,
-    on_growth: OnGrowth = "mean",
+    on_growth: Fill = "mean",
     kind: Kind | None = None,
     name: str = "?",
     old_dtype: torch.dtype | None = None,
@@ -94,7 +94,7 @@ def fit_param_state(
     state (Mapping[str, Any]): As the optimizer keeps it.
     old_shape (Sequence[int]): Shape of the param to which it belonged.
     new_param (Tensor): The param to which it will belong. Its device, and its strides, are the state's from now on.
-    on_growth (OnGrowth): What new cells get.
+    on_growth (Fill): What new cells get.
     kind (Kind | None): None: found from the shapes.
     name (str): Name of the param, for errors.
     old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep theirs.
@@ -131,14 +131,14 @@ def fit_param_state(
     return fitted
 
 
-def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: OnGrowth = "mean", scale: float = 1.0) -> Tensor:
+def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: Fill = "mean", scale: float = 1.0) -> Tensor:
     """Fit one state tensor to a shape.
 
     value (Tensor): State before, e.g. exp_avg. Shape: any.
     shape (Sequence[int]): The shape to come.
     kind (Kind | None): What becomes of the cells. None: found from the shapes; dimensions may grow and shrink at once, and are then first
         contracted.
-    fill (OnGrowth): What new cells get: the mean over the old ones along the dimension that grew, or zero.
+    fill (Fill): What new cells get: the mean over the old ones along the dimension that grew, or zero.
     scale (float): Multiplies what new cells get.
     RETURNS (Tensor): Of the same dtype and device. `value` itself if nothing changes; a view of it if only the dimensions are other ones.
     RAISES (StateError): The kind does not fit the shapes.
@@ -219,14 +219,14 @@ def check_kind(kind: Kind | None, old: Shape, new: Shape, what: str) -> None:
 
 
 def check_on_growth(on_growth: str) -> None:
-    if on_growth not in get_args(OnGrowth):
-        raise ConfigError(f"Can't grow optimizer state: expected on_growth to be one of {list(get_args(OnGrowth))}, found {on_growth!r}.")
+    if on_growth not in get_args(Fill):
+        raise ConfigError(f"Can't grow optimizer state: expected on_growth to be one of {list(get_args(Fill))}, found {on_growth!r}.")
 
 
 # ---------------------------------------------------------------------- one tensor
 
 
-def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: OnGrowth, scale: float) -> Tensor:
+def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: Fill, scale: float) -> Tensor:
     if tuple(value.shape) == shape:
         return value
     if not (value.is_floating_point() or value.is_complex()):
@@ -240,7 +240,7 @@ def _contract(value: Tensor, shape: Shape) -> Tensor:
     return _leading(value, shape).clone(memory_format=torch.contiguous_format)  # a view would keep all of the old cells in memory
 
 
-def _expand(value: Tensor, shape: Shape, fill: OnGrowth, scale: float) -> Tensor:
+def _expand(value: Tensor, shape: Shape, fill: Fill, scale: float) -> Tensor:
     if fill == "zero" or not value.numel():
         grown = value.new_zeros(shape)
         _leading(grown, value.shape).copy_(value)

@@ -104,7 +104,7 @@ class Guard:
             OPTIMIZER.refuse("spike_factor", "a number above 1, or 0 for none", spike_factor, advice)
         self.on_spike: OnSpike = OPTIMIZER.choice("on_spike", on_spike, ("skip", "clip"))
         self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
-        self.averages: dict[str, MovingAverage] = {}
+        self.norms: dict[str, MovingAverage] = {}  # by the name of the set of params; saved as "averages"
         self._nonfinite_in_a_row: dict[str, int] = {}
 
     @property
@@ -128,7 +128,7 @@ class Guard:
         if not self.spike_factor or norm == 0.0:
             return Verdict()
         updated_together = set_name(params)
-        average = self.averages.setdefault(updated_together, MovingAverage())
+        average = self.norms.setdefault(updated_together, MovingAverage())
         limit = self.spike_factor * average.norm
         if average.updates < MIN_UPDATES or norm <= limit:
             average.add(norm)
@@ -197,7 +197,7 @@ class Guard:
     def begin_anew(self) -> None:
         """Forget averages and bad updates in a row, as other params follow. Counters are kept."""
         self.bad_in_a_row = 0
-        self.averages = {}
+        self.norms = {}
         self._nonfinite_in_a_row = {}
 
     # ------------------------------------------------------------------ state
@@ -207,7 +207,7 @@ class Guard:
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "nonfinite_in_a_row": dict(self._nonfinite_in_a_row),
-            "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.averages.items()},
+            "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.norms.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -225,7 +225,7 @@ class Guard:
         averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
         self.__dict__.update(counts)
         self._nonfinite_in_a_row = {_renamed_set(name, renamed): count for name, count in in_a_row.items()}
-        self.averages = {_renamed_set(name, renamed): average for name, average in averages.items()}
+        self.norms = {_renamed_set(name, renamed): average for name, average in averages.items()}
 
 
 def rollback_settings(

@@ -28,7 +28,7 @@ class Bound(Parts):
         """
         self._trained.groups.check(all_names(nlp))
         self._meet(nlp)
-        self._trained.table.bind(nlp, exclude)
+        self._trained.table.take_in(nlp, exclude)
         self._keep_all_buffers()
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
@@ -38,7 +38,7 @@ class Bound(Parts):
         """
         self._meet(nlp, anew)
         with suppress(PipelineError):
-            self._trained.table.bind(nlp, ())
+            self._trained.table.take_in(nlp, ())
             self._keep_all_buffers()
 
     def knows(self, nlp: Language) -> bool:

@@ -111,7 +111,7 @@ class TrainedParams:
         if paths:
             saved = state_match.rename(saved, paths)
             ids = state.group_ids(saved["groups"])
-        self.table.bind(nlp, exclude, saved=saved["params"], joins_now=may_grow)
+        self.table.take_in(nlp, exclude, saved=saved["params"], joins_now=may_grow)
         if may_grow:
             saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.shim_paths()])
             if changes:

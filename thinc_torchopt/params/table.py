@@ -69,7 +69,7 @@ class ParamTable(PipelineNames):
         self._joined: dict[str, int | None] = {}
         self._released: dict[str, Released] = {}
 
-    def bind(
+    def take_in(
         self,
         nlp: Language,
         exclude: Collection[str],
@@ -103,7 +103,7 @@ class ParamTable(PipelineNames):
             going_on = [(name, model) for name, model in self._components() if id(model) not in left_out]
             found += [one for _, model in going_on for one in self._find_named(model, saved.keys())]
             found += self._find_of_shims(saved, going_on)
-        self._take_in(found)
+        self._see_all(found)
         self._released.clear()
 
     # ------------------------------------------------------------------ what a model holds
@@ -167,7 +167,7 @@ class ParamTable(PipelineNames):
         if self.is_bound:
             self._name_pipeline()
             if self._released:
-                self._take_in([found for _, model in self._components() for found in self._find_named(model, self._released.keys())])
+                self._see_all([found for _, model in self._components() for found in self._find_named(model, self._released.keys())])
 
     def check_names_last(self) -> None:
         """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
@@ -192,7 +192,7 @@ class ParamTable(PipelineNames):
         known = self.by_key.get((node.id, name))
         if (known is None or known.source is not array) and (known is not None or array.size):
             found = self._found_in_node(node, name, model)
-            self._take_in([*self._find_with_grad(model), found])
+            self._see_all([*self._find_with_grad(model), found])
             array = found.source
         return array
 
@@ -205,7 +205,7 @@ class ParamTable(PipelineNames):
         is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
         if not is_as_before and (known is not None or param.numel()):
             found = self._found_in_shim(param, shim, model)
-            self._take_in([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
+            self._see_all([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
         """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.
@@ -234,7 +234,7 @@ class ParamTable(PipelineNames):
 
     # ------------------------------------------------------------------ params come and go
 
-    def _take_in(self, found: Iterable[Found]) -> None:
+    def _see_all(self, found: Iterable[Found]) -> None:
         """Take in what is new, and go over to what took the place of something. If one is refused, nothing is taken in.
 
         RAISES (ParamError): One is not of floats. (ConfigError): The settings don't go with it.
@@ -247,9 +247,8 @@ class ParamTable(PipelineNames):
         if not due:
             return
         with self._groups.changing():
-            known_before = {key: param for key in due if (param := self.by_key.get(key)) is not None}
-            for key, param in known_before.items():
-                one, view = due[key]
+            for param in [param for key in due if (param := self.by_key.get(key)) is not None]:
+                one, view = due[param.key]
                 if param.shape == view.shape:
                     self._replace(param, one.source, view)
                 else:

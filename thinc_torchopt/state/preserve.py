@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms import Kind, OnGrowth, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
+from ..algorithms import Fill, Kind, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
 from ..errors import StateError
 from ..learn_rate import LearnRateController
 
@@ -39,7 +39,7 @@ def preserve_optimizer_state(
     old_model: torch.nn.Module | Mapping[str, Tensor],
     mappings: Sequence[StateMapping] | Mapping[str, str | None] | None = None,
     *,
-    on_growth: OnGrowth = "mean",
+    on_growth: Fill = "mean",
     controller: LearnRateController | None = None,
 ) -> torch.optim.Optimizer:
     """Make the optimizer that goes on with a new model where another stood with the old one.
@@ -57,7 +57,7 @@ def preserve_optimizer_state(
         `dict(model.named_parameters())` from before the change.
     mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
         Params that are not named there are matched as always.
-    on_growth (OnGrowth): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
+    on_growth (Fill): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
     controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its `replace_optimizer`.
     RETURNS (torch.optim.Optimizer): A new one, of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
@@ -135,7 +135,7 @@ def _match(optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[s
 
 
 def _fit_all(
-    optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: OnGrowth, state: dict[Tensor, dict[str, Any]]
+    optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: Fill, state: dict[Tensor, dict[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any], Tensor]]:
     """Put the state of each param into `state`, and yield it, as `check_states` takes it."""
     taken: set[int] = set()
