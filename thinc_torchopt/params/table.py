@@ -190,11 +190,11 @@ class ParamTable(PipelineNames):
         """
         array = node.get_param(name)
         known = self.by_key.get((node.id, name))
-        if (known is None or known.source is not array) and (known is not None or array.size):
-            found = self._found_in_node(node, name, model)
-            self._see_all([*self._find_with_grad(model), found])
-            array = found.source
-        return array
+        if (known.source is array) if known is not None else not array.size:
+            return array
+        found = self._found_in_node(node, name, model)
+        self._see_all([*self._find_with_grad(model), found])
+        return found.source
 
     def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
         """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in together.
