@@ -9,8 +9,8 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.params import components_with_model
 from thinc_torchopt.params.names import walk
-from thinc_torchopt.params.table import components_with_model
 from thinc_torchopt.state.files import read_folder
 
 from ..models import backprop, grads_of, mixed_model, params_of, same, slots, toy_examples, toy_pipeline

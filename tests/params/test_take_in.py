@@ -12,6 +12,7 @@ from thinc_torchopt.errors import ConfigError, ParamError
 from thinc_torchopt.learn_rate import LearnRateController
 
 from ..models import backprop, toy_pipeline
+from ..peek import groups_in, params_in
 
 N = 12
 
@@ -108,11 +109,11 @@ def test_take_in_when_all_move_grow_are_renamed_thawed_or_go(counts):
     module.double()
     update()
     assert counts.take() == (0, 0, 1)
-    ids = [group.id for group in optimizer._trained.groups.groups]
+    ids = [group.id for group in groups_in(optimizer).groups]
     nlp.rename_pipe("tagger", "renamed")
     optimizer.introduce(nlp)
     assert counts.take() == (0, 0, 1) and all(name.startswith("renamed/") for name in optimizer.params)
-    assert ids == [group.id for group in optimizer._trained.groups.groups]
+    assert ids == [group.id for group in groups_in(optimizer).groups]
     for layer in module:
         layer.weight = torch.nn.Parameter(torch.zeros(6, 5))
         layer.bias = torch.nn.Parameter(torch.zeros(6))
@@ -153,8 +154,8 @@ def test_take_in_keeps_the_order_of_the_model():
     shapes, one_by_one = ([tuple(t.shape) for t in o.torch_optimizers["algorithm"].param_groups[0]["params"]] for o in (optimizer, alone))
     names = [name.rpartition("/")[2] for name in optimizer.params]
     assert shapes == one_by_one and names == ["W", "b", "weight", "bias", "W", "b"]
-    group = optimizer._trained.groups.groups[0]
-    assert [id(param) for param, _ in group.params.values()] == [id(param) for param in optimizer._trained.params]
+    group = groups_in(optimizer).groups[0]
+    assert [id(param) for param, _ in group.params.values()] == [id(param) for param in params_in(optimizer)]
 
 
 def test_take_in_keeps_state_that_a_class_makes_when_it_is_built():

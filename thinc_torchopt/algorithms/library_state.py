@@ -25,7 +25,7 @@ _KIND = "__kind__"
 _PLAIN = (bool, int, float, str, bytes, set, frozenset, Tensor, numpy.generic, numpy.ndarray)
 # The parts of what an optimizer keeps beside its params and groups.
 BESIDE = ("attributes", "parts", "state")
-# Attributes of an optimizer that are kept elsewhere, or are no state. A list of rates by group is in the groups: see built_algorithm.py.
+# Attributes of an optimizer that are kept elsewhere, or are no state. A list of rates by group is in the groups: see groups/building.py.
 # FlashAdamW's `param_absmax` is computed again.
 _NO_STATE = ("state", "param_groups", "defaults", "grad_scale", "found_inf", "base_lrs", "param_absmax")
 
