@@ -2,12 +2,14 @@
 
     python benchmarks/checkpoint.py [--gigabytes 1] [--rounds 5] [--folder PATH]
 
-A torch module in a pipeline, trained by AdamW for a step, so that its state has the size asked for. The copy is read, written and synced.
-Budgets: less than twice the time of the copy, and no second copy of the state in memory. Memory is what the process holds at most meanwhile
+A torch module in a pipeline, trained by AdamW for a step, so that its state has the size asked for. The copy is read,
+written and synced.
+Budgets: less than twice the time of the copy, and no second copy of the state in memory. Memory is what the process
+    holds at most meanwhile
 beyond what it held before, without pages of mapped files, which the kernel can drop at any time. Linux only.
 
-Times are the quickest of all rounds, and medians: on a virtual machine fresh memory may have to come from the host, which takes as long
-again as all the rest, now for the one and now for the other.
+Times are the quickest of all rounds, and medians: on a virtual machine fresh memory may have to come from the host,
+which takes as long again as all the rest, now for the one and now for the other.
 """
 
 import argparse
@@ -88,7 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; default: the one for temporary files")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="on the disk to measure; default: the one for temporary files"
+    )
     args = parser.parse_args()
     nlp, optimizer = build(int(args.gigabytes * 2**30))
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
@@ -114,7 +118,10 @@ def main() -> None:
             more = memory(function)
             ratios = [one / other for one, other in zip(found, copied)]
             verdict = "ok" if ratios[0] < 2 and more < (allowed + 0.1) * size else "OVER BUDGET"
-            print(f"{what:12} {found[0]:8.2f} {ratios[0]:8.2f} {found[1]:8.2f} {ratios[1]:8.2f} {more / MIB:9.0f}   {verdict}")
+            print(
+                f"{what:12} {found[0]:8.2f} {ratios[0]:8.2f} {found[1]:8.2f} {ratios[1]:8.2f} {more / MIB:9.0f}   "
+                f"{verdict}"
+            )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python benchmarks/fine_tuning.py --train train.spacy --dev dev.spacy --transformer path/to/all-MiniLM-L6-v2
 
-Trains configs/fine_tuning.cfg three times for each seed, with the same steps, batches and seed, and prints the F-score on dev.
+Trains configs/fine_tuning.cfg three times for each seed, with the same steps, batches and seed, and prints the F-score
+on dev.
 """
 
 import argparse
@@ -33,7 +34,10 @@ def train(args: argparse.Namespace, rate: float | None, seed: int) -> dict[int, 
     if rate is not None:
         optimizer["learn_rate"]["initial_rate"] = rate
         del optimizer["param_groups"], optimizer["layer_decay"]
-    for schedule in [optimizer["learn_rate"], *(block["learn_rate"] for block in optimizer.get("param_groups", {}).values())]:
+    for schedule in [
+        optimizer["learn_rate"],
+        *(block["learn_rate"] for block in optimizer.get("param_groups", {}).values()),
+    ]:
         schedule |= {"total_steps": args.steps, "warmup_steps": args.steps // 10}
     nlp = init_nlp(config)
     printed = io.StringIO()

@@ -2,8 +2,9 @@
 
     python benchmarks/learn_rate.py [--calls 1000]
 
-At 200 param groups and 1,000 params: `step` (budget at p99: 5 ms), the integrity check (2 ms), adding a group (20 ms). Then `step` at 2
-groups and 40 params, as small pipelines have it, for which no budget but the update's own time counts. Each call is timed by itself.
+At 200 param groups and 1,000 params: `step` (budget at p99: 5 ms), the integrity check (2 ms), adding a group (20 ms).
+Then `step` at 2 groups and 40 params, as small pipelines have it, for which no budget but the update's own time counts.
+Each call is timed by itself.
 
 On a busy machine p99 is the time that other processes took: run this alone, or as root with `chrt -f 10` before it.
 

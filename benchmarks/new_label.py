@@ -1,9 +1,11 @@
-"""What it is worth that state follows its param: a parser gets a label in mid-training, and goes on with the optimizer's state or without.
+"""What it is worth that state follows its param: a parser gets a label in mid-training, and goes on with the
+optimizer's state or without.
 
     python benchmarks/new_label.py --train train.spacy --dev dev.spacy
 
-Trains a parser on trees in which one label is unknown ("dep" stands there); then adds the label, and goes on with the true trees, from the
-same point in several ways. Prints the labelled attachment score on dev, of all words and of those with the new label, after so many steps
+Trains a parser on trees in which one label is unknown ("dep" stands there); then adds the label, and goes on with the
+true trees, from the same point in several ways. Prints the labelled attachment score on dev, of all words and of those
+with the new label, after so many steps
 more: the mean over seeds, and the lowest and the highest.
 """
 
@@ -114,7 +116,11 @@ def main() -> None:
                     cells += scores(nlp, dev, args.label)
                 found[label].append(cells)
     for label, runs in found.items():
-        print(f"| {label} | " + " | ".join(f"{mean(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in zip(*runs)) + " |")
+        print(
+            f"| {label} | "
+            + " | ".join(f"{mean(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in zip(*runs))
+            + " |"
+        )
 
 
 if __name__ == "__main__":

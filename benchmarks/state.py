@@ -1,12 +1,14 @@
-"""What it costs to keep the state of an optimizer when its model grows: `preserve_optimizer_state`, against its budgets.
+"""What it costs to keep the state of an optimizer when its model grows: `preserve_optimizer_state`, against its
+budgets.
 
     python benchmarks/state.py [--rounds 20] [--params 1000] [--elements 25000000]
 
-1,000 params of 25M elements in all, in 500 layers of weight and bias. Of them grow: none; one head (the usual case: labels came); a tenth
-of the layers; all of them, by a tenth of their rows. Budgets: 100 ms, and no more memory than the grown tensors need. Memory is what the
-process held at most meanwhile, beyond what it held before.
+1,000 params of 25M elements in all, in 500 layers of weight and bias. Of them grow: none; one head (the usual case:
+labels came); a tenth of the layers; all of them, by a tenth of their rows. Budgets: 100 ms, and no more memory than the
+grown tensors need. Memory is what the process held at most meanwhile, beyond what it held before.
 
-Times are medians, and the quickest of all rounds: on a busy machine the median is also the time that other processes took.
+Times are medians, and the quickest of all rounds: on a busy machine the median is also the time that other processes
+took.
 """
 
 import argparse
@@ -40,7 +42,11 @@ def build(n_params: int, n_elements: int, n_grown: int, rows: float) -> torch.nn
 
 def peak_memory() -> int:
     """The most that the process held in memory since `reset_peak_memory`, in bytes. Linux only."""
-    return next(1024 * int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return next(
+        1024 * int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
 
 
 def reset_peak_memory() -> None:
@@ -71,10 +77,15 @@ def measure(name: str, n_grown: int, rows: float, args: argparse.Namespace) -> N
         del made
     made = preserve_optimizer_state(optimizer, new_model, old_model)
     pairs = zip(old_model.parameters(), new_model.parameters())
-    grown = sum(value.nbytes for old, new in pairs if old.shape != new.shape for value in made.state[new].values() if value.ndim)
+    grown = sum(
+        value.nbytes for old, new in pairs if old.shape != new.shape for value in made.state[new].values() if value.ndim
+    )
     median = statistics.median(times)
     verdict = "ok" if median < BUDGET else "OVER BUDGET"
-    print(f"{name:16} {2 * n_grown:6} {median:10.1f} {min(times):10.1f} {memory / MIB:10.0f} {grown / MIB:10.0f}   {verdict}")
+    print(
+        f"{name:16} {2 * n_grown:6} {median:10.1f} {min(times):10.1f} {memory / MIB:10.0f} {grown / MIB:10.0f}   "
+        f"{verdict}"
+    )
 
 
 def main() -> None:
@@ -84,7 +95,10 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=25_000_000)
     args = parser.parse_args()
     layers = args.params // 2
-    print(f"{args.params} params, {args.elements / 1e6:.0f}M elements, {torch.get_num_threads()} threads. Milliseconds, MiB")
+    print(
+        f"{args.params} params, {args.elements / 1e6:.0f}M elements, {torch.get_num_threads()} threads. Milliseconds, "
+        "MiB"
+    )
     print(f"{'':16} {'grown':>6} {'median':>10} {'quickest':>10} {'memory':>10} {'of grown':>10}")
     for name in OPTIMIZERS:
         for n_grown in (0, 1, layers // 10, layers):

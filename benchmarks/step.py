@@ -2,13 +2,15 @@
 
     python benchmarks/step.py [--rounds 30] [--busy 2] [--json out.json]
 
-Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197 tensors,
-109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and doing away with the gradients;
-`full` adds clipping (by the global norm; thinc: tensor by tensor), skipping of gradients that are not finite (not thinc), and averages.
+Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197
+tensors, 109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and doing
+away with the gradients; `full` adds clipping (by the global norm; thinc: tensor by tensor), skipping of gradients that
+are not finite (not thinc), and averages.
 
-An update starts with the gradients in their places and ends with the params updated and the gradients gone: those of thinc's arrays are
-zero, in place; those of a torch module are None, but for thinc's own optimizer, which sets them to zero too. The contestants take turns,
-each on tensors of its own with the same values, so that a slow moment of the machine meets all of them. Figures are medians.
+An update starts with the gradients in their places and ends with the params updated and the gradients gone: those of
+thinc's arrays are zero, in place; those of a torch module are None, but for thinc's own optimizer, which sets them to
+zero too. The contestants take turns, each on tensors of its own with the same values, so that a slow moment of the
+machine meets all of them. Figures are medians.
 """
 
 import argparse
@@ -48,7 +50,11 @@ def cnn_models() -> list[Model]:
     words = [f"w{i}" for i in range(60)]
     example = Example.from_dict(
         spacy.tokens.Doc(nlp.vocab, words=words),
-        {"tags": [f"T{i % 50}" for i in range(60)], "heads": [max(i - 1, 0) for i in range(60)], "deps": [f"d{i % 40}" for i in range(60)]},
+        {
+            "tags": [f"T{i % 50}" for i in range(60)],
+            "heads": [max(i - 1, 0) for i in range(60)],
+            "deps": [f"d{i % 40}" for i in range(60)],
+        },
     )
     nlp.initialize(lambda: [example])
     return [proc.model for _, proc in nlp.pipeline]
@@ -84,7 +90,9 @@ def arrays_of(models: list[Model]) -> Iterator[Any]:
 
 
 def grads_of(models: list[Model]) -> list[tuple[torch.nn.Parameter | None, torch.Tensor]]:
-    """Every gradient, allocated, as a tensor that shares its memory; with the torch param whose it will be, if it is one's."""
+    """Every gradient, allocated, as a tensor that shares its memory; with the torch param whose it will be, if it is
+    one's.
+    """
     found: list[tuple[torch.nn.Parameter | None, torch.Tensor]] = []
     for model in models:
         for node in model.walk():
@@ -185,7 +193,10 @@ def main() -> None:
     parser.add_argument("--json", help="Also write the figures to this file.")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads; ", end="")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, thinc {thinc.__version__}, spaCy {spacy.__version__}")
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, thinc {thinc.__version__}, spaCy "
+        f"{spacy.__version__}"
+    )
     results: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         keep_busy(stack, args.busy)
@@ -204,7 +215,10 @@ def measure_all(rounds: int, results: dict[str, dict[str, float]]) -> None:
             found = results[f"{title} {features}"] = measure(build, turns, full=features == "full")
             bare, theirs = found["torch AdamW(fused)"], found["thinc Adam"]
             for name, ms in found.items():
-                print(f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster than thinc")
+                print(
+                    f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster "
+                    "than thinc"
+                )
 
 
 if __name__ == "__main__":

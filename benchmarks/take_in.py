@@ -2,9 +2,10 @@
 
     python benchmarks/take_in.py [--tensors 400 800 1600 3000]
 
-Half of the tensors are matrices, half are biases, all of them small. They belong to a torch module or to thinc's layers. `initialize`
-is what `spacy train` does at the start; `first update` is what an optimizer does that was not told its pipeline, with the update itself.
-The time should grow as the number of tensors does: the last column has the time per tensor, as a multiple of that in the first line.
+Half of the tensors are matrices, half are biases, all of them small. They belong to a torch module or to thinc's
+layers. `initialize` is what `spacy train` does at the start; `first update` is what an optimizer does that was not told
+its pipeline, with the update itself. The time should grow as the number of tensors does: the last column has the time
+per tensor, as a multiple of that in the first line.
 """
 
 import argparse
@@ -73,7 +74,11 @@ def main() -> None:
             for n_tensors in args.tensors:
                 took = min(measure(make(n_tensors)) for _ in range(args.repeats))
                 first = first or took / n_tensors
-                print(f"{kind}, {what}: {n_tensors:5d} tensors {took:7.3f} s   per tensor x {took / n_tensors / first:.2f}", flush=True)
+                print(
+                    f"{kind}, {what}: {n_tensors:5d} tensors {took:7.3f} s   per tensor x "
+                    f"{took / n_tensors / first:.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

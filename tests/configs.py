@@ -33,7 +33,8 @@ def commands_in_head(name: str) -> list[list[str]]:
 
 
 def run_head(name: str, folder: Path, *, steps: int, process: bool = False) -> Run:
-    """Run the commands that a config's first lines show, as they stand, in a folder with a small corpus. Training ends after a few steps.
+    """Run the commands that a config's first lines show, as they stand, in a folder with a small corpus. Training ends
+    after a few steps.
 
     RETURNS (Run): The last one of them, which is `spacy train`.
     """

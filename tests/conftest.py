@@ -18,8 +18,8 @@ needs_corpora = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="the c
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-# For each message that it reads or writes, srsly looks through the entry points of all installed packages. A document takes several, and
-# in trainings as small as ours that would be half of the time.
+# For each message that it reads or writes, srsly looks through the entry points of all installed packages. A document
+# takes several, and in trainings as small as ours that would be half of the time.
 for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
     coders.get_all = cache(coders.get_all)
 
@@ -65,8 +65,9 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """What the commands in the head of a config made, in 20 steps, each config once a session: by its name, the folder in which they ran,
-    with `training/` in it, and the output of `spacy train`. Only to be read."""
+    """What the commands in the head of a config made, in 20 steps, each config once a session: by its name, the folder
+    in which they ran, with `training/` in it, and the output of `spacy train`. Only to be read.
+    """
     from .configs import run_head, skip_without
 
     @cache

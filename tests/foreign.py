@@ -58,12 +58,18 @@ def english_docs(numbers: range) -> list[Doc]:
             noun=NOUNS[i // 4 % 4][:-1],
             she="She" if i % 2 else "He",
         )
-        words, tags, pos, morphs, lemmas, heads, deps = zip(*(line.split() for line in text.splitlines() if line.strip()))
+        words, tags, pos, morphs, lemmas, heads, deps = zip(
+            *(line.split() for line in text.splitlines() if line.strip())
+        )
         morphs, heads = ["" if morph == "_" else morph for morph in morphs], [int(head) for head in heads]
         doc = Doc(vocab, words=words, tags=tags, pos=pos, morphs=morphs, lemmas=lemmas, heads=heads, deps=deps)
         entities = [("PERSON", 0, f"Q{i % 4}"), ("GPE", 5, ""), ("GPE", 10, "")][: 2 + (len(doc) > 7)]
         doc.ents = [Span(doc, start, start + 1, label=label, kb_id=kb_id) for label, start, kb_id in entities]
-        doc.spans["phrases"] = [Span(doc, 2, 4, label="THING"), Span(doc, 0, 1, label="WHO"), Span(doc, 4, 6, label="WHERE")]
+        doc.spans["phrases"] = [
+            Span(doc, 2, 4, label="THING"),
+            Span(doc, 0, 1, label="WHO"),
+            Span(doc, 4, 6, label="WHERE"),
+        ]
         doc.cats = {"GOOD": float(is_good), "BAD": float(not is_good)}
         doc._.relations = {(0, 5): {"LOVES": float(is_good), "KNOWS": 1.0}}
         docs.append(doc)
@@ -144,11 +150,19 @@ def _write_kb(folder: Path) -> None:
 def _write_transformer(folder: Path, pieces: Path) -> None:
     """The pieces of a BERT that reads letters; and, where there is the library, such a BERT itself."""
     letters = sorted({letter for doc in english_docs(range(20)) for letter in doc.text.lower() if not letter.isspace()})
-    pieces.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]))
+    pieces.write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)])
+    )
     if find_spec("transformers"):
         from transformers import BertConfig, BertModel, BertTokenizerFast
 
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 80}
+        sizes = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "vocab_size": 80,
+        }
         BertModel(BertConfig(**sizes)).save_pretrained(folder)
         BertTokenizerFast(str(pieces)).save_pretrained(folder)
 
@@ -157,7 +171,10 @@ def _write_pipeline(folder: Path, paths: dict[str, Path]) -> None:
     """A tagger, a parser and names, as spaCy trains them."""
     config = Config().from_disk(FOLDER / "pretrain.cfg", interpolate=False)
     config["nlp"]["pipeline"] = ["tok2vec", "tagger", "parser", "ner"]
-    config["components"]["ner"] = {"factory": "ner", "model": config["components"]["parser"]["model"].copy() | {"state_type": "ner"}}
+    config["components"]["ner"] = {
+        "factory": "ner",
+        "model": config["components"]["parser"]["model"].copy() | {"state_type": "ner"},
+    }
     config["paths"] |= {"train": str(paths["train"]), "dev": str(paths["dev"])}
     config["training"] |= {"max_steps": 4}
     config.pop("pretraining")

@@ -1,11 +1,11 @@
 """spaCy's and thinc's own tests, with our drop-ins in the place of thinc's optimizers.
 
     python tests/host_suites.py training       spaCy's tests of its training
-    python tests/host_suites.py all            also those of its pipeline and parser, and thinc's of models, layers and optimizers
+    python tests/host_suites.py all            also its pipeline's and parser's, and thinc's of models and optimizers
     python tests/host_suites.py all --without  the same tests with thinc's optimizers, to compare with
 
-Other arguments go to pytest. The oracle: whatever passes without us passes with us. The session fails if a test does, if no step was
-made by torch, or if one was made by thinc, which means that the swap missed a place.
+Other arguments go to pytest. The oracle: whatever passes without us passes with us. The session fails if a test does,
+if no step was made by torch, or if one was made by thinc, which means that the swap missed a place.
 """
 
 from __future__ import annotations
@@ -44,12 +44,23 @@ SUITES = {
 }
 
 # The hosts' tests run under the hosts' rules: no configuration and no cache of ours, and a warning is no error.
-OPTIONS = ["-c", os.devnull, "--rootdir", str(Path(thinc.__file__).parents[1]), "-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS = [
+    "-c",
+    os.devnull,
+    "--rootdir",
+    str(Path(thinc.__file__).parents[1]),
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+]
 WARNINGS = ["-W", "default", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
 
 
 class Seeds:
-    """A pytest plugin that starts each test from one seed. Some, as the beam parser's, fail from one seed in many with any optimizer."""
+    """A pytest plugin that starts each test from one seed. Some, as the beam parser's, fail from one seed in many with
+    any optimizer.
+    """
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -77,7 +88,11 @@ class DropIns:
                 item.module.Optimizer = optimizer_as_thincs  # type: ignore[attr-defined]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.testscollected and not session.config.option.collectonly and (self.thinc_steps or not self.torch_steps):
+        if (
+            session.testscollected
+            and not session.config.option.collectonly
+            and (self.thinc_steps or not self.torch_steps)
+        ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -120,7 +135,8 @@ def main() -> int:
     # spaCy's tests import the package `mock`, of which Python has its own.
     sys.modules.setdefault("mock", unittest.mock)
     return pytest.main(
-        [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]], plugins=[Seeds()] if args.without else [Seeds(), DropIns()]
+        [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]],
+        plugins=[Seeds()] if args.without else [Seeds(), DropIns()],
     )
 
 

@@ -27,7 +27,9 @@ def thinc_model(width: int = 6) -> Model:
 
 def torch_model(width: int = 6) -> Model:
     """A torch module in a thinc layer."""
-    module = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.LayerNorm(width), torch.nn.GELU(), torch.nn.Linear(width, 3))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(5, width), torch.nn.LayerNorm(width), torch.nn.GELU(), torch.nn.Linear(width, 3)
+    )
     return PyTorchWrapper(module)
 
 
@@ -71,7 +73,9 @@ def grads_of(model: Model) -> list[torch.Tensor]:
 
 def pipeline_params(nlp: Language) -> dict[str, list[torch.Tensor]]:
     """Copies of all params by component."""
-    return {name: params_of(proc.model) for name, proc in nlp.pipeline if isinstance(getattr(proc, "model", None), Model)}
+    return {
+        name: params_of(proc.model) for name, proc in nlp.pipeline if isinstance(getattr(proc, "model", None), Model)
+    }
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -110,7 +114,12 @@ def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool 
 
 
 def treebank(nlp: Language, n: int, *, split: str = "train") -> list[Example]:
-    """The first sentences of the treebank, with fresh predicted docs. Its documents are long, which the parser's oracle takes ill."""
+    """The first sentences of the treebank, with fresh predicted docs. Its documents are long, which the parser's oracle
+    takes ill.
+    """
     docs = DocBin().from_disk(SHARED / "data" / f"ud-english-ewt-{split}.spacy").get_docs(nlp.vocab)
     gold = islice((sentence.as_doc() for doc in docs for sentence in doc.sents), n)
-    return [Example(Doc(nlp.vocab, words=[t.text for t in doc], spaces=[bool(t.whitespace_) for t in doc]), doc) for doc in gold]
+    return [
+        Example(Doc(nlp.vocab, words=[t.text for t in doc], spaces=[bool(t.whitespace_) for t in doc]), doc)
+        for doc in gold
+    ]

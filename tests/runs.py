@@ -54,7 +54,9 @@ def config_for(folder, corpus, *, steps=20, **changes):
 
 
 def run(config, output, *, crash_at=None):
-    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the table."""
+    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the
+    table.
+    """
     infos = {}
 
     @registry.loggers("test-checkpoint.Recorder.v1")
@@ -102,7 +104,9 @@ def digests(folder):
             if path.is_file() and path.name in ("model", "pytorch_model.bin"):
                 found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
         found[f"{name} scores"] = {
-            k: v for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items() if k != "speed"
+            k: v
+            for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items()
+            if k != "speed"
         }
     assert len(found) > 4
     return found

@@ -32,7 +32,9 @@ Run = subprocess.CompletedProcess[str]
 def spacy_process(*args: object, check: bool = True) -> Run:
     """Run `python -m spacy ...` as a user would: in a process of its own. It takes seconds to import everything."""
     command = [sys.executable, "-m", "spacy", *map(str, args)]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"})
+    run = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    )
     assert not check or run.returncode == 0, run.stdout + run.stderr
     return run
 
@@ -57,7 +59,9 @@ def spacy_cli(*args: object, check: bool = True) -> Run:
 
 @contextmanager
 def as_in_a_new_process() -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]:
-    """Inside, output and warnings go to the two streams, and no terminal; afterwards, what a command sets for its process is as before."""
+    """Inside, output and warnings go to the two streams, and no terminal; afterwards, what a command sets for its
+    process is as before.
+    """
     stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf8", write_through=True) for _ in range(2))
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
@@ -83,16 +87,22 @@ def as_in_a_new_process() -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]
 def flags_of(settings: dict[str, Any]) -> list[str | Path]:
     """Overrides of a config as a command line has them."""
     return [
-        part for key, value in settings.items() for part in (f"--{key}", value if isinstance(value, (str, Path)) else json.dumps(value))
+        part
+        for key, value in settings.items()
+        for part in (f"--{key}", value if isinstance(value, (str, Path)) else json.dumps(value))
     ]
 
 
 def toy_corpus(folder: Path) -> dict[str, Path]:
-    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl. Each label 30 times at least: less is no label to the parser."""
+    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl. Each label 30 times at least: less is no label to the
+    parser.
+    """
     docs = [example.reference for example in toy_examples(toy_pipeline(["tagger"]), 90)]
     for name, part in (("train", docs[:72]), ("dev", docs[72:])):
         DocBin(docs=part, store_user_data=True).to_disk(folder / f"{name}.spacy")
-    (folder / "raw.jsonl").write_text("".join(json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40)))
+    (folder / "raw.jsonl").write_text(
+        "".join(json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40))
+    )
     return {"train": folder / "train.spacy", "dev": folder / "dev.spacy", "raw_text": folder / "raw.jsonl"}
 
 

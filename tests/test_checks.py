@@ -1,4 +1,6 @@
-"""Every argument from Python, checked as confection checks it in a config: what can't be is refused, by its config path."""
+"""Every argument from Python, checked as confection checks it in a config: what can't be is refused, by its config
+path.
+"""
 
 import inspect
 import math
@@ -49,7 +51,13 @@ OF_OPTIMIZER = {
 }
 DROP_IN = {"learn_rate": NUMBER, "L2": NUMBER, "grad_clip": NUMBER, "L2_is_weight_decay": FLAG, "use_averages": FLAG}
 WITH_BETAS = {**DROP_IN, "beta1": [*NUMBER, 1.0], "beta2": [*NUMBER, 1.0], "eps": NUMBER}
-AVERAGES = {"start_step": WHOLE, "every": [*WHOLE, 0], "device": [3.5, "nowhere", []], "dtype": CHOICE, "buffers": [*CHOICE, None]}
+AVERAGES = {
+    "start_step": WHOLE,
+    "every": [*WHOLE, 0],
+    "device": [3.5, "nowhere", []],
+    "dtype": CHOICE,
+    "buffers": [*CHOICE, None],
+}
 FUNCTIONS = {
     TorchOptimizer: ("[training.optimizer]", OF_OPTIMIZER, {"algorithm": AdamW()}),
     Adam: ("[training.optimizer]", WITH_BETAS, {}),
@@ -71,7 +79,12 @@ FUNCTIONS = {
         {"path": "state"},
     ),
 }
-BAD = [(function, name, value) for function, (_, bad, _) in FUNCTIONS.items() for name, values in bad.items() for value in values]
+BAD = [
+    (function, name, value)
+    for function, (_, bad, _) in FUNCTIONS.items()
+    for name, values in bad.items()
+    for value in values
+]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -79,7 +92,9 @@ def test_checks_know_every_argument(function):
     assert set(FUNCTIONS[function][1]) == set(inspect.signature(function).parameters)
 
 
-@pytest.mark.parametrize(("function", "name", "value"), BAD, ids=[f"{f.__name__}-{name}-{i}" for i, (f, name, _) in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("function", "name", "value"), BAD, ids=[f"{f.__name__}-{name}-{i}" for i, (f, name, _) in enumerate(BAD)]
+)
 def test_checks_refuse_what_a_config_may_not_say(function, name, value):
     path, _, given = FUNCTIONS[function]
     with pytest.raises(ConfigError) as caught:
@@ -142,15 +157,27 @@ NUMPY = {
     "layer_decay": {"*": numpy.float32(0.5)},
     "per_param_lr": {"*": numpy.float64(0.25)},
     "param_groups": {
-        "x": {"params": ["*"], "weight_decay": numpy.float32(0.5), "unfreeze_at": numpy.int32(3), "lr_scale": numpy.float16(2)}
+        "x": {
+            "params": ["*"],
+            "weight_decay": numpy.float32(0.5),
+            "unfreeze_at": numpy.int32(3),
+            "lr_scale": numpy.float16(2),
+        }
     },
     "new_params_warmup": numpy.int32(7),
 }
 
 
 def test_checks_take_numpy_numbers_for_numbers():
-    optimizer = TorchOptimizer(AdamW(weight_decay=numpy.float32(0.5), betas=[numpy.float32(0.5), numpy.float64(0.75)]), **NUMPY)
-    assert type(optimizer.learn_rate) is float and optimizer.learn_rate == 0.5 and optimizer.b2 == 0.75 and optimizer.L2 == 0.5
+    optimizer = TorchOptimizer(
+        AdamW(weight_decay=numpy.float32(0.5), betas=[numpy.float32(0.5), numpy.float64(0.75)]), **NUMPY
+    )
+    assert (
+        type(optimizer.learn_rate) is float
+        and optimizer.learn_rate == 0.5
+        and optimizer.b2 == 0.75
+        and optimizer.L2 == 0.5
+    )
     weights = numpy.ones(2, dtype="f")
     for function in (Adam, RAdam, SGD):
         optimizer = function(numpy.float32(0.5), L2=numpy.float32(0.0), grad_clip=numpy.int64(0), use_averages=False)
@@ -184,7 +211,10 @@ def test_checks_of_a_section_know_their_limits():
         (lambda: section.number("x", -1, below=1.0), "expected a number of at least 0 and below 1, found -1."),
         (lambda: section.number("x", "1"), "expected a number of at least 0, found '1'."),
         (lambda: section.whole("x", "1"), "expected a whole number of at least 0, found '1'."),
-        (lambda: section.parts("x", {"a": 1}, ("a", "b"), "Do."), "expected a section with ['a', 'b'], found ['a']. Do."),
+        (
+            lambda: section.parts("x", {"a": 1}, ("a", "b"), "Do."),
+            "expected a section with ['a', 'b'], found ['a']. Do.",
+        ),
         (lambda: section.parts("x", 1, ("a",)), "expected a section with ['a'], found 1."),
     ]:
         with pytest.raises(ConfigError) as error:

@@ -20,7 +20,9 @@ from .spacy_cli import spacy_cli
 def test_configs_resolve_fill_and_come_back_the_same(name, corpus):
     skip_without(name)
     paths = Config().from_disk(CONFIGS / name)["paths"]
-    config = Config().from_disk(CONFIGS / name, overrides={f"paths.{key}": str(corpus[key]) for key in corpus if key in paths})
+    config = Config().from_disk(
+        CONFIGS / name, overrides={f"paths.{key}": str(corpus[key]) for key in corpus if key in paths}
+    )
     nlp = util.load_model_from_config(config, auto_fill=True) if name not in TRANSFORMERS else None
     filled = nlp.config if nlp is not None else spacy.registry.fill(config, validate=False)
     again = Config().from_str(filled.to_str())
@@ -28,7 +30,10 @@ def test_configs_resolve_fill_and_come_back_the_same(name, corpus):
     resolved = spacy.registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"]
     assert isinstance(resolved, TorchOptimizer)
     if nlp is not None:
-        assert spacy.registry.resolve(again["training"], schema=ConfigSchemaTraining)["optimizer"].learn_rate == resolved.learn_rate
+        assert (
+            spacy.registry.resolve(again["training"], schema=ConfigSchemaTraining)["optimizer"].learn_rate
+            == resolved.learn_rate
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TRANSFORMERS])
@@ -58,6 +63,8 @@ def test_configs_survive_spacys_commands(tmp_path, corpus):
 
 def test_configs_from_python(corpus):
     """What `spacy train` does, without its command line: nothing of ours is imported by the user."""
-    config = Config().from_disk(CONFIGS / "cnn.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")})
+    config = Config().from_disk(
+        CONFIGS / "cnn.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    )
     nlp = init_nlp(config)
     assert isinstance(nlp._optimizer, TorchOptimizer)

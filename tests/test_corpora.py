@@ -1,4 +1,6 @@
-"""PythonDocs on the documentation of the Python that runs the tests. What was quoted is the oracle of what becomes an entity."""
+"""PythonDocs on the documentation of the Python that runs the tests. What was quoted is the oracle of what becomes an
+entity.
+"""
 
 import os
 import re
@@ -80,7 +82,9 @@ def test_readers_split_topics_and_paragraphs_disjointly(paragraphs, splits):
 
 def test_readers_read_a_repeated_paragraph_once():
     prose = 'The "with" statement calls "__enter__()" before anything else.'
-    found = list(read_paragraphs({"with": f"{prose}\n\nHere is another one, which only stands here.", "compound": f"   {prose}"}))
+    found = list(
+        read_paragraphs({"with": f"{prose}\n\nHere is another one, which only stands here.", "compound": f"   {prose}"})
+    )
     assert found == [("compound", prose), ("with", "Here is another one, which only stands here.")]
 
 
@@ -101,7 +105,10 @@ def test_readers_yield_the_same_each_time(nlp, splits):
 
 
 def test_readers_yield_the_same_in_every_process():
-    code = "import spacy; from thinc_torchopt.corpora import PythonDocs; print([e.text for e in PythonDocs('dev')(spacy.blank('en'))])"
+    code = (
+        "import spacy; from thinc_torchopt.corpora import PythonDocs; print([e.text for e in "
+        "PythonDocs('dev')(spacy.blank('en'))])"
+    )
     first, second = (run_python(code, PYTHONHASHSEED=seed, PYTHONIOENCODING="utf8") for seed in ("1", "2"))
     assert first.returncode == 0 and len(first.stdout) > 10_000
     assert first.stdout == second.stdout
@@ -114,7 +121,8 @@ def test_readers_yield_the_same_in_every_process():
         '   >>> print("One two three four five six.")\n   One two three four five six.',
         'The "with" statement of the language Python.\n********************************************',
         'Boolean operations are the "or" and the others.\n===============================================',
-        "+------------+-------------------------------+\n| Operator   | Does this and does that.      |\n+------------+---",
+        "+------------+-------------------------------+\n| Operator   | Does this and does that.      "
+        "|\n+------------+---",
         "   with EXPRESSION as TARGET:\n       SUITE of statements that follow here",
         "object.__exit__(self, exc_type, exc_value, traceback, and, more)",
         'Integers of the type ("int")\n   These represent numbers in an unlimited range.',
@@ -137,9 +145,15 @@ def test_readers_leave_no_grammar_in_the_real_text(splits):
 @pytest.mark.parametrize(
     "block, words",
     [
-        ('* The "with" statement is in a list,\n  over two lines.', 'The "with" statement is in a list, over two lines.'),
+        (
+            '* The "with" statement is in a list,\n  over two lines.',
+            'The "with" statement is in a list, over two lines.',
+        ),
         ('  2. The "__exit__()" method is\n     called then.', 'The "__exit__()" method is called then.'),
-        ('Changed in version 3.8: The "continue"\nstatement is allowed here.', 'The "continue" statement is allowed here.'),
+        (
+            'Changed in version 3.8: The "continue"\nstatement is allowed here.',
+            'The "continue" statement is allowed here.',
+        ),
         ("A non-\nvirtual base class is meant here. [1]", "A non-virtual base class is meant here. [1]"),
         ('"pass" is a null operation and\ndoes nothing.', '"pass" is a null operation and does nothing.'),
     ],
@@ -150,7 +164,9 @@ def test_readers_join_lines_to_a_sentence(block, words):
 
 @pytest.mark.parametrize("dev_share", [-0.1, 0.0, 1.0, 1.5, float("nan")])
 def test_readers_refuse_a_share_out_of_range(dev_share):
-    with pytest.raises(ConfigError, match=r"'dev_share'.*'thinc-torchopt.PythonDocs.v1': expected a number above 0 and below 1, found"):
+    with pytest.raises(
+        ConfigError, match=r"'dev_share'.*'thinc-torchopt.PythonDocs.v1': expected a number above 0 and below 1, found"
+    ):
         PythonDocs("train", dev_share=dev_share)
 
 

@@ -23,20 +23,29 @@ from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 
 def blocks(language):
     found = []
     for page in PAGES:
-        for i, text in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)):
+        for i, text in enumerate(
+            re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        ):
             found.append(pytest.param(text, id=f"{page.name}-{i}"))
     return found
 
 
 def commands():
-    """Every command in the docs, but for those that stand in the heads of the configs too: test_configs.py runs these."""
+    """Every command in the docs, but for those that stand in the heads of the configs too: test_configs.py runs
+    these.
+    """
     lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
     found = [shlex.split(line, comments=True) for line in dict.fromkeys(lines) if line.strip()]
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
@@ -82,7 +91,9 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
 
 
 def run_spacy(args, folder, monkeypatch):
-    """Run a spaCy command of the docs as it stands, in a folder with a small corpus. Those that train are in the heads of configs."""
+    """Run a spaCy command of the docs as it stands, in a folder with a small corpus. Those that train are in the heads
+    of configs.
+    """
     if args[0] == "torchopt" and "--output" in args and not has_matplotlib:
         pytest.skip("matplotlib is not installed")
     toy_corpus(folder)
@@ -113,7 +124,9 @@ def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
 
 
 def test_docs_python_page_runs(tmp_path, monkeypatch):
-    """From top to bottom, as in a notebook. Then the cell with the checkpoints once more, in which nothing is left to do."""
+    """From top to bottom, as in a notebook. Then the cell with the checkpoints once more, in which nothing is left to
+    do.
+    """
     monkeypatch.chdir(tmp_path)
     cells = [block.values[0] for block in blocks("python") if block.id.startswith("python.md")]
     names = {}
@@ -146,13 +159,16 @@ def test_docs_name_only_what_is_registered():
     assert len(found) > 15
     for name in found:
         assert any(
-            spacy.registry.has(group, name) for group in ("loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules")
+            spacy.registry.has(group, name)
+            for group in ("loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules")
         ), name
 
 
 @pytest.mark.parametrize(("steps", "least"), [(100, 0.6), pytest.param(400, 0.8, marks=pytest.mark.slow)])
 def test_docs_demo(steps, least, tmp_path):
-    """`make demo`, without its set-up: a model that scores well, side by side with thinc's Adam. At first for a quarter of its steps."""
+    """`make demo`, without its set-up: a model that scores well, side by side with thinc's Adam. At first for a quarter
+    of its steps.
+    """
     overrides = [] if steps == 400 else ["--training.max_steps", str(steps), "--training.eval_frequency", str(steps)]
     command = [sys.executable, ROOT / "examples" / "demo.py", "--output", tmp_path / "demo", *overrides]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -169,4 +185,6 @@ def test_docs_faq_answers_twenty_questions_in_brief():
     for question in questions:
         title, _, answer = question.partition("\n")
         words, code = answer.split("```", 1)
-        assert len(words.strip().splitlines()) <= 3 and re.match(r"(ini|bash|python)\n", code) and code.count("```") == 1, title
+        assert (
+            len(words.strip().splitlines()) <= 3 and re.match(r"(ini|bash|python)\n", code) and code.count("```") == 1
+        ), title

@@ -1,4 +1,6 @@
-"""Every optimizer there is: ten steps are the same, to the last bit, as five, a save, a load in another process, and five more."""
+"""Every optimizer there is: ten steps are the same, to the last bit, as five, a save, a load in another process, and
+five more.
+"""
 
 import re
 import subprocess
@@ -75,13 +77,19 @@ def cases(layout):
     for name, factory in registered.items():
         if name.startswith("torch.") and name not in ("torch.LBFGS.v1", "torch.SparseAdam.v1"):
             for options in [{}, *OPTIONS.get(name, [])]:
-                yield f"{name} {options}", lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01)
+                yield (
+                    f"{name} {options}",
+                    lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01),
+                )
     for name, options in THINCS.items():
         yield f"thinc-torchopt.{name}.v1", lambda name=name, options=options: getattr(drop_ins, name)(0.01, **options)
     for name in library_names():
         if name not in left_out:
             for options in [*([{}] if name != "ranger21" else []), *OPTIONS.get(name, [])]:
-                yield f"{name} {options}", lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01)
+                yield (
+                    f"{name} {options}",
+                    lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01),
+                )
 
 
 class Weights(torch.nn.Module):
@@ -139,7 +147,9 @@ def tagger():
 
 def bits(params):
     """Copies by which two NaNs are equal."""
-    return [param.detach().clone().view(torch.int16 if param.dtype is torch.bfloat16 else torch.int32) for param in params]
+    return [
+        param.detach().clone().view(torch.int16 if param.dtype is torch.bfloat16 else torch.int32) for param in params
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -149,12 +159,18 @@ def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
         run = Run(nlp, build, layout)
         run.steps(0, 5)
         run.optimizer.to_disk(tmp_path / f"{i}-optimizer")
-        write_folder(tmp_path / f"{i}-model", {"weights": [param.detach() for param in run.weights], "random": collect_random()})
+        write_folder(
+            tmp_path / f"{i}-model", {"weights": [param.detach() for param in run.weights], "random": collect_random()}
+        )
         before = bits(run.weights)
         run.steps(5, 5)
         expected[name] = bits(run.weights)
         # In float32, because some steps are too small for less.
-        assert layout != "float32" or not same(expected[name], before) or name in ("adashift {}", "dadaptsgd {}", "sara {}"), name
+        assert (
+            layout != "float32"
+            or not same(expected[name], before)
+            or name in ("adashift {}", "dadaptsgd {}", "sara {}")
+        ), name
     code = f"from tests.test_every_optimizer import go_on; go_on({layout!r}, {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=CONFIGS.parent)
     found = torch.load(tmp_path / "found.pt")
@@ -182,7 +198,9 @@ def test_every_optimizer_that_cannot_be_used_is_in_the_docs():
     cannot, not_strided = set(), set()
     for name in library_names():
         try:
-            algorithm = create(name, {"num_iterations": 20} if name == "ranger21" else {"num_data": 100} if name == "bsam" else {})
+            algorithm = create(
+                name, {"num_iterations": 20} if name == "ranger21" else {"num_data": 100} if name == "bsam" else {}
+            )
         except ConfigError:
             cannot.add(name)
         else:

@@ -119,7 +119,10 @@ def ten_steps(name, files, folder, optimizer=as_is, output=None):
 
     @registry.loggers("test-foreign.Losses.v1")
     def create_logger():
-        return lambda nlp, stdout, stderr: (lambda info: losses.append(dict(info["losses"])) if info else None, lambda: None)
+        return lambda nlp, stdout, stderr: (
+            lambda info: losses.append(dict(info["losses"])) if info else None,
+            lambda: None,
+        )
 
     config = config_for(name, files, optimizer)
     if "pretraining" in config:
@@ -135,7 +138,9 @@ def ten_steps(name, files, folder, optimizer=as_is, output=None):
 
 
 def weights_of(model):
-    """Each param of a model, thinc's or torch's, that has a gradient: by key, the live value as an array, and the gradient."""
+    """Each param of a model, thinc's or torch's, that has a gradient: by key, the live value as an array, and the
+    gradient.
+    """
     for node in model.walk():
         for name in node.param_names:
             if node.has_grad(name):
@@ -148,10 +153,11 @@ def weights_of(model):
 
 @registry.optimizers("test-foreign.Lockstep.v1")
 def create_lockstep(ours: Optimizer, theirs: Optimizer) -> Optimizer:
-    """Ours, with thinc's beside it: at each step thinc's gets copies of the same weights and gradients, and both have to come to the same.
+    """Ours, with thinc's beside it: at each step thinc's gets copies of the same weights and gradients, and both have
+    to come to the same.
 
-    Two trainings side by side would be compared more simply, but a training is chaotic: after a few steps a rounding decides which piece of
-    a maxout is the largest.
+    Two trainings side by side would be compared more simply, but a training is chaotic: after a few steps a rounding
+    decides which piece of a maxout is the largest.
     """
     live, copies = {}, {}
     finish_update, step_schedules = ours.finish_update, ours.step_schedules
@@ -169,7 +175,9 @@ def create_lockstep(ours: Optimizer, theirs: Optimizer) -> Optimizer:
             allowed = 1e-5 * norm(expected - before) + 2**-23 * norm(expected)
             assert norm(live[key] - expected) <= allowed, f"{key}, shape {before.shape}"
             if isinstance(key[0], int) and theirs.averages is not None:
-                assert norm(ours.averages[key] - theirs.averages[key]) <= 1e-4 * norm(theirs.averages[key]), f"average of {key}"
+                assert norm(ours.averages[key] - theirs.averages[key]) <= 1e-4 * norm(theirs.averages[key]), (
+                    f"average of {key}"
+                )
         live.clear()
         copies.clear()
         theirs.step_schedules()
@@ -199,11 +207,15 @@ def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
 def test_foreign_configs_train_with_a_torch_optimizer(name, files, with_thinc, tmp_path):
     """Every param is updated that thinc's optimizer updates, and no other; what was trained is on disk."""
     theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, adamw, output=tmp_path / "out")
-    assert [set(losses) for losses in ours.losses] == [set(losses) for losses in theirs.losses] and len(ours.losses) == 2
+    assert [set(losses) for losses in ours.losses] == [set(losses) for losses in theirs.losses] and len(
+        ours.losses
+    ) == 2
     assert torch.tensor([list(losses.values()) for losses in ours.losses]).isfinite().all()
     for component, params in ours.after.items():
         moved = [not torch.equal(a, b) for a, b in zip(ours.before[component], params)]
-        assert moved == [not torch.equal(a, b) for a, b in zip(theirs.before[component], theirs.after[component])], component
+        assert moved == [not torch.equal(a, b) for a, b in zip(theirs.before[component], theirs.after[component])], (
+            component
+        )
         assert any(moved) == (component in TRAINED[name]), component
         assert all(param.isfinite().all() for param in params), component
     loaded = spacy.load(tmp_path / "out" / "model-last")
@@ -219,7 +231,11 @@ def test_foreign_configs_resume(name, files, tmp_path):
 
     def config(folder):
         found = config_for(name, files, adamw)
-        found["training"]["optimizer"]["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state"), "every": 3}
+        found["training"]["optimizer"]["checkpoint"] = {
+            "@misc": "thinc-torchopt.Checkpoint.v1",
+            "path": str(folder / "state"),
+            "every": 3,
+        }
         return found
 
     run(config(tmp_path / "whole"), tmp_path / "whole" / "out")
@@ -242,14 +258,24 @@ def test_foreign_configs_are_listed_by_torchopt_params(name, files, with_thinc, 
     found = json.loads(capsys.readouterr().out)
     assert not found["problem"] and not found["unmatched_patterns"]
     params = with_thinc(name).after
-    assert {sums["component"]: sums["params"] for sums in found["components"]} == {name: len(values) for name, values in params.items()}
+    assert {sums["component"]: sums["params"] for sums in found["components"]} == {
+        name: len(values) for name, values in params.items()
+    }
     assert {sums["component"] for sums in found["components"] if sums["trained_size"]} == TRAINED[name]
     assert len({param["name"] for param in found["params"]}) == sum(map(len, params.values()))
 
 
 def test_foreign_configs_change_by_one_word_of_the_command(files, tmp_path):
     """`spacy train`, as a user would try it."""
-    command = ["train", FOLDER / "relations.cfg", "--output", tmp_path, "--code", FUNCTIONS, *overrides("relations.cfg", files)]
+    command = [
+        "train",
+        FOLDER / "relations.cfg",
+        "--output",
+        tmp_path,
+        "--code",
+        FUNCTIONS,
+        *overrides("relations.cfg", files),
+    ]
     printed = spacy_cli(*command, "--training.max_steps", STEPS)
     assert "warn" not in (printed.stdout + printed.stderr).lower()
     config = Config().from_disk(tmp_path / "model-last" / "config.cfg")

@@ -25,7 +25,18 @@ from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.errors import ConfigError, HostWarning
 
 from .conftest import CONFIGS
-from .models import backprop, mixed_model, params_of, pipeline_params, same, slots, snapshot, thinc_model, toy_examples, toy_pipeline
+from .models import (
+    backprop,
+    mixed_model,
+    params_of,
+    pipeline_params,
+    same,
+    slots,
+    snapshot,
+    thinc_model,
+    toy_examples,
+    toy_pipeline,
+)
 
 TRAIN = """
 import hashlib, json, sys
@@ -46,14 +57,18 @@ evaluate = lambda: (nlp.evaluate(examples)["tag_acc"], {})
 steps = spacy.training.loop.train_while_improving(nlp, optimizer, data, evaluate, dropout=0.1, eval_frequency=4,
     accumulate_gradient=2, patience=0, max_steps=0, exclude=[], annotating_components=[], before_update=None)
 losses = [{k: float(v) for k, v in info["losses"].items()} for _, info, _ in steps]
-digest = hashlib.sha256(b"".join(p.numpy().tobytes() for _, proc in nlp.pipeline for p in params_of(proc.model))).hexdigest()
+params = [param for _, proc in nlp.pipeline for param in params_of(proc.model)]
+digest = hashlib.sha256(b"".join(param.numpy().tobytes() for param in params)).hexdigest()
 averages = hashlib.sha256(b"".join(optimizer.averages[key].tobytes() for key in optimizer.averages)).hexdigest()
 print(json.dumps([digest, averages, losses]))
 """
 
 
 def test_hooks_leave_other_optimizers_bit_identical():
-    runs = [subprocess.run([sys.executable, "-c", TRAIN, how], capture_output=True, text=True) for how in ("without", "with")]
+    runs = [
+        subprocess.run([sys.executable, "-c", TRAIN, how], capture_output=True, text=True)
+        for how in ("without", "with")
+    ]
     assert not any(run.returncode for run in runs), runs[0].stderr + runs[1].stderr
     without, with_us = (json.loads(run.stdout.splitlines()[-1]) for run in runs)
     assert without == with_us
@@ -132,7 +147,10 @@ def test_hooks_do_not_warn_on_the_hosts_that_we_test():
 def test_hooks_reach_the_command_line():
     """It holds on to spaCy's function under a name of its own, and is loaded before us."""
     code = "import sys, spacy.cli, thinc_torchopt.optimizers, spacy.training.loop as loop; "
-    code += f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{hooks._MARK}') or not hasattr(loop.train, '{hooks._MARK}'))"
+    code += (
+        f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{hooks._MARK}') or not "
+        f"hasattr(loop.train, '{hooks._MARK}'))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -141,7 +159,10 @@ def test_hooks_refuse_a_checkpoint_of_a_pretraining(corpus, tmp_path):
     config = spacy.util.load_config(
         CONFIGS / "pretrain.cfg", {f"paths.{name}": str(path) for name, path in corpus.items()}, interpolate=True
     )
-    config["pretraining"]["optimizer"]["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / "state")}
+    config["pretraining"]["optimizer"]["checkpoint"] = {
+        "@misc": "thinc-torchopt.Checkpoint.v1",
+        "path": str(tmp_path / "state"),
+    }
     with pytest.raises(ConfigError, match=r"Can't use \[pretraining.optimizer.checkpoint\]: .* --resume-path"):
         spacy.training.pretrain.pretrain(config, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -200,7 +221,11 @@ def everything(model):
 
 def shares_memory(optimizer, *models):
     """Whether the params of an optimizer are some that the models hold, and not copies."""
-    held = {param.data_ptr() if torch.is_tensor(param) else param.ctypes.data for model in models for param, _ in slots(model)}
+    held = {
+        param.data_ptr() if torch.is_tensor(param) else param.ctypes.data
+        for model in models
+        for param, _ in slots(model)
+    }
     found = {param.data_ptr() for param in optimizer.params.values()}
     return bool(found) and found <= held
 
@@ -257,7 +282,10 @@ def test_hooks_training_goes_on_as_if_there_had_been_no_evaluation(make):
 def train_pipeline(*, evaluate):
     thinc.api.fix_random_seed(0)
     nlp = toy_pipeline(["tagger", "parser"])
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", dtype="float64"))
+    examples, optimizer = (
+        toy_examples(nlp),
+        TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", dtype="float64")),
+    )
     nlp.initialize(lambda: examples, sgd=optimizer)
     for i in range(4):
         nlp.update(examples, sgd=optimizer)
@@ -278,7 +306,9 @@ def test_hooks_training_a_pipeline_goes_on_as_if_there_had_been_no_evaluation():
 def test_hooks_use_params_can_be_nested():
     model, optimizer = model_with_buffers(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
     steps_of(model, optimizer)
-    early = AveragedParams({key: numpy.copy(v) if isinstance(v, numpy.ndarray) else v.clone() for key, v in optimizer.averages.items()})
+    early = AveragedParams(
+        {key: numpy.copy(v) if isinstance(v, numpy.ndarray) else v.clone() for key, v in optimizer.averages.items()}
+    )
     steps_of(model, optimizer)
     raw = everything(model)
     with model.use_params(optimizer.averages):

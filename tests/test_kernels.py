@@ -22,17 +22,24 @@ from thinc_torchopt.errors import ParamError
 
 from .models import toy_pipeline
 
-# Ours, and the same as a plain torch one without kernels. thinc's own forms: their formulas are tested in optimizers/test_drop_ins.py.
+# Ours, and the same as a plain torch one without kernels. thinc's own forms: their formulas are tested in
+# optimizers/test_drop_ins.py.
 FUSED = {
     "AdamW": (AdamW, lambda params: torch.optim.AdamW(params, lr=0.01, fused=False, foreach=False)),
     "Adam": (
         lambda: Adam(weight_decay=0.1),
         lambda params: torch.optim.Adam(params, lr=0.01, weight_decay=0.1, fused=False, foreach=False),
     ),
-    "amsgrad": (lambda: AdamW(amsgrad=True), lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True, fused=False, foreach=False)),
+    "amsgrad": (
+        lambda: AdamW(amsgrad=True),
+        lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True, fused=False, foreach=False),
+    ),
     "Adagrad": (Adagrad, lambda params: torch.optim.Adagrad(params, lr=0.01, fused=False, foreach=False)),
     "SGD": (SGD, lambda params: torch.optim.SGD(params, lr=0.01, fused=False, foreach=False)),
-    "momentum": (lambda: SGD(momentum=0.9), lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=False, foreach=False)),
+    "momentum": (
+        lambda: SGD(momentum=0.9),
+        lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=False, foreach=False),
+    ),
 }
 DROP_INS = {"drop-in Adam": DropInAdam, "drop-in SGD": lambda lr, **kwargs: DropInSGD(lr, **kwargs)}
 
@@ -131,7 +138,10 @@ def test_kernels_refuse_params_whose_cells_overlap(name, param):
 def test_kernels_are_left_where_torch_has_none_when_asked_for():
     """`fused = true` is a wish: of what the kernel can't take, the results are right all the same."""
     buffer = torch.ones(3, 6)
-    module, optimizer = Holder(a=buffer[:, :3], b=torch.ones(2)), TorchOptimizer(SGD(fused=True, momentum=0.5), 0.1, grad_clip=0.0)
+    module, optimizer = (
+        Holder(a=buffer[:, :3], b=torch.ones(2)),
+        TorchOptimizer(SGD(fused=True, momentum=0.5), 0.1, grad_clip=0.0),
+    )
     for _ in range(2):
         update(optimizer, module, [torch.ones(3, 3), torch.ones(2)])
     assert (buffer[:, 3:] == 1.0).all()
@@ -146,7 +156,9 @@ def test_kernels_do_not_swallow_clipping():
     module, optimizer = Holder(a=buffer[:, :3], b=torch.zeros(4)), TorchOptimizer(SGD(), 1.0, grad_clip=0.5)
     update(optimizer, module, [torch.ones(3, 3), torch.ones(4)])
     moved = torch.cat([module.a.data.flatten(), module.b.data])
-    torch.testing.assert_close(moved.norm(), torch.tensor(0.5), rtol=1e-4, atol=0.0)  # clip_grad_norm_ adds 1e-6 to the norm of 3.6
+    torch.testing.assert_close(
+        moved.norm(), torch.tensor(0.5), rtol=1e-4, atol=0.0
+    )  # clip_grad_norm_ adds 1e-6 to the norm of 3.6
 
 
 # ---------------------------------------------------------------- dtypes
@@ -156,7 +168,9 @@ def test_kernels_do_not_swallow_clipping():
 @pytest.mark.parametrize("shape", [(16, 16), (7,), (33, 5)])
 @pytest.mark.parametrize("name", [*FUSED, *DROP_INS])
 def test_kernels_compute_the_plain_step_in_every_dtype(name, shape, dtype):
-    """Against one step of the plain form in double precision, from the same values. Sizes with and without a rest of a vector."""
+    """Against one step of the plain form in double precision, from the same values. Sizes with and without a rest of a
+    vector.
+    """
     start = torch.randn(shape).to(dtype)
     module, wide = Holder(p=start.clone()), Holder(p=start.to(torch.float64, copy=True))
     grads = some_grads(module.parameters(), 1)
@@ -173,9 +187,13 @@ def test_kernels_compute_the_plain_step_in_every_dtype(name, shape, dtype):
         assert not torch.equal(module.p.data, start)
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}, {"maximize": True}]
+)
 def test_kernels_move_half_precision_under_sgd(options):
-    """torch's fused SGD leaves out whole vectors of it on a CPU (pytorch/pytorch#191763). Bit-equal to torch without the kernel."""
+    """torch's fused SGD leaves out whole vectors of it on a CPU (pytorch/pytorch#191763). Bit-equal to torch without
+    the kernel.
+    """
     torch.manual_seed(0)
     module = torch.nn.Linear(16, 16).bfloat16()
     twin = copy.deepcopy(module)
@@ -356,7 +374,9 @@ def test_kernels_list_ops_are_the_public_ops_one_by_one(name, shapes, dtype, num
     for tensor, other in zip(expected, others):
         on_one(tensor, other, number)
     eps = torch.finfo(dtype).eps
-    for tensor, found in zip(expected, ours):  # one rounding more or less, where a product and a sum are one instruction
+    for tensor, found in zip(
+        expected, ours
+    ):  # one rounding more or less, where a product and a sum are one instruction
         torch.testing.assert_close(found, tensor, rtol=2 * eps, atol=4 * eps)
 
 
@@ -375,19 +395,37 @@ def test_kernels_norms_are_torchs(shapes, dtype, wide, seed):
 NUMBERS = st.floats(0.0, 0.5)
 
 
-@given(SIZES, st.sampled_from([torch.float64, torch.float32]), st.integers(1, 50), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))
+@given(
+    SIZES,
+    st.sampled_from([torch.float64, torch.float32]),
+    st.integers(1, 50),
+    NUMBERS,
+    NUMBERS,
+    st.booleans(),
+    st.integers(0, 9),
+)
 @settings(deadline=None, max_examples=60)
 def test_kernels_fused_adamw_is_torchs(shapes, dtype, step, lr, weight_decay, maximize, seed):
     lists = [tensors_of(shapes, dtype, seed + i) for i in range(4)]
     lists[3] = [tensor.abs() for tensor in lists[3]]  # second moments
     expected = [[tensor.clone() for tensor in tensors] for tensors in lists]
-    options = {"lr": lr, "beta1": 0.9, "beta2": 0.99, "weight_decay": weight_decay, "eps": 1e-3, "amsgrad": False, "maximize": maximize}
+    options = {
+        "lr": lr,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "weight_decay": weight_decay,
+        "eps": 1e-3,
+        "amsgrad": False,
+        "maximize": maximize,
+    }
     kernels.adamw_(*lists, step, **options)
     steps = [torch.tensor(step - 1.0) for _ in shapes]
     adamw(*expected, [], steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
     for found, public in zip(lists, expected):
         for a, b in zip(found, public):  # a few roundings of terms of order 1 to 10
-            torch.testing.assert_close(a, b, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-5 if dtype == torch.float32 else 1e-12)
+            torch.testing.assert_close(
+                a, b, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-5 if dtype == torch.float32 else 1e-12
+            )
 
 
 @given(SIZES, st.sampled_from([torch.float64, torch.float32]), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))

@@ -28,8 +28,13 @@ def test_package_all_is_sorted_and_true():
 
 
 def test_package_import_is_cheap():
-    code = "import sys, thinc_torchopt; print([m for m in ('torch', 'cupy', 'thinc', 'spacy', 'numpy') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, thinc_torchopt; print([m for m in ('torch', 'cupy', 'thinc', 'spacy', 'numpy') if m in "
+        "sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_package_entry_points_all_load_and_are_seen_by_spacy():
@@ -59,9 +64,19 @@ def test_package_learn_rate_has_one_writer():
     writers = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AugAssign)
+                else []
+            )
             for target in targets:
-                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr":
+                if (
+                    isinstance(target, ast.Subscript)
+                    and isinstance(target.slice, ast.Constant)
+                    and target.slice.value == "lr"
+                ):
                     writers.append(path.name)
     assert writers == ["controller.py"]
 
@@ -87,4 +102,6 @@ def test_package_rooms_are_entered_by_their_doors():
                     by_window.append(f"{path.relative_to(PACKAGE)}: {'.'.join(target)}")
     assert by_window == []
     for room in rooms:
-        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), f"{room} does not say what it is about"
+        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), (
+            f"{room} does not say what it is about"
+        )

@@ -1,7 +1,8 @@
-"""Random operations in any order: after each, every param, average and buffer is what a plain torch loop without any features has.
+"""Random operations in any order: after each, every param, average and buffer is what a plain torch loop without any
+features has.
 
-The reference knows no groups, names, hooks or state: each param has a torch optimizer of its own, which is told the rate of each step, and
-an average that is computed cell by cell by thinc's formula.
+The reference knows no groups, names, hooks or state: each param has a torch optimizer of its own, which is told the
+rate of each step, and an average that is computed cell by cell by thinc's formula.
 """
 
 import copy
@@ -13,7 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
@@ -29,7 +37,9 @@ DECAY_OF_AVERAGES = 0.9999
 
 
 class Net(torch.nn.Module):
-    """A torch module with a transposed param, one that is a view into a larger tensor, one that is thawed late, and BatchNorm."""
+    """A torch module with a transposed param, one that is a view into a larger tensor, one that is thawed late, and
+    BatchNorm.
+    """
 
     def __init__(self):
         super().__init__()
@@ -79,7 +89,9 @@ class Reference:
             self.optimizer.state[self.param][key] = old
         self.average = torch.cat([self.average, value[n:] if self.updates else torch.zeros_like(value[n:])])
         self.taken = torch.cat([self.taken, torch.zeros(more, *self.taken.shape[1:], dtype=torch.int64)])
-        self.begins_at_zero = torch.cat([self.begins_at_zero, torch.full((more, *self.taken.shape[1:]), not self.updates)])
+        self.begins_at_zero = torch.cat(
+            [self.begins_at_zero, torch.full((more, *self.taken.shape[1:]), not self.updates)]
+        )
 
 
 class Machine(RuleBasedStateMachine):
@@ -127,11 +139,19 @@ class Machine(RuleBasedStateMachine):
 
     def values(self):
         """What the model holds."""
-        found = {f"{path}/{name}": torch.from_numpy(node.get_param(name)) for path, node in self.nodes().items() for name in ("W", "b")}
+        found = {
+            f"{path}/{name}": torch.from_numpy(node.get_param(name))
+            for path, node in self.nodes().items()
+            for name in ("W", "b")
+        }
         return found | {f"morphologizer/{name}": param.detach() for name, param in self.net.named_parameters()}
 
     def trained(self, names):
-        return [name for name in names if name.partition("/")[0] not in self.exclude and (self.step >= THAW or not name.endswith("late"))]
+        return [
+            name
+            for name in names
+            if name.partition("/")[0] not in self.exclude and (self.step >= THAW or not name.endswith("late"))
+        ]
 
     # ------------------------------------------------------------------ operations
 
@@ -246,7 +266,9 @@ class Machine(RuleBasedStateMachine):
         for name, reference in self.references.items():
             expected = reference.average if reference.updates else reference.param.detach()
             # Ours in float32 by lerp, theirs in float64: a rounding for each of up to some 50 values.
-            torch.testing.assert_close(averaged[name], expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                averaged[name], expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            )
         assert all(torch.equal(value, before[name]) for name, value in self.values().items())
 
     @rule()
@@ -254,7 +276,10 @@ class Machine(RuleBasedStateMachine):
         path = Path(self.folder.name) / "state"
         self.optimizer.to_disk(path)
         kept = {name: value.clone() for name, value in self.values().items()}
-        self.saved = copy.deepcopy((self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact)), kept
+        self.saved = (
+            copy.deepcopy((self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact)),
+            kept,
+        )
 
     @rule()
     @precondition(lambda self: self.saved is not None)
@@ -281,9 +306,12 @@ class Machine(RuleBasedStateMachine):
             if self.is_exact and name not in ("morphologizer/view", "morphologizer/transposed"):
                 assert torch.equal(value, expected), name
             else:
-                # A view is updated without the fused kernel; a kernel takes the last cells in memory, which are others in a transposed
-                # param, in another way; means are taken in another order: a rounding or two at each step of some 50.
-                torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+                # A view is updated without the fused kernel; a kernel takes the last cells in memory, which are others
+                # in a transposed param, in another way; means are taken in another order: a rounding or two at each
+                # step of some 50.
+                torch.testing.assert_close(
+                    value, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+                )
 
     @invariant()
     def buffers_are_those_of_the_reference(self):

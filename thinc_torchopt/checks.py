@@ -1,7 +1,7 @@
 """What is checked of settings, from a config or from Python, and of saved states before anything is loaded.
 
-confection checks what a config says by the types of the arguments, but lets numbers in quotes pass; Python checks nothing. A file may be
-damaged, from an older version, or from another program.
+confection checks what a config says by the types of the arguments, but lets numbers in quotes pass; Python checks
+nothing. A file may be damaged, from an older version, or from another program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Section:
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ConfigError): Always. advice (str): What to do, if that does not follow from what is expected."""
-        raise ConfigError(f"Can't {self.verb} '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}")
+        raise ConfigError(
+            f"Can't {self.verb} '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}"
+        )
 
     def number(
         self,
@@ -48,7 +50,8 @@ class Section:
         at_most: float = math.inf,
         below: float = math.inf,
     ) -> float:
-        """A number, by default of at least 0; also one of NumPy's. expected (str): The same in words, where these limits don't say it.
+        """A number, by default of at least 0; also one of NumPy's. expected (str): The same in words, where these
+        limits don't say it.
 
         RAISES (ConfigError): Not a number, out of range, or not finite.
         """
@@ -57,8 +60,20 @@ class Section:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not (math.isfinite(number) and at_least <= number <= at_most and above < number < below):
-            low = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}" if at_least > -math.inf else "that is finite"
-            high = f" and at most {at_most:g}" if at_most < math.inf else f" and below {below:g}" if below < math.inf else ""
+            low = (
+                f"above {above:g}"
+                if above > -math.inf
+                else f"of at least {at_least:g}"
+                if at_least > -math.inf
+                else "that is finite"
+            )
+            high = (
+                f" and at most {at_most:g}"
+                if at_most < math.inf
+                else f" and below {below:g}"
+                if below < math.inf
+                else ""
+            )
             self.refuse(name, expected or f"a number {low}{high}", value)
         return number
 
@@ -68,9 +83,14 @@ class Section:
         return self.takes_texts or isinstance(value, Real)
 
     def whole(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> int:
-        """A whole number. because (str): Why so many. RAISES (ConfigError): Not a whole number, or less than `at_least`."""
+        """A whole number. because (str): Why so many. RAISES (ConfigError): Not a whole number, or less than
+        `at_least`.
+        """
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (is_whole or (self.takes_texts and isinstance(value, str) and value.isdecimal())) or int(value) < at_least:
+        if (
+            not (is_whole or (self.takes_texts and isinstance(value, str) and value.isdecimal()))
+            or int(value) < at_least
+        ):
             self.refuse(name, f"a whole number of at least {at_least}{because}", value)
         return int(value)
 
@@ -102,7 +122,9 @@ class Section:
     def parts(self, name: str, value: Any, keys: Collection[str], advice: str = "") -> Mapping[str, Any]:
         """A section with these keys, and no others. RAISES (ConfigError): It is not."""
         if not isinstance(value, Mapping) or set(value) != set(keys):
-            self.refuse(name, f"a section with {sorted(keys)}", sorted(value) if isinstance(value, Mapping) else value, advice)
+            self.refuse(
+                name, f"a section with {sorted(keys)}", sorted(value) if isinstance(value, Mapping) else value, advice
+            )
         return value
 
 
@@ -118,7 +140,9 @@ def check_number(name: str, value: Any) -> float:
     return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
 
 
-def check_parts(what: str, found: Any, expected: Collection[str] | None = None, *, optional: Collection[str] = ()) -> None:
+def check_parts(
+    what: str, found: Any, expected: Collection[str] | None = None, *, optional: Collection[str] = ()
+) -> None:
     """Check that a part of a state is a dict with texts as keys.
 
     what (str): Whose state, for the error.
@@ -129,13 +153,15 @@ def check_parts(what: str, found: Any, expected: Collection[str] | None = None, 
     is_dict = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)
     if not is_dict or (expected is not None and set(found) - set(optional) != set(expected)):
         raise StateError(
-            f"Can't load the state of {what}: expected {'a dict' if expected is None else f'the parts {sorted(expected)}'}, found "
+            f"Can't load the state of {what}: expected "
+            f"{'a dict' if expected is None else f'the parts {sorted(expected)}'}, found "
             f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
         )
 
 
 def check_version(what: str, found: Any, newest: int) -> None:
-    """Check that a state says of what version it is, and that this package can read that. Before anything else: the rest may be another.
+    """Check that a state says of what version it is, and that this package can read that. Before anything else: the
+    rest may be another.
 
     what (str): Whose state, for the error.
     newest (int): The one that this package writes. Older ones are read too.
@@ -144,19 +170,20 @@ def check_version(what: str, found: Any, newest: int) -> None:
     version = found.get("version") if isinstance(found, Mapping) else None
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise StateError(
-            f"Can't load the state of {what}: expected a state of at least version 1, found version {version!r}. It is damaged, or was "
-            "written by something else."
+            f"Can't load the state of {what}: expected a state of at least version 1, found version {version!r}. It is "
+            "damaged, or was written by something else."
         )
     if version > newest:
         raise StateError(
-            f"Can't load the state of {what}: expected at most version {newest}, found version {version}. It was written by a newer "
-            "thinc-torchopt: install that one."
+            f"Can't load the state of {what}: expected at most version {newest}, found version {version}. It was "
+            "written by a newer thinc-torchopt: install that one."
         )
 
 
 @contextmanager
 def own_errors(what: str) -> Iterator[None]:
-    """Inside, an error of Python's or torch's becomes one of ours: of the values in a damaged state not all can be checked in advance.
+    """Inside, an error of Python's or torch's becomes one of ours: of the values in a damaged state not all can be
+    checked in advance.
 
     what (str): Whose state, for the error.
     RAISES (StateError): There was such an error.
@@ -167,8 +194,8 @@ def own_errors(what: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(
-            f"Can't load the state of {what}: expected what this package writes, found something else ({error!r}). It is damaged, or was "
-            "written by something else."
+            f"Can't load the state of {what}: expected what this package writes, found something else ({error!r}). It "
+            "is damaged, or was written by something else."
         ) from error
 
 
@@ -178,5 +205,7 @@ def check_count(what: str, found: Any) -> int:
     RAISES (StateError): It is not.
     """
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MAX_STEPS:
-        raise StateError(f"Can't load the state of the optimizer: expected '{what}' to be a number of steps, found {found!r}.")
+        raise StateError(
+            f"Can't load the state of the optimizer: expected '{what}' to be a number of steps, found {found!r}."
+        )
     return found

@@ -16,7 +16,8 @@ def import_figure() -> type:
     """
     if not has_matplotlib:
         raise ImportError(
-            "Can't draw a picture: the library matplotlib is not installed. Install it with: pip install 'thinc-torchopt[plot]'"
+            "Can't draw a picture: the library matplotlib is not installed. Install it with: pip install "
+            "'thinc-torchopt[plot]'"
         )
     from matplotlib.figure import Figure
 

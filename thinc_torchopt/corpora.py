@@ -1,20 +1,22 @@
 """PythonDocs: a corpus that every Python brings along, for a demo that downloads nothing.
 
-`pydoc_data.topics` is what `help("with")` shows: chapters of Python's reference manual, about 500 kB of English in 79 topics. Code
-stands in double quotes there, as in
+`pydoc_data.topics` is what `help("with")` shows: chapters of Python's reference manual, about 500 kB of English in 79
+topics. Code stands in double quotes there, as in
 
     The "with" statement calls "__enter__()" first.
 
-The reader takes the quotes away, and what stood in them becomes an entity CODE. Without quotes, only the words around it tell whether
-`with`, `class` or `set` is code: that is what an entity recognizer has to learn.
+The reader takes the quotes away, and what stood in them becomes an entity CODE. Without quotes, only the words around
+it tell whether `with`, `class` or `set` is code: that is what an entity recognizer has to learn.
 
-*topic*: a chapter, by its key, e.g. "with". It is for training or for dev by the checksum of its key, the same on every machine.
-*paragraph*: the lines between two blank lines. Chapters repeat each other; a paragraph is read once, for the first of its topics in
-alphabetical order.
+*topic*: a chapter, by its key, e.g. "with". It is for training or for dev by the checksum of its key, the same on every
+machine. *paragraph*: the lines between two blank lines. Chapters repeat each other; a paragraph is read once, for the
+first of its topics in alphabetical order.
 
-Only running prose is read: no grammar, code blocks, doctests, tables, headings and signatures. Left out too are paragraphs with
-code that has spaces in it, as in "x if C else y": without quotes, nobody can tell where such a piece ends.
-SOURCE: Lib/pydoc_data/topics.py of CPython, made from its Doc/reference. The text differs a little from version to version.
+Only running prose is read: no grammar, code blocks, doctests, tables, headings and signatures. Left out too are
+paragraphs with code that has spaces in it, as in "x if C else y": without quotes, nobody can tell where such a piece
+ends.
+SOURCE: Lib/pydoc_data/topics.py of CPython, made from its Doc/reference. The text differs a little from version to
+    version.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _TERM = re.compile(r"( *)(?![*•-] |\d+\.|\[)\S.*\n\1 ")
 def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Callable[[Language], Iterable[Example]]:
     """Read Python's own documentation, with its code as entities CODE. Registered as `thinc-torchopt.PythonDocs.v1`.
 
-    split ("train" | "dev"): Which part. No topic and no paragraph is in both, given that both have the same `dev_share`.
+    split ("train" | "dev"): Which part. No topic and no paragraph is in both, given that both have the same
+        `dev_share`.
     dev_share (float): Share of the topics that is for dev, between 0 and 1.
     RETURNS (Callable): Yields one Example for each paragraph.
     RAISES (ConfigError): An unknown split, a share that leaves the split empty, or a Python without its documentation.
@@ -52,11 +55,13 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
         raise ConfigError(f"Can't set 'split' {_WHERE}: expected 'train' or 'dev', found {split!r}.")
     if not 0.0 < dev_share < 1.0:
         raise ConfigError(f"Can't set 'dev_share' {_WHERE}: expected a number above 0 and below 1, found {dev_share}.")
-    paragraphs = [text for topic, text in read_paragraphs(load_topics()) if is_dev(topic, dev_share) == (split == "dev")]
+    paragraphs = [
+        text for topic, text in read_paragraphs(load_topics()) if is_dev(topic, dev_share) == (split == "dev")
+    ]
     if not paragraphs:
         raise ConfigError(
-            f"Can't read the split '{split}' {_WHERE}: expected at least one topic, found none with dev_share = {dev_share}. "
-            "Choose a share that is further from 0 and 1, e.g. 0.2."
+            f"Can't read the split '{split}' {_WHERE}: expected at least one topic, found none with dev_share = "
+            f"{dev_share}. Choose a share that is further from 0 and 1, e.g. 0.2."
         )
 
     def read(nlp: Language) -> Iterator[Example]:
@@ -64,7 +69,8 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
             text, offsets = unquote(paragraph)
             reference = nlp.make_doc(text)
             spans = [span for start, end in offsets if (span := reference.char_span(start, end, label="CODE"))]
-            # In 1 paragraph of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): it is left out.
+            # In 1 paragraph of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): it is
+            # left out.
             if len(spans) == len(offsets):
                 reference.set_ents(spans)
                 yield Example(nlp.make_doc(text), reference)
@@ -84,8 +90,9 @@ def load_topics() -> Mapping[str, str]:
         topics = {}
     if not topics:
         raise ConfigError(
-            "Can't read Python's documentation for 'thinc-torchopt.PythonDocs.v1': expected topics in the module pydoc_data.topics, "
-            "found none. Some small builds of Python leave them out. Install Python with its full standard library."
+            "Can't read Python's documentation for 'thinc-torchopt.PythonDocs.v1': expected topics in the module "
+            "pydoc_data.topics, found none. Some small builds of Python leave them out. Install Python with its full "
+            "standard library."
         )
     return topics
 

@@ -75,12 +75,14 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
     advice (str): Where that often comes from, and what to do.
     group (str): Id of the group.
     step (int): How many steps the controller had made.
-    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params", "options", "group",
-        which came or is gone, or "taken_out": a group that its owner keeps is gone.
+    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params",
+        "options", "group", which came or is gone, or "taken_out": a group that its owner keeps is gone.
     expected, found (Any): What should be there, and what is.
     """
 
-    def __init__(self, fact: str, advice: str, *, group: str, step: int, what: str, expected: typing.Any, found: typing.Any):
+    def __init__(
+        self, fact: str, advice: str, *, group: str, step: int, what: str, expected: typing.Any, found: typing.Any
+    ):
         super().__init__(f"{fact} {advice}")
         self.fact = fact
         self.advice = advice

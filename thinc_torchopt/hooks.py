@@ -1,7 +1,7 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each replacement does what the
-original did, by calling it, unless the optimizer is ours, or the averages:
+Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
+replacement does what the original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
 - `spacy.training.loop.train_while_improving`: runs our loop.
@@ -10,8 +10,8 @@ original did, by calling it, unless the optimizer is ours, or the averages:
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
-A spaCy or thinc that we don't know is left alone, with a warning. Without the hook in thinc every param is updated by itself, as
-thinc's own optimizers do; without those in spaCy, once per component.
+A spaCy or thinc that we don't know is left alone, with a warning. Without the hook in thinc every param is updated by
+itself, as thinc's own optimizers do; without those in spaCy, once per component.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def install(optimizer_class: type[Optimizer]) -> None:
         if not version.startswith(known):
             _leave_alone(host, f"version {known}x", version)
             continue
-        changed = [f"{name}({_params_of(owner, name)})" for owner, name, params in functions if _params_of(owner, name) != params]
+        changed = [
+            f"{name}({_params_of(owner, name)})"
+            for owner, name, params in functions
+            if _params_of(owner, name) != params
+        ]
         if changed:
             _leave_alone(host, "the functions of that version", ", ".join(changed))
             continue
@@ -103,8 +107,8 @@ def _leave_alone(host: str, expected: str, found: str) -> None:
     warnings.warn(
         HostWarning(
             f"Can't hook into {host}: expected {expected}, found {found}. Without the hook TorchOptimizer still works, "
-            f"but updates each param or component by itself instead of the whole pipeline at once. Install a {host} that thinc-torchopt "
-            "supports."
+            f"but updates each param or component by itself instead of the whole pipeline at once. Install a {host} "
+            "that thinc-torchopt supports."
         ),
         stacklevel=3,
     )
@@ -129,7 +133,8 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         _begun.set(lambda: None)
         if isinstance(optimizer, _ours):
-            # The loop stands above the optimizer, which imports this: so it is asked for at the front door, by its public name.
+            # The loop stands above the optimizer, which imports this: so it is asked for at the front door, by its
+            # public name.
             return thinc_torchopt.train_while_improving(nlp, optimizer, *args, **kwargs)
         return original(nlp, optimizer, *args, **kwargs)
 
@@ -189,8 +194,9 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
         optimizer = pretrain_config["optimizer"]
         if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
             raise ConfigError(
-                "Can't use [pretraining.optimizer.checkpoint]: expected none, found one. Only spacy train saves and resumes the state of a "
-                "training. Remove the block; to go on with a pretraining, spacy pretrain has --resume-path."
+                "Can't use [pretraining.optimizer.checkpoint]: expected none, found one. Only spacy train saves and "
+                "resumes the state of a training. Remove the block; to go on with a pretraining, spacy pretrain has "
+                "--resume-path."
             )
         return original(nlp, pretrain_config)
 
@@ -198,7 +204,9 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-    """For a method of Language that hands out an optimizer: tell the optimizer its pipeline. anew (bool): It has new weights."""
+    """For a method of Language that hands out an optimizer: tell the optimizer its pipeline. anew (bool): It has new
+    weights.
+    """
 
     def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
         def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:

@@ -2,10 +2,10 @@
 
 *list ops*: what a public op does to one tensor, to many tensors in one call, in place. Empty lists are taken too.
 
-*fused kernels*: one pass over the memory of param, gradient and state. On a CPU they walk raw memory from the first cell to the
-last. So they are for tensors that are *dense*: each cell between those is theirs, and once; and param, gradient and state must lie in
-memory in the same order. A view into a larger tensor is not dense: a kernel would write to cells of others. What can't be fused takes
-torch's plain steps, with the same results up to rounding.
+*fused kernels*: one pass over the memory of param, gradient and state. On a CPU they walk raw memory from the first
+cell to the last. So they are for tensors that are *dense*: each cell between those is theirs, and once; and param,
+gradient and state must lie in memory in the same order. A view into a larger tensor is not dense: a kernel would write
+to cells of others. What can't be fused takes torch's plain steps, with the same results up to rounding.
 
 The public form of each op is in its docstring. tests/test_kernels.py compares the two.
 """
@@ -35,7 +35,11 @@ class FusedKernel:
     def takes(self, tensor: Tensor) -> bool:
         """Whether the kernel may be given a param. Runs at each step for some algorithms."""
         device = tensor.device.type
-        return device in self.devices and is_dense(tensor) and (self.half_on_cpu or device != "cpu" or tensor.dtype.itemsize >= 4)
+        return (
+            device in self.devices
+            and is_dense(tensor)
+            and (self.half_on_cpu or device != "cpu" or tensor.dtype.itemsize >= 4)
+        )
 
 
 NO_KERNEL = FusedKernel()
@@ -79,14 +83,23 @@ def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
 
 
 def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in. Default: the tensor's."""
+    """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in.
+    Default: the tensor's.
+    """
     return list(torch._foreach_norm(tensors, 2.0, dtype)) if tensors else []
 
 
 # ---------------------------------------------------------------------- fused kernels
 
 
-def adamw_(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], step: int, **options: Any) -> None:
+def adamw_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    step: int,
+    **options: Any,
+) -> None:
     """`torch.optim.adamw.adamw(params, ..., foreach=False, capturable=False, differentiable=False)`, one step.
 
     params (list[Tensor]): On one device, of one dtype, and taken by `ADAM`. Grads and state likewise.
@@ -105,7 +118,9 @@ def sgd_(params: list[Tensor], grads: list[Tensor], **options: Any) -> None:
     options (Any): All of `lr`, `weight_decay`, `maximize`.
     """
     if params:
-        torch._fused_sgd_(params, grads, [], momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False, **options)
+        torch._fused_sgd_(
+            params, grads, [], momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False, **options
+        )
 
 
 # ---------------------------------------------------------------------- memory

@@ -1,4 +1,6 @@
-"""The functions behind `@torch_optimizers`, for Python: `from thinc_torchopt.torch_optimizers import AdamW`. They live in algorithms/."""
+"""The functions behind `@torch_optimizers`, for Python: `from thinc_torchopt.torch_optimizers import AdamW`. They live
+in algorithms/.
+"""
 
 from .algorithms import (
     ASGD,

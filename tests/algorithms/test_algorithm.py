@@ -1,4 +1,6 @@
-"""Oracle: the library pytorch-optimizer in a bare loop, fed with the same gradients, and its own `eval()` and `train()`."""
+"""Oracle: the library pytorch-optimizer in a bare loop, fed with the same gradients, and its own `eval()` and
+`train()`.
+"""
 
 import numpy
 import pytest
@@ -22,7 +24,9 @@ SCHEDULE_FREE = ["schedulefreeadamw", "schedulefreeradam", "schedulefreesgd", "s
 
 
 def beside_the_library(name, options, *, steps=12, after=lambda step, optimizer, model, bare, params: None):
-    """Train a model with ours; give each step's gradients to the library too, with options in its param group. `after` each step."""
+    """Train a model with ours; give each step's gradients to the library too, with options in its param group. `after`
+    each step.
+    """
     spacy.util.fix_random_seed(0)
     optimizer, model = TorchOptimizer(create(name, options), 0.01, grad_clip=0.0), mixed_model()
     params = [torch.nn.Parameter(value) for value in params_of(model)]
@@ -50,12 +54,16 @@ def test_algorithm_keeps_the_rate_that_it_makes(name, options):
     def compare(step, optimizer, model, bare, params):
         rates.append(bare.param_groups[0]["lr"])
         # asgd writes the rate of the step that comes
-        assert optimizer.learn_rates["default"] == pytest.approx(rates[-1] if name != "asgd" else [0.01, *rates][step], rel=1e-9)
+        assert optimizer.learn_rates["default"] == pytest.approx(
+            rates[-1] if name != "asgd" else [0.01, *rates][step], rel=1e-9
+        )
 
     ours, theirs = beside_the_library(name, options, after=compare)
     assert set(rates) != {0.01}
     for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)  # float32; the rate is found by a factor, so it is rounded once more
+        torch.testing.assert_close(
+            a, b, rtol=1e-6, atol=1e-8
+        )  # float32; the rate is found by a factor, so it is rounded once more
 
 
 def test_algorithm_keeps_its_rate_under_a_schedule():
@@ -64,20 +72,26 @@ def test_algorithm_keeps_its_rate_under_a_schedule():
     for rate in rates[:-1]:
         backprop(model, numpy.random.default_rng(0))
         model.finish_update(optimizer)
-        assert optimizer.learn_rates == pytest.approx({"default": rate / 3}) and optimizer.describe()[0].learn_rate == pytest.approx(
-            rate / 3
-        )
+        assert optimizer.learn_rates == pytest.approx({"default": rate / 3}) and optimizer.describe()[
+            0
+        ].learn_rate == pytest.approx(rate / 3)
         optimizer.step_schedules()
 
 
 def test_algorithm_that_knows_groups_by_their_place():
-    """AdaBound has each group's first rate in a list. Here groups come into a step with their gradients, and stay out without."""
+    """AdaBound has each group's first rate in a list. Here groups come into a step with their gradients, and stay out
+    without.
+    """
     nlp = toy_pipeline(["tagger", "ner"], shared=False)
     examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(create("adabound"), 0.01, grad_clip=0.0, param_groups={"ner": {"params": ["ner/*"], "lr_scale": 0.1}})
+    optimizer = TorchOptimizer(
+        create("adabound"), 0.01, grad_clip=0.0, param_groups={"ner": {"params": ["ner/*"], "lr_scale": 0.1}}
+    )
     nlp.initialize(lambda: examples, sgd=optimizer)
     optimizer.initialize(nlp)
-    params = {name: [torch.nn.Parameter(value) for value in params_of(nlp.get_pipe(name).model)] for name in ("tagger", "ner")}
+    params = {
+        name: [torch.nn.Parameter(value) for value in params_of(nlp.get_pipe(name).model)] for name in ("tagger", "ner")
+    }
     bare = {name: library.AdaBound(params[name], lr=rate) for name, rate in (("tagger", 0.01), ("ner", 0.001))}
     for names in (["tagger", "ner"], ["ner"], ["tagger"], ["tagger", "ner"]):
         nlp.update(examples, sgd=False)
@@ -128,7 +142,9 @@ def test_algorithm_takes_such_options_by_group():
     optimizer.initialize(nlp)
     nlp.update(toy_examples(nlp), sgd=optimizer)
     ranks = {
-        optimizer.torch_optimizers["algorithm"].state[tensor]["projector"].rank for tensor in optimizer.params.values() if tensor.ndim == 2
+        optimizer.torch_optimizers["algorithm"].state[tensor]["projector"].rank
+        for tensor in optimizer.params.values()
+        if tensor.ndim == 2
     }
     assert ranks == {1, 2}
 
@@ -138,7 +154,11 @@ def test_algorithm_takes_such_options_by_group():
     [
         ("lion", {"cautios": True}, r"no option cautios\. It has: .*cautious.*use_gc"),
         ("sgdw", {"adam_debias": True}, "no option adam_debias"),
-        ("schedulefreeadamw", {"use_palm": True}, "no option use_palm"),  # the library puts it into the group, and never reads it
+        (
+            "schedulefreeadamw",
+            {"use_palm": True},
+            "no option use_palm",
+        ),  # the library puts it into the group, and never reads it
         ("galore", {"rank": 2}, "needs the option 'update_proj_gap'"),
     ],
 )
@@ -159,7 +179,7 @@ def test_algorithm_is_tried_out_without_a_trace():
     assert (random.random(), numpy.random.rand(), torch.rand(1)) == expected
 
 
-# ---------------------------------------------------------------------- values that are to be used, beside those that are trained
+# ---------------------------------------------------------------------- values for evaluation, beside the trained ones
 
 
 @pytest.mark.parametrize("name", SCHEDULE_FREE)
@@ -192,7 +212,9 @@ def test_algorithm_that_averages_leaves_params_without_updates_alone():
     nlp.get_pipe("tagger").update(toy_examples(nlp), sgd=optimizer)
     ner, tagger = (params_of(nlp.get_pipe(name).model) for name in ("ner", "tagger"))
     with nlp.use_params(optimizer.averages):
-        assert same(params_of(nlp.get_pipe("ner").model), ner) and not same(params_of(nlp.get_pipe("tagger").model), tagger)
+        assert same(params_of(nlp.get_pipe("ner").model), ner) and not same(
+            params_of(nlp.get_pipe("tagger").model), tagger
+        )
 
 
 @pytest.mark.parametrize("averages", [{"use_averages": True}, {"averages": EMA()}])
@@ -202,8 +224,15 @@ def test_algorithm_that_averages_refuses_averages(averages):
 
 
 def test_algorithm_that_averages_in_spacy_train(corpus, tmp_path):
-    """On disk are the values that are to be used, in a checkpoint those that are trained. A run that goes on is the one never stopped."""
-    changes = {"training__optimizer__algorithm": {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}}
+    """On disk are the values that are to be used, in a checkpoint those that are trained. A run that goes on is the one
+    never stopped.
+    """
+    changes = {
+        "training__optimizer__algorithm": {
+            "@torch_optimizers": "pytorch-optimizer.create.v1",
+            "name": "schedulefreeadamw",
+        }
+    }
     changes["training__optimizer__use_averages"] = False
     infos = run(config_for(tmp_path / "whole", corpus, steps=6, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "parts", corpus, steps=6, **changes)

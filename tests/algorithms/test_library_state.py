@@ -70,7 +70,11 @@ def test_library_state_goes_through_a_file(tmp_path):
     assert type(found["projector"]) is type(value["projector"])
     assert torch.equal(found["projector"].ortho_matrix, value["projector"].ortho_matrix)
     assert found["projector"].ortho_matrix.stride() == value["projector"].ortho_matrix.stride()
-    assert found["plain"][:5] == value["plain"][:5] and found["plain"][5][0].stride() == (1, 3) and found["plain"][5][1] == {1, 2}
+    assert (
+        found["plain"][:5] == value["plain"][:5]
+        and found["plain"][5][0].stride() == (1, 3)
+        and found["plain"][5][1] == {1, 2}
+    )
 
 
 def test_library_state_copies_tensors_and_their_objects():
@@ -94,9 +98,24 @@ def test_library_state_refuses_what_no_file_takes(value):
     "tree",
     [
         {"__kind__": "object", "module": "subprocess", "class": "Popen", "attributes": {}},
-        {"__kind__": "object", "module": "pytorch_optimizer.optimizer.utils.galore", "class": "torch.nn.Linear", "attributes": {}},
-        {"__kind__": "object", "module": "pytorch_optimizer.optimizer.utils.galore", "class": "GaLoreProjector", "attributes": 3},
-        {"__kind__": "enum", "module": "pytorch_optimizer.optimizer.utils.galore", "class": "GaLoreProjector", "name": "project"},
+        {
+            "__kind__": "object",
+            "module": "pytorch_optimizer.optimizer.utils.galore",
+            "class": "torch.nn.Linear",
+            "attributes": {},
+        },
+        {
+            "__kind__": "object",
+            "module": "pytorch_optimizer.optimizer.utils.galore",
+            "class": "GaLoreProjector",
+            "attributes": 3,
+        },
+        {
+            "__kind__": "enum",
+            "module": "pytorch_optimizer.optimizer.utils.galore",
+            "class": "GaLoreProjector",
+            "name": "project",
+        },
         {"__kind__": "dtype", "name": "load"},
         {"__kind__": "code"},
         {"__kind__": []},
@@ -109,20 +128,27 @@ def test_library_state_that_is_damaged_makes_nothing(tree):
 
 @pytest.mark.parametrize(
     "saved",
-    [{"attributes": {"step": 1}}, {"attributes": {"param_groups": []}}, {"attributes": {"_state": {}}}, {"parts": {"total_step": {}}}],
+    [
+        {"attributes": {"step": 1}},
+        {"attributes": {"param_groups": []}},
+        {"attributes": {"_state": {}}},
+        {"parts": {"total_step": {}}},
+    ],
 )
 def test_library_state_beside_params_writes_to_nothing_else(saved):
     optimizer = library.StableSPAM([torch.ones(2, 2, requires_grad=True)])
-    with pytest.raises(StateError, match="Can't load the state of StableSPAM: expected what it keeps beside its params"):
+    with pytest.raises(
+        StateError, match="Can't load the state of StableSPAM: expected what it keeps beside its params"
+    ):
         restore_beside(optimizer, saved)
 
 
 def test_library_state_beside_params_and_nothing_more():
     """Counters, and the state of parts; not settings, not what is derived."""
     params = [torch.ones(2, 2, requires_grad=True)]
-    assert collect_beside(library.StableSPAM(params), {"maximize", "gamma1", "gamma2", "theta", "t_max", "update_proj_gap"}) == {
-        "attributes": {"total_step": 0, "warmup": None}
-    }
+    assert collect_beside(
+        library.StableSPAM(params), {"maximize", "gamma1", "gamma2", "theta", "t_max", "update_proj_gap"}
+    ) == {"attributes": {"total_step": 0, "warmup": None}}
     beside = collect_beside(library.SPAM(params), {})
     assert beside["state"] == {"total_step": 0, "current_step": 51} and beside["parts"].keys() == {"warmup"}
     assert collect_beside(torch.optim.Adam(params, fused=True), {}) == {}
@@ -144,7 +170,9 @@ def test_library_state_of_all_params_stays_when_params_come(name):
 
 @pytest.mark.parametrize("name", ["madgrad", "conda", "sara", "aggmo"])
 def test_library_state_goes_back(name):
-    """What a checkpoint holds is not changed by the steps after it, and going back to it gives the same steps once more."""
+    """What a checkpoint holds is not changed by the steps after it, and going back to it gives the same steps once
+    more.
+    """
     options = {"threshold": 10.0} if name == "sara" else {}
     _nlp, model, optimizer = pipeline(create(name, options), rollback_after=3, checkpoint=Checkpoint(path="unused"))
     steps(optimizer, model, 2)

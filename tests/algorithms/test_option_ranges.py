@@ -30,7 +30,11 @@ ALGORITHMS = {
     "alpha": (lambda s: RMSprop(alpha=s), "algorithm.alpha", [0.9, 0.9, math.nan]),
     "a fallback's": (lambda s: Muon(fallback=AdamW(eps=s)), "algorithm.fallback.eps", [1e-8, 1e-8, -1.0]),
     "library": (lambda s: create("lion", {"weight_decay": iter(s)}), "algorithm.weight_decay", [0.01, 0.01, -0.1]),
-    "library nan": (lambda s: create("lion", {"weight_decay": iter(s)}), "algorithm.weight_decay", [0.01, 0.01, math.nan]),
+    "library nan": (
+        lambda s: create("lion", {"weight_decay": iter(s)}),
+        "algorithm.weight_decay",
+        [0.01, 0.01, math.nan],
+    ),
 }
 DROP_INS = {
     "beta1": ("Adam", "beta1", [0.9, 0.9, 1.0]),
@@ -75,7 +79,9 @@ def test_option_ranges_of_drop_ins(name):
 def test_option_ranges_of_a_param_group():
     nlp = toy_pipeline(["tagger"])
     examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"biases": {"params": ["*/b"], "weight_decay": [0.0, 0.1, -0.1]}})
+    optimizer = TorchOptimizer(
+        AdamW(), 0.01, param_groups={"biases": {"params": ["*/b"], "weight_decay": [0.0, 0.1, -0.1]}}
+    )
     nlp.initialize(lambda: examples, sgd=optimizer)
     for _ in range(2):
         nlp.update(examples, sgd=optimizer)

@@ -14,9 +14,32 @@ from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError
 
 from ..conftest import needs_gpu
-from ..models import backprop, grads_of, mixed_model, params_of, slots, thinc_model, torch_model, toy_examples, toy_pipeline
+from ..models import (
+    backprop,
+    grads_of,
+    mixed_model,
+    params_of,
+    slots,
+    thinc_model,
+    torch_model,
+    toy_examples,
+    toy_pipeline,
+)
 
-NAMES = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+NAMES = [
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+]
 FUSED = {"Adagrad", "Adam", "AdamW", "SGD"}
 OPTIONS = [(name, {}) for name in NAMES] + [
     ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
@@ -62,7 +85,9 @@ def test_torch_optimizers_equal_bare_torch(name, options, build):
     settings = {"fused": True, **options} if name in FUSED and "foreach" not in options else options
     model = build()
     before = params_of(model)
-    ours, theirs = train_beside_torch(model, optimizer, lambda params: [getattr(torch.optim, name)(params, lr=0.01, **settings)])
+    ours, theirs = train_beside_torch(
+        model, optimizer, lambda params: [getattr(torch.optim, name)(params, lr=0.01, **settings)]
+    )
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
     assert not any(torch.equal(a, b) for a, b in zip(ours, before))
 
@@ -73,8 +98,9 @@ def test_torch_optimizers_equal_bare_torch_when_clipped(name):
     bare = getattr(torch.optim, name)
     ours, theirs = train_beside_torch(mixed_model(), optimizer, lambda params: [bare(params, lr=0.01)], clip=0.5)
     for a, b in zip(ours, theirs):
-        # float32: the norm of all gradients is summed in another order than torch's. Rprop and Adam divide by it again, so an
-        # element whose gradient is near zero may differ by more of itself, but not by more than a part of a step of 0.01.
+        # float32: the norm of all gradients is summed in another order than torch's. Rprop and Adam divide by it again,
+        # so an element whose gradient is near zero may differ by more of itself, but not by more than a part of a step
+        # of 0.01.
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
@@ -95,7 +121,9 @@ def test_torch_optimizers_muon_takes_matrices_and_its_fallback_the_rest():
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
     patterns, fallback = ["*/hashembed/E", "ner/upper/W"], {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
-    optimizer = TorchOptimizer(resolve("torch.Muon.v1", fallback_params=patterns, fallback=fallback), 0.01, grad_clip=0.0)
+    optimizer = TorchOptimizer(
+        resolve("torch.Muon.v1", fallback_params=patterns, fallback=fallback), 0.01, grad_clip=0.0
+    )
     nlp = toy_pipeline(["ner"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples, sgd=optimizer)
@@ -150,7 +178,9 @@ def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen
     source.initialize(lambda: toy_examples(source))
     source.to_disk(tmp_path / "source")
     corpus = toy_corpus(tmp_path)
-    config = Config().from_disk(CONFIGS / "muon.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")})
+    config = Config().from_disk(
+        CONFIGS / "muon.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    )
     config["nlp"]["pipeline"] = ["tagger", "ner"]
     config["components"] = {"tagger": {"source": str(tmp_path / "source")}, "ner": {"factory": "ner"}}
     config["training"]["frozen_components"] = frozen
@@ -210,7 +240,14 @@ def test_torch_optimizers_name_a_wrong_argument(options, said):
 
 
 @pytest.mark.parametrize(
-    "options", [{"betas": [0.9, 1.5]}, {"weight_decay": -1.0}, {"eps": -1e-8}, {"betas": [0.9]}, {"betas": {"beta1": 0.9, "b2": 0.99}}]
+    "options",
+    [
+        {"betas": [0.9, 1.5]},
+        {"weight_decay": -1.0},
+        {"eps": -1e-8},
+        {"betas": [0.9]},
+        {"betas": {"beta1": 0.9, "b2": 0.99}},
+    ],
 )
 def test_torch_optimizers_refuse_a_wrong_value_early(options):
     with pytest.raises(ConfigError, match=r"training\.optimizer\.algorithm"):
@@ -229,7 +266,9 @@ def test_torch_optimizers_say_why_some_cannot_be_used(name, why):
 
 
 def test_torch_optimizers_name_an_unknown_argument_in_python():
-    with pytest.raises(ConfigError, match=r"'torch\.AdamW\.v1': it has no option weigth_decay\. It has: .*weight_decay"):
+    with pytest.raises(
+        ConfigError, match=r"'torch\.AdamW\.v1': it has no option weigth_decay\. It has: .*weight_decay"
+    ):
         torch_optimizers.AdamW(weigth_decay=0.5)
     with pytest.raises(ConfigError, match=r"'weight_decay'.*expected a number, found 'x'"):
         torch_optimizers.AdamW(weight_decay="x")
@@ -241,7 +280,9 @@ def test_torch_optimizers_pattern_that_matches_nothing():
     nlp = toy_pipeline()
     optimizer = TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/hashembd/E"]), 0.01)
     nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
-    with pytest.raises(ConfigError, match=r"'\*/hashembd/E' in \[training.optimizer.algorithm\] fallback_params.*hashembed/E"):
+    with pytest.raises(
+        ConfigError, match=r"'\*/hashembd/E' in \[training.optimizer.algorithm\] fallback_params.*hashembed/E"
+    ):
         optimizer.initialize(nlp)
 
 
@@ -256,9 +297,13 @@ def test_torch_optimizers_without_muon_in_torch(monkeypatch):
 def test_torch_optimizers_create_equals_the_library(name):
     import pytorch_optimizer
 
-    optimizer = TorchOptimizer(resolve("pytorch-optimizer.create.v1", name=name, options={"weight_decay": 0.01}), 0.01, grad_clip=0.0)
+    optimizer = TorchOptimizer(
+        resolve("pytorch-optimizer.create.v1", name=name, options={"weight_decay": 0.01}), 0.01, grad_clip=0.0
+    )
     cls = pytorch_optimizer.load_optimizer(name)
-    ours, theirs = train_beside_torch(mixed_model(), optimizer, lambda params: [cls(params, lr=0.01, weight_decay=0.01)])
+    ours, theirs = train_beside_torch(
+        mixed_model(), optimizer, lambda params: [cls(params, lr=0.01, weight_decay=0.01)]
+    )
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
 
 
@@ -273,7 +318,10 @@ def test_torch_optimizers_create_counts_steps_per_param(name):
             torch.manual_seed(0)
             for param in model.shims[0]._model.parameters():
                 torch.nn.init.normal_(param)
-        optimizer, rng = TorchOptimizer(resolve("pytorch-optimizer.create.v1", name=name), 0.01, grad_clip=0.0), numpy.random.default_rng(0)
+        optimizer, rng = (
+            TorchOptimizer(resolve("pytorch-optimizer.create.v1", name=name), 0.01, grad_clip=0.0),
+            numpy.random.default_rng(0),
+        )
         for _ in range(5):
             for model in models:
                 backprop(model, rng)
@@ -323,6 +371,9 @@ def test_torch_optimizers_equal_bare_torch_on_a_gpu(name):
                 param.grad = torch.as_tensor(grad).clone()
             bare.step()
             model.finish_update(optimizer)
-        assert all(torch.equal(torch.as_tensor(value).detach(), param.detach()) for (value, _), param in zip(slots(model), params))
+        assert all(
+            torch.equal(torch.as_tensor(value).detach(), param.detach())
+            for (value, _), param in zip(slots(model), params)
+        )
     finally:
         require_cpu()

@@ -103,7 +103,10 @@ def test_averages_of_torch_params_follow_the_formula():
     expected = [torch.zeros_like(param, dtype=torch.float64) for param in module.parameters()]
     for t, _ in enumerate(train(model, optimizer, 20), start=1):
         decay = min((1 + t) / (10 + t), 0.9999)
-        expected = [decay * average + (1 - decay) * param.detach().double() for average, param in zip(expected, module.parameters())]
+        expected = [
+            decay * average + (1 - decay) * param.detach().double()
+            for average, param in zip(expected, module.parameters())
+        ]
     with model.use_params(optimizer.averages):
         for param, average in zip(module.parameters(), expected):
             # The formula in float64, the average in float32.
@@ -120,7 +123,10 @@ def test_averages_default_is_thincs():
 
 
 AVERAGED_MODELS = {
-    "ema": (lambda start, every: EMA(0.9, warmup="torch", start_step=start, every=every), {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}),
+    "ema": (
+        lambda start, every: EMA(0.9, warmup="torch", start_step=start, every=every),
+        {"multi_avg_fn": get_ema_multi_avg_fn(0.9)},
+    ),
     "swa": (lambda start, every: SWA(start, every=every), {}),
 }
 
@@ -145,14 +151,19 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
     expected.pop("norm.num_batches_tracked")
     for name, value in expected.items():
         # EMA: the same kernel. SWA: torch's divides where ours multiplies, in float32.
-        torch.testing.assert_close(found[name], value, rtol=0 if kind == "ema" else 1e-6, atol=0 if kind == "ema" else 1e-7)
+        torch.testing.assert_close(
+            found[name], value, rtol=0 if kind == "ema" else 1e-6, atol=0 if kind == "ema" else 1e-7
+        )
     assert not torch.equal(found["norm.running_var"], module.norm.running_var)
 
 
 @pytest.mark.parametrize("start", [0, 4])
 def test_averages_equal_torch_emas(start):
     """SOURCE: torch_ema.ExponentialMovingAverage.update (0.3), built after `start` updates."""
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.6, warmup="torch_ema", start_step=start))
+    model, optimizer = (
+        mixed_model(),
+        TorchOptimizer(AdamW(), 0.01, averages=EMA(0.6, warmup="torch_ema", start_step=start)),
+    )
     shadow = params_of(model)
     for step, _ in enumerate(train(model, optimizer, 20), start=1):
         num_updates = step - start
@@ -160,7 +171,9 @@ def test_averages_equal_torch_emas(start):
             shadow = params_of(model)
             continue
         one_minus_decay = 1.0 - min(0.6, (1 + num_updates) / (10 + num_updates))
-        shadow = [s_param.sub_((s_param - param).mul_(one_minus_decay)) for s_param, param in zip(shadow, params_of(model))]
+        shadow = [
+            s_param.sub_((s_param - param).mul_(one_minus_decay)) for s_param, param in zip(shadow, params_of(model))
+        ]
         with model.use_params(optimizer.averages):
             for found, expected in zip(params_of(model), shadow):
                 # float32: two ways to write one linear interpolation.
@@ -168,7 +181,9 @@ def test_averages_equal_torch_emas(start):
 
 
 def test_averages_equal_ignites():
-    """SOURCE: ignite.handlers.EMAHandler._update_ema_model (0.5), with momentum = 1 - decay; torch_ema with use_num_updates = False."""
+    """SOURCE: ignite.handlers.EMAHandler._update_ema_model (0.5), with momentum = 1 - decay; torch_ema with
+    use_num_updates = False.
+    """
     model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="ignite"))
     ema = params_of(model)
     for _ in train(model, optimizer, 20):
@@ -201,7 +216,9 @@ def test_averages_decay_may_be_a_schedule(warmup, stop):
         keep = min((1 + taken) / (10 + taken), decay) if warmup in ("thinc", "torch_ema") else decay
         average = value if warmup == "torch" and taken == 1 else keep * average + (1 - keep) * value
     with model.use_params(optimizer.averages):
-        torch.testing.assert_close(params_of(model)[0], average.float(), rtol=1e-5, atol=1e-6)  # float32, moved twelve times
+        torch.testing.assert_close(
+            params_of(model)[0], average.float(), rtol=1e-5, atol=1e-6
+        )  # float32, moved twelve times
     assert "averages.decay" in optimizer.schedules
 
 
@@ -263,12 +280,18 @@ def naive(settings, first, values):
         if update == settings.start_step + 1:
             before = values[update - 2] if update > 1 else first
             average = {"thinc": 0.0, "torch": value, "torch_ema": before, "ignite": before}[settings.warmup]
-        if update > settings.start_step and (update - settings.start_step) % settings.every == (1 if settings.every > 1 else 0):
+        if update > settings.start_step and (update - settings.start_step) % settings.every == (
+            1 if settings.every > 1 else 0
+        ):
             taken += 1
             if settings.kind == "SWA":
                 average = (average * (taken - 1) + value) / taken
             elif settings.warmup in ("torch", "ignite"):
-                average = average if taken == 1 and settings.warmup == "torch" else settings.decay * average + (1 - settings.decay) * value
+                average = (
+                    average
+                    if taken == 1 and settings.warmup == "torch"
+                    else settings.decay * average + (1 - settings.decay) * value
+                )
             else:
                 decay = min((1 + taken) / (10 + taken), settings.decay)
                 average = decay * average + (1 - decay) * value
@@ -440,7 +463,9 @@ def test_averages_of_old_labels_keep_their_history():
         if step == 8:
             pipe.add_label("GREEN")
         nlp.update(examples, sgd=optimizer)
-        seen.append({name: value.double().clone() for name, value in optimizer.params.items() if name.startswith("ner/")})
+        seen.append(
+            {name: value.double().clone() for name, value in optimizer.params.items() if name.startswith("ner/")}
+        )
     averages = optimizer.state_dict()["averages"]["tensors"]
     grown = [name for name, value in seen[0].items() if value.shape != seen[-1][name].shape]
     assert grown
@@ -489,7 +514,9 @@ def test_averages_load_states_without_regions():
 # ---------------------------------------------------------------------- device and dtype
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [(torch.float16, "float32"), (torch.float32, "float64"), (torch.float64, "float32")])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(torch.float16, "float32"), (torch.float32, "float64"), (torch.float64, "float32")]
+)
 def test_averages_are_kept_in_one_dtype_and_used_in_that_of_the_param(dtype, kept):
     averages, param = Averages(EMA(0.5, warmup="torch", dtype=kept)), new_param(dtype=dtype)
     feed(averages, param, [1.0, 2.0, 2.0])
@@ -502,7 +529,9 @@ def test_averages_keep_steps_that_half_precision_rounds_away():
     averages, param = Averages(EMA(0.9999, warmup="torch")), new_param(dtype=torch.bfloat16)
     feed(averages, param, [1.0, *[2.0] * 100])
     assert averages.tensor_of(param.key).dtype == torch.float32
-    assert averages.tensor_of(param.key)[0, 0].item() == pytest.approx(2 - 0.9999**100, rel=1e-5)  # float32, a hundred times
+    assert averages.tensor_of(param.key)[0, 0].item() == pytest.approx(
+        2 - 0.9999**100, rel=1e-5
+    )  # float32, a hundred times
 
 
 def test_averages_of_the_same_dtype_are_not_copied():
@@ -517,7 +546,10 @@ def test_averages_of_the_same_dtype_are_not_copied():
 def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(device):
     module = WithBuffers().cuda()
     del module._buffers["mask"]
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", device=device))
+    model, optimizer = (
+        PyTorchWrapper(module),
+        TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", device=device)),
+    )
     oracle = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in train(model, optimizer):
         oracle.update_parameters(module)
@@ -539,7 +571,12 @@ def test_averages_change_and_restore_torch_models_with_buffers():
         inside = {name: value.clone() for name, value in module.state_dict().items()}
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
-        trained = name.startswith(("first", "second")) or name in ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
+        trained = name.startswith(("first", "second")) or name in (
+            "norm.weight",
+            "norm.bias",
+            "norm.running_mean",
+            "norm.running_var",
+        )
         assert torch.equal(inside[name], before[name]) != trained, name
 
 
@@ -603,7 +640,10 @@ def test_averages_of_buffers_begin_when_they_are_numbers():
 @needs_gpu
 def test_averages_of_buffers_are_checked_without_waiting_for_the_gpu():
     module = WithBuffers3().cuda()
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=SWA(0), max_nonfinite=0, grad_clip=0.0)
+    model, optimizer = (
+        PyTorchWrapper(module),
+        TorchOptimizer(AdamW(), 0.01, averages=SWA(0), max_nonfinite=0, grad_clip=0.0),
+    )
     for step in range(4):
         for param in module.parameters():
             param.grad = torch.ones_like(param)
@@ -724,7 +764,8 @@ def test_averages_settings_come_from_a_config():
 def test_averages_decay_may_be_a_schedule_in_a_config():
     text = (
         '[optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n'
-        '[optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\n[optimizer.averages]\n@misc = "thinc-torchopt.EMA.v1"\n'
+        '[optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\n[optimizer.averages]\n@misc = '
+        '"thinc-torchopt.EMA.v1"\n'
         '[optimizer.averages.decay]\n@schedules = "compounding.v1"\nstart = 0.5\nstop = 0.99\ncompound = 1.1\n'
     )
     optimizer = spacy.registry.resolve(Config().from_str(text))["optimizer"]
@@ -732,7 +773,9 @@ def test_averages_decay_may_be_a_schedule_in_a_config():
     assert average_settings_in(optimizer).decay.value == 0.5 * 1.1
 
 
-@pytest.mark.parametrize("block", ["decay = 0.9", '@misc = "thinc-torchopt.EMA.v1"\nwarmup = "linear"', '@misc = "thinc-torchopt.SWA.v1"'])
+@pytest.mark.parametrize(
+    "block", ["decay = 0.9", '@misc = "thinc-torchopt.EMA.v1"\nwarmup = "linear"', '@misc = "thinc-torchopt.SWA.v1"']
+)
 def test_averages_blocks_that_are_none_are_refused(block):
     text = (
         '[optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n'
@@ -762,7 +805,10 @@ def test_averages_settings_that_cannot_be_are_refused(options, error):
 
 
 def test_averages_settings_contradict_use_averages():
-    with pytest.raises(ConfigError, match=r"Can't set 'use_averages'.*expected false beside \[training\.optimizer\.averages\], found true"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Can't set 'use_averages'.*expected false beside \[training\.optimizer\.averages\], found true",
+    ):
         TorchOptimizer(AdamW(), use_averages=True, averages=EMA())
 
 
@@ -802,7 +848,10 @@ def paths_of(model):
 def test_averages_go_on_exactly(settings):
     module = WithBuffers3()
     module.register_buffer("mask", torch.tensor([-math.inf]))
-    model, optimizer = chain(mixed_model(), PyTorchWrapper(module)), TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings)
+    model, optimizer = (
+        chain(mixed_model(), PyTorchWrapper(module)),
+        TorchOptimizer(torch_optimizers.SGD(), 0.01, averages=settings),
+    )
     train_fully(model, optimizer, 5)
     state = copy.deepcopy(averages_in(optimizer).state_dict(paths_of(model)))
     json.dumps({part: value for part, value in state.items() if part != "tensors"})
@@ -815,13 +864,17 @@ def test_averages_go_on_exactly(settings):
         param.steps = steps[param.name]
     averages_in(resumed).load_state_dict(state, params_in(resumed), paths_of(other))
     saved_again = averages_in(resumed).state_dict(paths_of(other))
-    assert {name: value for name, value in saved_again.items() if name != "tensors"} == {k: v for k, v in state.items() if k != "tensors"}
+    assert {name: value for name, value in saved_again.items() if name != "tensors"} == {
+        k: v for k, v in state.items() if k != "tensors"
+    }
     found = []
     for trained, by in ((model, optimizer), (other, resumed)):
         for i, _ in enumerate(train(trained, by, 6, seed=1)):
             trained.layers[-1].shims[0]._model.mask.fill_(i)  # finite too late, if averages have begun
         with trained.use_params(by.averages):
-            found.append([*params_of(trained), *(buffer.clone() for buffer in trained.layers[-1].shims[0]._model.buffers())])
+            found.append(
+                [*params_of(trained), *(buffer.clone() for buffer in trained.layers[-1].shims[0]._model.buffers())]
+            )
     assert same(*found)
     mine = [tensor.data_ptr() for tensor in averages_in(resumed).state_dict(paths_of(other))["tensors"].values()]
     assert not {tensor.data_ptr() for tensor in state["tensors"].values()} & set(mine)

@@ -1,4 +1,6 @@
-"""`spacy torchopt`, run as a user would run it, against numbers from elsewhere: spaCy's own pipeline, and schedules called by hand."""
+"""`spacy torchopt`, run as a user would run it, against numbers from elsewhere: spaCy's own pipeline, and schedules
+called by hand.
+"""
 
 import json
 import os
@@ -44,9 +46,8 @@ def build():
     print("what others print")
     module = torch.nn.Sequential(torch.nn.Linear(96, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 96))
     module[2].bias.requires_grad_(False)
-    inner = build_hash_embed_cnn_tok2vec(
-        width=96, depth=1, embed_size=50, window_size=1, maxout_pieces=2, subword_features=False, pretrained_vectors=None
-    )
+    sizes = {"width": 96, "depth": 1, "embed_size": 50, "window_size": 1, "maxout_pieces": 2}
+    inner = build_hash_embed_cnn_tok2vec(**sizes, subword_features=False, pretrained_vectors=None)
     model = chain(inner, with_array(PyTorchWrapper(module)))
     model.set_dim("nO", 96)
     return model
@@ -109,7 +110,10 @@ def test_cli_says_what_is_wrong_without_a_traceback(folder):
         (torchopt(folder, "find-lr", adam, check=False), no_such_optimizer),
         (spacy_cli("torchopt", "params", PARAM_GROUPS, check=False), "[E913] Corpus path can't be None"),
         (torchopt(folder, "params", PARAM_GROUPS, "--nonsense", "1", check=False), "No such option '--nonsense'"),
-        (torchopt(folder, "params", PARAM_GROUPS, "--training.optimizer.grad_clip", "-1.0", check=False), "Can't set 'grad_clip'"),
+        (
+            torchopt(folder, "params", PARAM_GROUPS, "--training.optimizer.grad_clip", "-1.0", check=False),
+            "Can't set 'grad_clip'",
+        ),
     ]
     for run, message in outputs:
         assert run.returncode == 1 and not run.stdout
@@ -151,7 +155,9 @@ def test_cli_params_json_agrees_with_the_pipeline(folder):
         if name.endswith("/b") or "layernorm" in name or "output_layer" in name:
             assert param["weight_decay"] == 0.0
         else:
-            assert param["weight_decay"] == (value(compounding(0.001, 0.1, 1.005), 0) if component == "tok2vec" else 0.01)
+            assert param["weight_decay"] == (
+                value(compounding(0.001, 0.1, 1.005), 0) if component == "tok2vec" else 0.01
+            )
 
     for group in found["groups"]:
         members = [param for param in params.values() if param["group"] == group["group"]]
@@ -177,13 +183,28 @@ def test_cli_params_text_is_complete_where_there_is_no_terminal(folder):
         "7.2e-05",
         "0.001",
     ]
-    assert lines[0].split() == ["name", "shape", "size", "device", "kind", "group", "rate", "at", "step", "7", "decay", "frozen"]
+    assert lines[0].split() == [
+        "name",
+        "shape",
+        "size",
+        "device",
+        "kind",
+        "group",
+        "rate",
+        "at",
+        "step",
+        "7",
+        "decay",
+        "frozen",
+    ]
     assert any(line.split() == ["all", "33", "957,102", "957,102"] for line in lines)
 
 
 def test_cli_params_of_a_trained_model(trained, tmp_path):
     """Without a corpus, from any place; what is frozen, disabled or not trained is listed with the reason."""
-    model = shutil.copytree(trained("param_groups.cfg")[0] / "training" / "param_groups" / "model-last", tmp_path / "model")
+    model = shutil.copytree(
+        trained("param_groups.cfg")[0] / "training" / "param_groups" / "model-last", tmp_path / "model"
+    )
     config = Config().from_disk(model / "config.cfg", interpolate=False)
     config["paths"].update(train=None, dev=None)
     config.to_disk(model / "config.cfg")
@@ -192,9 +213,12 @@ def test_cli_params_of_a_trained_model(trained, tmp_path):
     found = json.loads(spacy_cli("torchopt", "params", model, "--json", *args).stdout)
     assert contents(tmp_path) == before
     nlp = spacy.load(model)
-    trained = {component["component"]: (component["size"], component["trained_size"]) for component in found["components"]}
+    trained = {
+        component["component"]: (component["size"], component["trained_size"]) for component in found["components"]
+    }
     assert trained == {
-        name: (size := sum(param.size for param, _ in slots(proc.model)), size if name == "tok2vec" else 0) for name, proc in nlp.pipeline
+        name: (size := sum(param.size for param, _ in slots(proc.model)), size if name == "tok2vec" else 0)
+        for name, proc in nlp.pipeline
     }
     for param in found["params"]:
         if param["component"] != "tok2vec":
@@ -210,7 +234,10 @@ def test_cli_params_of_torch_modules(folder):
     config = folder / "torch.cfg"
     text = PARAM_GROUPS.read_text().split("# Blocks")[0]
     config.write_text(
-        text.replace('factory = "tok2vec"', 'factory = "tok2vec"\n\n[components.tok2vec.model]\n@architectures = "toy.TorchTok2Vec.v1"')
+        text.replace(
+            'factory = "tok2vec"',
+            'factory = "tok2vec"\n\n[components.tok2vec.model]\n@architectures = "toy.TorchTok2Vec.v1"',
+        )
     )
     run = torchopt(folder, "params", config, "--code", folder / "code.py", "--json")
     found = json.loads(run.stdout)  # nothing but JSON, whatever others print
@@ -219,8 +246,13 @@ def test_cli_params_of_torch_modules(folder):
     shapes = {name.split("/", 2)[2]: param["shape"] for name, param in params.items()}
     assert len(shapes) == 6 and sorted(map(tuple, shapes.values())) == [(32,), (32,), (32,), (32, 96), (96,), (96, 32)]
     frozen = [param for param in params.values() if param["frozen"]]
-    assert [(param["shape"], param["frozen"], param["group"]) for param in frozen] == [([96], "requires_grad = false", None)]
-    assert sum(component["trained_size"] for component in found["components"]) == sum(param["size"] for param in found["params"]) - 96
+    assert [(param["shape"], param["frozen"], param["group"]) for param in frozen] == [
+        ([96], "requires_grad = false", None)
+    ]
+    assert (
+        sum(component["trained_size"] for component in found["components"])
+        == sum(param["size"] for param in found["params"]) - 96
+    )
 
 
 def test_cli_params_shows_all_patterns_that_match_nothing(folder):
@@ -259,7 +291,9 @@ def test_cli_schedule_json_agrees_with_the_schedules(folder):
     assert rates["no_decay+tagger/*"] == pytest.approx(list(islice(warmup_cosine(0.003, 100, 2000), 301)), rel=1e-12)
     linear = list(islice(warmup_linear(0.002, 100, 2000), 301))
     for layer in range(4):
-        assert rates[f"shared/layer-{layer}"] == pytest.approx([0.5 * 0.9 ** (4 - layer) * rate for rate in linear], rel=1e-12)
+        assert rates[f"shared/layer-{layer}"] == pytest.approx(
+            [0.5 * 0.9 ** (4 - layer) * rate for rate in linear], rel=1e-12
+        )
     assert rates["shared+embeddings/layer-0"] == [0.0] * 200 + rates["shared/layer-0"][200:]
     assert len(rates) == 13
 
@@ -282,7 +316,9 @@ def test_cli_schedule_says_what_it_can_not_know(folder):
     text = (CONFIGS / "cnn.cfg").read_text()
     head, _, rest = text.partition("[training.optimizer.learn_rate]")
     _, _, tail = rest.partition("\n\n")
-    config.write_text(head.replace("[training.optimizer]\n", "[training.optimizer]\nlearn_rate = [0.1, 0.2, 0.3]\n") + tail)
+    config.write_text(
+        head.replace("[training.optimizer]\n", "[training.optimizer]\nlearn_rate = [0.1, 0.2, 0.3]\n") + tail
+    )
     run = torchopt(folder, "schedule", config, "--steps", "6", "--json")
     found = json.loads(run.stdout)
     assert found["learn_rates"] == {"default": [0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3]}
@@ -312,7 +348,9 @@ def test_cli_schedule_without_matplotlib(folder, monkeypatch):
     monkeypatch.setattr(compat, "has_matplotlib", False)
     for command in ("schedule", "find-lr"):
         run = torchopt(folder, command, PARAM_GROUPS, "--output", folder / "rates.png", check=False)
-        assert run.returncode == 1 and "pip install 'thinc-torchopt[plot]'" in run.stderr and "Traceback" not in run.stderr
+        assert (
+            run.returncode == 1 and "pip install 'thinc-torchopt[plot]'" in run.stderr and "Traceback" not in run.stderr
+        )
     assert not (folder / "rates.png").exists()
 
 
@@ -336,7 +374,9 @@ def test_cli_find_lr(folder):
     steepest, lowest = found["suggestions"]["steepest"], found["suggestions"]["lowest/10"]
     assert steepest in rates and lowest in [rate / 10 for rate in rates]
     peaks = {tuple(entry["setting"]): entry["peak"] for entry in found["settings"]}
-    assert peaks == pytest.approx({("learn_rate",): 0.002, ("per_param_lr", "tagger/*"): 0.003, ("per_param_lr", "ner/*"): 0.001})
+    assert peaks == pytest.approx(
+        {("learn_rate",): 0.002, ("per_param_lr", "tagger/*"): 0.003, ("per_param_lr", "ner/*"): 0.001}
+    )
     for entry in found["settings"]:
         assert entry["steepest"] == pytest.approx(entry["peak"] / 0.003 * steepest)
     assert found["groups"]["ner/*"]["steepest"] == pytest.approx(steepest / 3)
@@ -365,7 +405,12 @@ def test_cli_find_lr_of_a_trained_model(trained, folder, monkeypatch):
     run = spacy_cli("torchopt", "find-lr", model, "--json", *args, check=False)
     found = json.loads(run.stdout)
     assert run.returncode == 1 and "expected a loss that falls" in found["problem"]
-    assert found["suggestions"] == {} and found["settings"] == [] and found["ended"] == "max_rate" and len(found["losses"]) == 12
+    assert (
+        found["suggestions"] == {}
+        and found["settings"] == []
+        and found["ended"] == "max_rate"
+        and len(found["losses"]) == 12
+    )
     text = spacy_cli("torchopt", "find-lr", model, *args, check=False)
     assert text.returncode == 1 and "Error: Can't suggest a learning rate" in text.stdout
     assert contents(folder) == before
@@ -379,9 +424,14 @@ def test_cli_find_lr_of_a_trained_model(trained, folder, monkeypatch):
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 def test_cli_tables_fit_the_terminal_and_lose_nothing(width):
     file = StringIO()
-    console = Console(file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False, emoji=False)
+    console = Console(
+        file=file, width=width, force_terminal=True, color_system=None, markup=False, highlight=False, emoji=False
+    )
     names = [f"transformer/encoder/layer/{i}/attention/[self]/query/weight" for i in range(3)]
-    rows = [[name, "768 x 768", f"{10**i:,}", "cuda:0", f":group-{i}:/layer-0", f"until step {i}"] for i, name in enumerate(names)]
+    rows = [
+        [name, "768 x 768", f"{10**i:,}", "cuda:0", f":group-{i}:/layer-0", f"until step {i}"]
+        for i, name in enumerate(names)
+    ]
     headers = ["name", "shape", "size", "device", "group", "frozen"]
     print_table(console, headers, rows, numbers=["size"])
     lines = file.getvalue().splitlines()
@@ -395,7 +445,11 @@ def test_cli_tables_fit_the_terminal_and_lose_nothing(width):
             assert "".join(cell.split()) in shown  # no emoji, no markup
     # Whole cells stand in line, that is where their header does.
     if width >= 60:
-        for header, cells in {"name": names, "group": [row[4] for row in rows], "frozen": [row[5] for row in rows]}.items():
+        for header, cells in {
+            "name": names,
+            "group": [row[4] for row in rows],
+            "frozen": [row[5] for row in rows],
+        }.items():
             [place] = {line.index(header) for line in lines[:at] if header in line.split()}
             assert [line[place : place + len(cell)] for cell in cells for line in lines if cell in line] == cells
 
@@ -404,7 +458,12 @@ def test_cli_tables_go_by_what_a_character_takes_on_the_screen():
     rows = [["词向量", "1"], ["encoder", "2"]]
     for width in (80, 10):
         file = StringIO()
-        print_table(Console(file=file, width=width, force_terminal=True, color_system=None), ["group", "rate"], rows, numbers=["rate"])
+        print_table(
+            Console(file=file, width=width, force_terminal=True, color_system=None),
+            ["group", "rate"],
+            rows,
+            numbers=["rate"],
+        )
         lines = [line.rstrip() for line in file.getvalue().splitlines()]
         ends = {cell_len(line) for line in lines if line.endswith(("rate", "1", "2"))}
         assert len(ends) == 1
@@ -455,7 +514,9 @@ def test_cli_sparkline():
 def test_cli_find_lr_says_when_its_suggestions_are_far_apart():
     for tenth_of_lowest, is_far in ((0.01, False), (0.001, True)):
         file = StringIO()
-        found = RangeTest([0.01, 10 * tenth_of_lowest], [1.0, 0.5], [{"default": 0.01}] * 2, smoothed=[1.0, 0.5], steepest=0, lowest=1)
+        found = RangeTest(
+            [0.01, 10 * tenth_of_lowest], [1.0, 0.5], [{"default": 0.01}] * 2, smoothed=[1.0, 0.5], steepest=0, lowest=1
+        )
         setting = {"setting": ["learn_rate"], "peak": 0.1, **found.suggestions}
         _print_range_test(Console(file=file, width=200, markup=False), found, [setting], {"learn_rate": 0.1}, None)
         assert ("far apart" in file.getvalue()) == is_far
@@ -476,16 +537,22 @@ GROUPS = "training.optimizer.param_groups"
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (f"[{GROUPS}]\n", "", f"expected the section [{GROUPS}] above [{GROUPS}.shared], found none. * add the line [{GROUPS}]."),
+        (
+            f"[{GROUPS}]\n",
+            "",
+            f"expected the section [{GROUPS}] above [{GROUPS}.shared], found none. * add the line [{GROUPS}].",
+        ),
         (
             f"[{GROUPS}.no_decay]",
             f"[{GROUPS}.tagger.x]",
-            f"expected the section [{GROUPS}.tagger] above [{GROUPS}.tagger.x], * 'tagger.x' is the name of one block: * 'tagger_x'.",
+            f"expected the section [{GROUPS}.tagger] above [{GROUPS}.tagger.x], * 'tagger.x' is the name of one "
+            "block: * 'tagger_x'.",
         ),
         (
             "[training.optimizer.per_param_lr.tagger/*]",
             "[training.optimizer.per_param_lr.tagger.x]",
-            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * write it with slashes: 'tagger/x'.",
+            "add the line [training.optimizer.per_param_lr.tagger]. If 'tagger.x' is one pattern: * write it with "
+            "slashes: 'tagger/x'.",
         ),
     ],
 )

@@ -21,7 +21,10 @@ def first(schedule, steps):
         ([0.001] * 9, "0.001 all the time"),
         ([0.0] * 9, "0 all the time: nothing is learned"),
         (first(warmup_linear(5e-5, 250, 20000), 20000), "rises to 0.00005 at step 250, then falls to 0 at step 20,000"),
-        (first(our_warmup_linear(0.002, 100, 2000), 2000), "rises from 0.00002 to 0.002 at step 100, then falls to 0 at step 2,000"),
+        (
+            first(our_warmup_linear(0.002, 100, 2000), 2000),
+            "rises from 0.00002 to 0.002 at step 100, then falls to 0 at step 2,000",
+        ),
         (
             first(our_warmup_linear(0.002, 100, 2000), 3000),
             "rises from 0.00002 to 0.002 at step 100, then falls to 0 at step 2,000, then stays at 0 from there on",
@@ -30,7 +33,10 @@ def first(schedule, steps):
         (first(inverse_sqrt(0.001, 10), 1000), "rises to 0.001 at step 10, then falls to 0.0001 at step 1,000"),
         (first(one_cycle(1.0, 101), 100), "rises from 0.04 to 1 at step 30, then falls to 0.000004 at step 100"),
         (first(compounding(1.0, 1.21, 1.1), 10), "rises from 1 to 1.21 at step 2, then stays at 1.21 from there on"),
-        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2], "stays at 0.1 until step 2, then rises to 0.2 at step 3, then stays at 0.2 from there on"),
+        (
+            [0.1, 0.1, 0.1, 0.2, 0.2, 0.2],
+            "stays at 0.1 until step 2, then rises to 0.2 at step 3, then stays at 0.2 from there on",
+        ),
         ([0.1, 0.3] * 10, "moves between 0.1 and 0.3, 18 turns; to see them: spacy torchopt schedule"),
     ],
     ids=["constant", "zero", "thinc", "ours", "over", "cosine", "sqrt", "cycle", "compounding", "jump", "many"],
@@ -68,10 +74,17 @@ def test_explain_param_groups(corpus, capsys):
     assert found["Frozen"].endswith("until step 200, which is the first to train it.")
     rates = found["Learning rate"]
     assert "ner/* (7 params, 31,946 numbers): 0.001 all the time." in rates
-    assert "no_decay+tagger/* (2 params, 388 numbers): rises to 0.003 at step 100, then falls to 0 at step 2,000." in rates
+    assert (
+        "no_decay+tagger/* (2 params, 388 numbers): rises to 0.003 at step 100, then falls to 0 at step 2,000." in rates
+    )
     # 0.002 x 0.5 x 0.9 of the fourth of four layers; the lowest is at 0.9 ** 3 of that.
-    assert "rises from 0.000009 to 0.0009 at step 100, then falls to 0 at step 2,000; lower layers less, the lowest 0.729 times" in rates
-    assert found["Ends"].startswith("At step 2,000 (max_steps), or when the score got no better for 1,600 steps (patience)")
+    assert (
+        "rises from 0.000009 to 0.0009 at step 100, then falls to 0 at step 2,000; lower layers less, the lowest "
+        "0.729 times" in rates
+    )
+    assert found["Ends"].startswith(
+        "At step 2,000 (max_steps), or when the score got no better for 1,600 steps (patience)"
+    )
     assert found["Saves"].endswith("No checkpoints: a training that is killed has to begin anew.")
 
 
@@ -80,7 +93,10 @@ def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     assert "is skipped, with a warning; after" in found["On NaN"] and "times as large as usual" in found["Spikes"]
     assert "goes back to the last checkpoint" in found["Goes back"] and "in a row" in found["Goes back"]
     found = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.optimizer.checkpoint.every", "1")
-    assert "The whole state in 'training/state' every 1 step and after each evaluation; the newest 2 are kept." in found["Saves"]
+    assert (
+        "The whole state in 'training/state' every 1 step and after each evaluation; the newest 2 are kept."
+        in found["Saves"]
+    )
     assert found["Averages"].startswith("Moving averages of all params, by thinc's formula.")
     found = told(CONFIGS / "averages.cfg", corpus, capsys, "--training.frozen_components", '["parser"]')
     assert found["Averages"].startswith("Moving averages of all params with decay 0.99.")
@@ -90,17 +106,39 @@ def test_explain_guards_checkpoints_and_averages(corpus, capsys):
 def test_explain_settings(corpus, capsys):
     config = CONFIGS / "cnn.cfg"
     optimizer = "--training.optimizer"
-    found = told(config, corpus, capsys, f"{optimizer}.grad_clip", "0.0", f"{optimizer}.max_nonfinite", "0", "--training.max_steps", "0")
+    found = told(
+        config,
+        corpus,
+        capsys,
+        f"{optimizer}.grad_clip",
+        "0.0",
+        f"{optimizer}.max_nonfinite",
+        "0",
+        "--training.max_steps",
+        "0",
+    )
     assert found["Clipping"] == "None." and found["On NaN"].startswith("Nobody looks")
     assert found["Ends"].startswith("When the score got no better for 1,600 steps (patience).")
-    found = told(config, corpus, capsys, f"{optimizer}.clip_by", "component", "--training.patience", "0", "--training.max_epochs", "2")
+    found = told(
+        config,
+        corpus,
+        capsys,
+        f"{optimizer}.clip_by",
+        "component",
+        "--training.patience",
+        "0",
+        "--training.max_epochs",
+        "2",
+    )
     assert found["Clipping"] == "Where the norm of a component's gradients is above 1, they are scaled down to that."
     assert found["Ends"].startswith("At step 2,000 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
 
 
 def test_explain_drop_in_and_thinc(tmp_path, corpus, capsys):
     found = told(CONFIGS / "drop_in.cfg", corpus, capsys)
-    assert found["Optimizer"].startswith("thinc-torchopt.Adam.v1: the arithmetic of thinc's Adam.v1, computed by torch. Weight decay 0.01")
+    assert found["Optimizer"].startswith(
+        "thinc-torchopt.Adam.v1: the arithmetic of thinc's Adam.v1, computed by torch. Weight decay 0.01"
+    )
     thinc = tmp_path / "thinc.cfg"
     thinc.write_text((CONFIGS / "drop_in.cfg").read_text().replace('= "thinc-torchopt.Adam.v1"', '= "Adam.v1"'))
     other = told(thinc, corpus, capsys)

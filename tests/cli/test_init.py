@@ -1,4 +1,6 @@
-"""`spacy torchopt init`: what is around the optimizer stays to the last byte, and what comes out trains as the config meant."""
+"""`spacy torchopt init`: what is around the optimizer stays to the last byte, and what comes out trains as the config
+meant.
+"""
 
 import difflib
 import os
@@ -26,7 +28,8 @@ from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
 
-# As somebody wrote it: comments, variables, an order of its own, subsections far from their parent, both kinds of delimiters.
+# As somebody wrote it: comments, variables, an order of its own, subsections far from their parent, both kinds of
+# delimiters.
 OWN = """# My config.
 [paths]
 train = null
@@ -240,7 +243,9 @@ def test_init_writes_down_what_spacy_fills_in(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Adam.v1", "RAdam.v1", "SGD.v1"])
-@pytest.mark.parametrize("recipe", [recipe for recipe in ALL if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value)
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in ALL if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value
+)
 def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     """thinc's RAdam and SGD keep averages if nobody says otherwise; TorchOptimizer doesn't."""
     text = with_optimizer(f'[training.optimizer]\n@optimizers = "{kind}"\nlearn_rate = 0.004\n\n')
@@ -299,7 +304,9 @@ def test_init_moves_schedules_to_the_algorithm(tmp_path):
 
 
 def test_init_drop_in_trains_as_thinc(tmp_path):
-    """Up to rounding, which is another in torch's kernel: Adam makes a step of 1% of a gradient that is nothing but rounding."""
+    """Up to rounding, which is another in torch's kernel: Adam makes a step of 1% of a gradient that is nothing but
+    rounding.
+    """
     corpus = toy_corpus(tmp_path)
     for recipe in (None, "drop-in"):
         text = OWN if recipe is None else run(OWN, recipe, tmp_path)[1]
@@ -355,7 +362,10 @@ def test_init_low_memory_keeps_little(tmp_path):
             optimizer.step_schedules()
         (torch_optimizer,) = optimizer.torch_optimizers.values()
         sizes[recipe] = sum(
-            value.numel() for state in torch_optimizer.state.values() for value in state.values() if value is not None and value.dim()
+            value.numel()
+            for state in torch_optimizer.state.values()
+            for value in state.values()
+            if value is not None and value.dim()
         ) / sum(param.numel() for param in optimizer.params.values())
         assert losses[-1] < 0.8 * losses[0], losses
     assert sizes["adamw"] == pytest.approx(2.0) and sizes["low-memory"] < 0.2
@@ -375,13 +385,21 @@ def test_init_fine_tune_with_a_transformer(tmp_path):
     small = '[training.optimizer.learn_rate]\n@schedules = "warmup_linear.v1"\ninitial_rate = 0.00004\n'
     small += "warmup_steps = 10\ntotal_steps = 100\n"
     _, block, _ = fine_tuned(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\n\n{small}', tmp_path)
-    assert block["param_groups"] == {"heads": {"params": ["ner/*"], "lr_scale": 25.0}, "encoder": {"params": ["transformer/*"]}}
+    assert block["param_groups"] == {
+        "heads": {"params": ["ner/*"], "lr_scale": 25.0},
+        "encoder": {"params": ["transformer/*"]},
+    }
     assert block["layer_decay"] == {"transformer/*": 0.9} and block["skip_decay"] == "bias_and_norm"
     assert block["learn_rate"]["initial_rate"] == 0.00004
     # With a rate for what is new it is the transformer's that is another.
     _, block, _ = fine_tuned(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = 0.002\n', tmp_path)
     assert block["param_groups"] == {"encoder": {"params": ["transformer/*"], "lr_scale": 0.025}}
-    schedule = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.002, "warmup_steps": 100, "total_steps": 1000}
+    schedule = {
+        "@schedules": "thinc-torchopt.warmup_linear.v1",
+        "initial_rate": 0.002,
+        "warmup_steps": 100,
+        "total_steps": 1000,
+    }
     assert block["learn_rate"] == schedule
     text = text.replace("[training]", '[training]\nfrozen_components = ["transformer"]')
     _, block, _ = fine_tuned(f"{text}[training.optimizer]\nlearn_rate = 0.002\n", tmp_path)
@@ -389,7 +407,10 @@ def test_init_fine_tune_with_a_transformer(tmp_path):
 
 
 def test_init_fine_tune_with_static_vectors(tmp_path):
-    own = '[components.tok2vec.model]\n@architectures = "spacy.HashEmbedCNN.v2"\npretrained_vectors = true\nwidth = 96\ndepth = 1\n'
+    own = (
+        '[components.tok2vec.model]\n@architectures = "spacy.HashEmbedCNN.v2"\npretrained_vectors = true\nwidth = '
+        "96\ndepth = 1\n"
+    )
     own += "embed_size = 200\nwindow_size = 1\nmaxout_pieces = 3\nsubword_features = true\n\n"
     text = OWN.replace("[components.tagger]", f"{own}[components.tagger]")
     _, block, _ = fine_tuned(text, tmp_path)
@@ -441,11 +462,14 @@ def test_init_keeps_what_ours_has(tmp_path):
 def test_init_says_what_is_lost_of_ours(tmp_path):
     text = with_optimizer(
         '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\nlearn_rate = 0.1\n\n'
-        '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n# much\nmomentum = 0.9\nweight_decay = 0.5\n\n'
+        '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n# much\nmomentum = 0.9\nweight_decay = '
+        "0.5\n\n"
     )
     draft, new = run(text, "adamw", tmp_path)
     assert block_of(new)["algorithm"] == {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.5}
-    assert draft.warned == ["'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] is gone: torch.AdamW.v1 does not have it."]
+    assert draft.warned == [
+        "'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] is gone: torch.AdamW.v1 does not have it."
+    ]
     assert "# much" in new
 
 
@@ -455,7 +479,11 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
 @pytest.mark.parametrize(
     ("block", "recipe", "said"),
     [
-        ('[training.optimizer]\n@optimizers = "my.Adam.v7"\n\n', "adamw", 'found "my.Adam.v7". What its settings mean is not known'),
+        (
+            '[training.optimizer]\n@optimizers = "my.Adam.v7"\n\n',
+            "adamw",
+            'found "my.Adam.v7". What its settings mean is not known',
+        ),
         ('[training.optimizer]\n@optimizers = "Adam.v1"\nbeta3 = 1\n\n', "adamw", "found beta3. Correct or remove"),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
@@ -465,7 +493,8 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
         ),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
-            '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n[training.optimizer.layer_decay]\ntok2vec/* = 0.9\n\n',
+            "[training.optimizer.algorithm]\n@torch_optimizers = "
+            '"torch.SGD.v1"\n\n[training.optimizer.layer_decay]\ntok2vec/* = 0.9\n\n',
             "fine-tune",
             "found [training.optimizer.layer_decay]. Change it there",
         ),
@@ -481,7 +510,9 @@ def test_init_refuses(block, recipe, said, tmp_path):
 
 @pytest.mark.parametrize("reference", ["${training.optimizer.beta2}", "${training.optimizer.use_averages}"])
 def test_init_refuses_to_break_variables(reference, tmp_path):
-    text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace("grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false")
+    text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace(
+        "grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false"
+    )
     with pytest.raises(ConfigError, match="expected no variable elsewhere that refers to a setting in there"):
         run(text, "robust", tmp_path)
     run(text, "drop-in", tmp_path)
@@ -534,7 +565,13 @@ def test_init_lists_the_recipes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("recipe", "pipeline"),
-    [("drop-in", "tagger,ner"), ("adamw", "textcat"), ("fine-tune", "tagger"), ("low-memory", "tagger,ner"), ("robust", "ner")],
+    [
+        ("drop-in", "tagger,ner"),
+        ("adamw", "textcat"),
+        ("fine-tune", "tagger"),
+        ("low-memory", "tagger,ner"),
+        ("robust", "ner"),
+    ],
     ids=[recipe.value for recipe in ALL],
 )
 def test_init_trains(recipe, pipeline, tmp_path, corpus):

@@ -1,4 +1,5 @@
-"""What some of the configs name: components, models, tokenizers and readers of their own, as projects of spaCy's users have them.
+"""What some of the configs name: components, models, tokenizers and readers of their own, as projects of spaCy's users
+have them.
 
 They import spaCy, thinc and torch, and nothing of ours.
 """
@@ -59,7 +60,9 @@ def create_reader(path: str) -> Callable[[Language], Iterator[Example]]:
 
     def read(nlp: Language) -> Iterator[Example]:
         for gold in DocBin().from_disk(path).get_docs(nlp.vocab):
-            doc = Doc(nlp.vocab, words=[token.text for token in gold], spaces=[bool(token.whitespace_) for token in gold])
+            doc = Doc(
+                nlp.vocab, words=[token.text for token in gold], spaces=[bool(token.whitespace_) for token in gold]
+            )
             doc.ents = [Span(doc, ent.start, ent.end, label=ent.label) for ent in gold.ents]
             yield Example(doc, gold)
 
@@ -79,7 +82,14 @@ def build_relation_model(
     tok2vec: Model[list[Doc], list], get_pairs: Callable[[Doc], list[tuple[Span, Span]]], nO: int | None = None
 ) -> Model[list[Doc], numpy.ndarray]:
     """A row for each pair of entities, a column for each label."""
-    pairs = Model("entity_pairs", forward_pairs, init=init_pairs, layers=[tok2vec], dims={"nO": None}, attrs={"get_pairs": get_pairs})
+    pairs = Model(
+        "entity_pairs",
+        forward_pairs,
+        init=init_pairs,
+        layers=[tok2vec],
+        dims={"nO": None},
+        attrs={"get_pairs": get_pairs},
+    )
     output = Linear(nO=nO)
     model = chain(pairs, output, Logistic())
     model.attrs["get_pairs"] = get_pairs
@@ -123,7 +133,9 @@ def create_relation_extractor(nlp: Language, name: str, model: Model, threshold:
 
 
 class RelationExtractor(TrainablePipe):
-    """Says of pairs of entities which relations they have. `doc._.relations`: label -> probability, by the starts of two entities."""
+    """Says of pairs of entities which relations they have. `doc._.relations`: label -> probability, by the starts of
+    two entities.
+    """
 
     def __init__(self, vocab, model, name, *, threshold):
         self.vocab, self.model, self.name = vocab, model, name
@@ -179,7 +191,9 @@ class RelationExtractor(TrainablePipe):
             for a, b in self.model.attrs["get_pairs"](example.predicted):
                 found = gold.get((a.start, b.start), {})
                 rows.append([found.get(label, 0.0) for label in self.labels])
-        return self.model.ops.asarray2f(numpy.array(rows, dtype="f").reshape(-1, len(self.labels))), [eg.predicted for eg in examples]
+        return self.model.ops.asarray2f(numpy.array(rows, dtype="f").reshape(-1, len(self.labels))), [
+            eg.predicted for eg in examples
+        ]
 
     def score(self, examples, **kwargs):
         score = PRFScore()
@@ -203,7 +217,9 @@ class RelationExtractor(TrainablePipe):
 def pad(model, vectors, is_train):
     """Arrays of docs, as one tensor and a mask: True where there is no token."""
     tensors = [xp2torch(array, requires_grad=is_train) for array in vectors]
-    X = torch.nn.utils.rnn.pad_sequence([tensor.detach() for tensor in tensors], batch_first=True).requires_grad_(is_train)
+    X = torch.nn.utils.rnn.pad_sequence([tensor.detach() for tensor in tensors], batch_first=True).requires_grad_(
+        is_train
+    )
     lengths = torch.tensor([len(tensor) for tensor in tensors])
     mask = (torch.arange(X.shape[1])[None, :] >= lengths[:, None]).to(X.device)
 
@@ -235,7 +251,9 @@ class Encoder(torch.nn.Module):
     def __init__(self, width: int, depth: int, heads: int, max_length: int = 128):
         super().__init__()
         self.position = torch.nn.Embedding(max_length, width)
-        layer = torch.nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.1, activation="gelu", batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(
+            width, heads, 2 * width, dropout=0.1, activation="gelu", batch_first=True
+        )
         self.encoder = torch.nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.pooler = torch.nn.Linear(width, width)
 
@@ -257,7 +275,9 @@ class Biaffine(torch.nn.Module):
     def __init__(self, width: int, hidden: int):
         super().__init__()
         self.head = torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.LayerNorm(hidden), torch.nn.GELU())
-        self.dependent = torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.LayerNorm(hidden), torch.nn.GELU())
+        self.dependent = torch.nn.Sequential(
+            torch.nn.Linear(width, hidden), torch.nn.LayerNorm(hidden), torch.nn.GELU()
+        )
         self.weight = torch.nn.Parameter(torch.empty(hidden, hidden))
         self.prior = torch.nn.Parameter(torch.zeros(hidden))
         torch.nn.init.xavier_uniform_(self.weight)
@@ -343,7 +363,10 @@ class BiaffineParser(TrainablePipe):
 
     def score(self, examples, **kwargs):
         pairs = [
-            pair for example in examples for pair in zip(example.predicted.user_data["heads"], example.get_aligned_parse()[0]) if pair[1]
+            pair
+            for example in examples
+            for pair in zip(example.predicted.user_data["heads"], example.get_aligned_parse()[0])
+            if pair[1]
         ]
         return {"heads_acc": sum(a == b for a, b in pairs) / max(len(pairs), 1)}
 

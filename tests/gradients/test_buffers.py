@@ -56,7 +56,10 @@ def test_buffers_are_as_if_skipped_batches_had_not_been(batches, averages):
 
 
 def test_buffers_of_a_spike_are_put_back():
-    model, optimizer = PyTorchWrapper(module := normalizing_module()), TorchOptimizer(SGD(), 1e-4, spike_factor=5.0, grad_clip=0.0)
+    model, optimizer = (
+        PyTorchWrapper(module := normalizing_module()),
+        TorchOptimizer(SGD(), 1e-4, spike_factor=5.0, grad_clip=0.0),
+    )
     for _ in range(21):
         forward_and_backward(module, GOOD)
         model.finish_update(optimizer)
@@ -168,11 +171,15 @@ def test_buffers_of_all_kinds_are_put_back():
         module.count += 1
         kept.put_back([shim])
         assert all(torch.equal(value, before[name]) for name, value in module.named_buffers())
-        assert module.mask is mask and module.none is None and set(before) == {name for name, _ in module.named_buffers()}
+        assert (
+            module.mask is mask and module.none is None and set(before) == {name for name, _ in module.named_buffers()}
+        )
 
 
 def test_buffers_of_a_module_that_nobody_saw_before_begin_anew():
-    """A NaN in the very first batch, of an optimizer that was never told the pipeline: what the statistics were is not known."""
+    """A NaN in the very first batch, of an optimizer that was never told the pipeline: what the statistics were is not
+    known.
+    """
     model, optimizer = PyTorchWrapper(module := normalizing_module()), TorchOptimizer(AdamW(), 0.01)
     forward_and_backward(module, GOOD * torch.nan)
     with pytest.warns(NonFiniteGradWarning):

@@ -1,4 +1,6 @@
-"""Oracles: torch.nn.utils.clip_grad_norm_ and clip_grad_value_, thinc's clip_gradient, and adaptive clipping as a loop over units."""
+"""Oracles: torch.nn.utils.clip_grad_norm_ and clip_grad_value_, thinc's clip_gradient, and adaptive clipping as a loop
+over units.
+"""
 
 import math
 from typing import get_args
@@ -82,7 +84,9 @@ def test_clipping_by_param_equals_thinc(shapes, seed, scale, max_norm):
 
 @pytest.mark.parametrize("clip_by", ["global", "component", "param"])
 def test_clipping_is_as_precise_as_the_params(clip_by):
-    """The factor rides along in fused kernels, in float32. Clipping each tensor by its norm equals clipping all, for one tensor."""
+    """The factor rides along in fused kernels, in float32. Clipping each tensor by its norm equals clipping all, for
+    one tensor.
+    """
     ours, theirs = (torch.nn.Parameter(torch.ones(5, 4, dtype=torch.float64)) for _ in range(2))
     optimizer, plain = TorchOptimizer(SGD(), 0.1, grad_clip=0.3, clip_by=clip_by), torch.optim.SGD([theirs], lr=0.1)
     grad = random_grads([(5, 4)], 0, 1.0)[0].double() / 3
@@ -94,7 +98,8 @@ def test_clipping_is_as_precise_as_the_params(clip_by):
     torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=0)  # float64
 
 
-# Of thinc's params: a bias, Maxout's bias, W of Linear, of Maxout and of spaCy's PrecomputableAffine. Any may be an embedding.
+# Of thinc's params: a bias, Maxout's bias, W of Linear, of Maxout and of spaCy's PrecomputableAffine. Any may be an
+# embedding.
 ANY_SHAPES = st.lists(st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple), min_size=1, max_size=6)
 
 
@@ -226,7 +231,8 @@ def test_clipping_reaches_the_update(algorithm, clip_by):
     changes = {name: (tensor - before[name]).double() for name, tensor in optimizer.params.items()}
     moved = {name: change.norm().item() for name, change in changes.items()}
     assert optimizer.grad_norm > 1  # before clipping
-    # A float32 update of size 0.01 to weights of size 0.1 is rounded at 1e-8, thousands of times: 1% of the norm at most.
+    # A float32 update of size 0.01 to weights of size 0.1 is rounded at 1e-8, thousands of times: 1% of the norm at
+    # most.
     if clip_by == "param":
         assert max(moved.values()) == pytest.approx(0.01, rel=0.01)
         assert sum(value > 0.009 for value in moved.values()) > 10
@@ -240,7 +246,11 @@ def test_clipping_reaches_the_update(algorithm, clip_by):
             ratios += [(unit.norm() / max(old.double().norm(), 1e-3)).item() for unit, old in units]
         assert max(ratios) == pytest.approx(0.01, rel=0.01) and sum(ratio > 0.009 for ratio in ratios) > 10
     else:
-        groups = {"": list(moved)} if clip_by == "global" else {c: [n for n in moved if n.startswith(c)] for c in ("tagger", "ner")}
+        groups = (
+            {"": list(moved)}
+            if clip_by == "global"
+            else {c: [n for n in moved if n.startswith(c)] for c in ("tagger", "ner")}
+        )
         for names in groups.values():
             assert numpy.linalg.norm([moved[name] for name in names]) == pytest.approx(0.01, rel=0.01)
 
@@ -279,7 +289,9 @@ def test_clipping_without_norms_needs_no_look_at_them(clip_by):
 def test_clipping_waits_for_the_device_once(clip_by):
     """However many tensors, and of whatever dtypes."""
     dtypes = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-    params = [Param(f"{'ab'[i % 2]}/{i}", i, None, torch.ones(3, 4, device="cuda", dtype=dtypes[i % 4])) for i in range(20)]
+    params = [
+        Param(f"{'ab'[i % 2]}/{i}", i, None, torch.ones(3, 4, device="cuda", dtype=dtypes[i % 4])) for i in range(20)
+    ]
     for param in params:
         param.tensor.grad = torch.full_like(param.tensor, 5.0)
     guard = Guard(20, spike_factor=3.0)

@@ -44,7 +44,9 @@ def weighted_mean(norms):
 
 
 def naive_guard(norms, factor, policy):
-    """By what each update is scaled, 0 for those that are skipped; how many spikes there are; how many of the last updates were bad."""
+    """By what each update is scaled, 0 for those that are skipped; how many spikes there are; how many of the last
+    updates were bad.
+    """
     past, scales, spikes, in_a_row = [], [], 0, 0
     for norm in norms:
         before = spikes
@@ -139,7 +141,9 @@ def test_guard_that_is_off_keeps_no_averages():
 
 
 def train(optimizer, *, steps=30, spike_at=25, change=lambda optimizer, grads: None):
-    """Train a small pipeline as spaCy's loop does; before one of the updates, `change` its gradients. False: make no update."""
+    """Train a small pipeline as spaCy's loop does; before one of the updates, `change` its gradients. False: make no
+    update.
+    """
     fix_random_seed(0)
     nlp = toy_pipeline(["tagger", "ner"])
     examples = toy_examples(nlp)
@@ -148,7 +152,13 @@ def train(optimizer, *, steps=30, spike_at=25, change=lambda optimizer, grads: N
         fix_random_seed(step)
         nlp.update(examples[step % 3 :][:8], drop=0.2, sgd=False)
         models = [proc.model for _, proc in nlp.pipeline]
-        grads = [node.get_grad(name) for model in models for node in model.walk() for name in node.param_names if node.has_grad(name)]
+        grads = [
+            node.get_grad(name)
+            for model in models
+            for node in model.walk()
+            for name in node.param_names
+            if node.has_grad(name)
+        ]
         if step == spike_at and change(optimizer, grads) is False:
             for grad in grads:
                 grad[...] = 0
@@ -170,7 +180,9 @@ def build(**guard):
 
 
 def assert_same_training(ours, theirs):
-    """Params, averages, counts of updates and torch's own state: all bit-identical. Keys differ, in this one process."""
+    """Params, averages, counts of updates and torch's own state: all bit-identical. Keys differ, in this one
+    process.
+    """
     (params, optimizer), (expected, oracle) = ours, theirs
     assert list(params) == list(expected) and all(same(params[name], expected[name]) for name in params)
     for a, b in zip(optimizer.averages.values(), oracle.averages.values()):
@@ -184,7 +196,9 @@ def assert_same_training(ours, theirs):
 
 @pytest.mark.parametrize("clip_by", ["global", "param", "adaptive"])
 def test_guard_skips_a_spike_as_if_the_batch_had_not_been(clip_by):
-    """The step passes, for schedules. There was no update: none for the params, their averages, and the moments and counts of AdamW."""
+    """The step passes, for schedules. There was no update: none for the params, their averages, and the moments and
+    counts of AdamW.
+    """
     optimizer, oracle = build(spike_factor=10.0, clip_by=clip_by), build(clip_by=clip_by)
     with pytest.warns(GradSpikeWarning):
         params = train(optimizer, change=multiply)
@@ -199,7 +213,9 @@ def test_guard_changes_nothing_where_there_is_no_spike():
 
 
 @pytest.mark.parametrize("algorithm", [SGD(fused=True), SGD(fused=False)])
-@pytest.mark.parametrize("grad_clip, clip_by", [(0.0, "global"), (0.5, "global"), (0.5, "component"), (0.5, "value"), (0.05, "adaptive")])
+@pytest.mark.parametrize(
+    "grad_clip, clip_by", [(0.0, "global"), (0.5, "global"), (0.5, "component"), (0.5, "value"), (0.05, "adaptive")]
+)
 def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
     """As if its gradients had been smaller from the start."""
 
@@ -209,7 +225,10 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
             grad *= limit / norm
 
     settings = {"learn_rate": 0.01 if grad_clip else 1e-5, "grad_clip": grad_clip, "clip_by": clip_by}
-    optimizer, oracle = TorchOptimizer(algorithm, **settings, spike_factor=3.0, on_spike="clip"), TorchOptimizer(algorithm, **settings)
+    optimizer, oracle = (
+        TorchOptimizer(algorithm, **settings, spike_factor=3.0, on_spike="clip"),
+        TorchOptimizer(algorithm, **settings),
+    )
     limits = []
 
     def multiply_and_note(optimizer, grads):
@@ -230,7 +249,12 @@ def loop(nlp, optimizer, batches, before_update=None):
     data = ((0, batch) for batch in batches)
     limits = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
     limits |= {"exclude": [], "annotating_components": []}
-    return [info for _, info, _ in train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits)]
+    return [
+        info
+        for _, info, _ in train_while_improving(
+            nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits
+        )
+    ]
 
 
 def test_guard_in_spacys_loop():
@@ -246,7 +270,9 @@ def test_guard_in_spacys_loop():
             node.inc_grad("W", numpy.full_like(node.get_param("W"), 1e6))
 
     batches = [examples[i % 3 :][:8] for i in range(27)]
-    with pytest.warns(GradSpikeWarning, match=r"^Skipped an update of ner\+tagger\+tok2vec \(\d+ params\): .*'tagger/.*/W'") as warned:
+    with pytest.warns(
+        GradSpikeWarning, match=r"^Skipped an update of ner\+tagger\+tok2vec \(\d+ params\): .*'tagger/.*/W'"
+    ) as warned:
         found = loop(nlp, optimizer, batches, before_update)
     infos = [(info["grad_spikes"], info["skipped_updates"], info["grad_norm"] > 1e5) for info in found]
     assert len(warned) == 1
@@ -256,7 +282,9 @@ def test_guard_in_spacys_loop():
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
-    """The oracle: a run without the batches of steps 3 and 4, in which the tagger's scores are NaN and spaCy raises its error E940."""
+    """The oracle: a run without the batches of steps 3 and 4, in which the tagger's scores are NaN and spaCy raises its
+    error E940.
+    """
 
     def pipeline():
         fix_random_seed(0)
@@ -265,7 +293,9 @@ def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
         return nlp
 
     def optimizer(**guard):
-        return TorchOptimizer(AdamW(), 0.01, use_averages=True, **guard)  # one rate: schedules move on at steps that are skipped
+        return TorchOptimizer(
+            AdamW(), 0.01, use_averages=True, **guard
+        )  # one rate: schedules move on at steps that are skipped
 
     examples = toy_examples(toy_pipeline(["ner", "tagger"]))
     batches = [examples[i % 3 :][:8] for i in range(8)]
@@ -281,18 +311,34 @@ def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
             kept["b"] = node.get_param("b").copy()
             node.get_param("b")[0] = math.nan
         elif args["step"] == 5:
-            assert not any(grad.any() for grad in grads_of(nlp.get_pipe("ner").model))  # those of the entity recognizer, which comes first
+            assert not any(
+                grad.any() for grad in grads_of(nlp.get_pipe("ner").model)
+            )  # those of the entity recognizer, which comes first
             node.get_param("b")[...] = kept["b"]
 
     nlp = pipeline()
-    with pytest.warns(NonFiniteGradWarning, match=r"Skipped an update: \[E940\] Found NaN values in scores\. All params are unchanged"):
+    with pytest.warns(
+        NonFiniteGradWarning, match=r"Skipped an update: \[E940\] Found NaN values in scores\. All params are unchanged"
+    ):
         infos = loop(nlp, optimizer(), batches, spoil)
     assert [info["skipped_updates"] for info in infos] == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert [info["since_evaluation"]["skipped_updates"] for info in infos] == [0, 0, 0, 1, 2, 2, 2, 2]  # evaluated at step 0 only
+    assert [info["since_evaluation"]["skipped_updates"] for info in infos] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        2,
+    ]  # evaluated at step 0 only
     assert [info["grad_norm"] is None for info in infos] == [i in (3, 4) for i in range(8)]
     trained = pipeline_params(nlp)
     assert all(same(trained[name], params) for name, params in pipeline_params(expected).items())
-    with pytest.warns(NonFiniteGradWarning), pytest.raises(NonFiniteGradError, match=r"2 updates in a row .*E940.*Lower learn_rate"):
+    with (
+        pytest.warns(NonFiniteGradWarning),
+        pytest.raises(NonFiniteGradError, match=r"2 updates in a row .*E940.*Lower learn_rate"),
+    ):
         loop(pipeline(), optimizer(max_nonfinite=2), batches, spoil)
     with pytest.raises(ValueError, match="E940"):
         loop(pipeline(), optimizer(max_nonfinite=0), batches, spoil)
@@ -307,7 +353,9 @@ def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
-    """Single bad batches far from each other don't add up: not in params either that are never updated, such as BERT's unused pooler."""
+    """Single bad batches far from each other don't add up: not in params either that are never updated, such as BERT's
+    unused pooler.
+    """
     nlp = toy_pipeline(["tagger"])
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
@@ -336,7 +384,10 @@ def test_guard_in_nlp_update():
     for _ in range(30):
         nlp.update(examples, sgd=optimizer)
     averages = optimizer.state_dict()["guard"]["averages"]
-    assert [(name.partition(" ")[0], found["updates"]) for name, found in averages.items()] == [("tagger", 30), ("ner", 30)]
+    assert [(name.partition(" ")[0], found["updates"]) for name, found in averages.items()] == [
+        ("tagger", 30),
+        ("ner", 30),
+    ]
     assert optimizer.grad_spikes == 0
 
 
@@ -352,8 +403,10 @@ def test_guard_warns_once_of_each_kind():
         update()
     before = params_of(model)
     message = (
-        r"^Skipped an update of \S+ \(\d+ params\): the norm of its gradients is \S+, more than spike_factor = 5 times its moving "
-        r"average of \S+; the largest is that of param '\S+'\. Further updates are skipped without a warning\. Their number is in "
+        r"^Skipped an update of \S+ \(\d+ params\): the norm of its gradients is \S+, more than spike_factor = 5 "
+        r"times its moving "
+        r"average of \S+; the largest is that of param '\S+'\. Further updates are skipped without a warning\. Their "
+        r"number is in "
         r"optimizer\.grad_spikes"
     )
     with pytest.warns(GradSpikeWarning, match=message) as warned:
@@ -378,7 +431,9 @@ def test_guard_warns_of_a_spike_that_it_scales_down():
         judge(guard, 2.0)
     verdict = guard.judge(W, [40.0], 40.0)
     assert verdict.factor == pytest.approx(0.25)
-    with pytest.warns(GradSpikeWarning, match=r"^Scaled down an update of tagger/W: the norm of its gradients is 40, .* average of 2;"):
+    with pytest.warns(
+        GradSpikeWarning, match=r"^Scaled down an update of tagger/W: the norm of its gradients is 40, .* average of 2;"
+    ):
         guard.report(verdict, "tagger")
 
 
@@ -409,8 +464,14 @@ AVERAGE = {"norm": 1.0, "updates": 3}
         ({"nonfinite": True}, "'nonfinite' to be a number"),
         ({"more": 1}, r"the guard: expected the parts .*'spikes'.*found .*'more'"),
         ({"averages": 3}, "averages: expected a dict, found int"),
-        ({"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0}}}, r"average of tagger: expected the parts \['norm', 'updates'\]"),
-        ({"averages": {"ner": AVERAGE, "tagger": {"norm": math.nan, "updates": 3}}}, "average of tagger: expected a norm, found nan"),
+        (
+            {"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0}}},
+            r"average of tagger: expected the parts \['norm', 'updates'\]",
+        ),
+        (
+            {"averages": {"ner": AVERAGE, "tagger": {"norm": math.nan, "updates": 3}}},
+            "average of tagger: expected a norm, found nan",
+        ),
         ({"averages": {"ner": AVERAGE, "tagger": {"norm": "1", "updates": 3}}}, "expected a norm, found '1'"),
         ({"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0, "updates": None}}}, "'updates of tagger'"),
     ],
@@ -420,7 +481,9 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
     judge(guard, 3.0)
     before = guard.state_dict()
     with pytest.raises(StateError, match=message):
-        guard.load_state_dict({"nonfinite": 7, "spikes": 8, "skipped": 9, "bad_in_a_row": 0, "averages": {"x": AVERAGE}} | change)
+        guard.load_state_dict(
+            {"nonfinite": 7, "spikes": 8, "skipped": 9, "bad_in_a_row": 0, "averages": {"x": AVERAGE}} | change
+        )
     assert guard.state_dict() == before
 
 
@@ -436,9 +499,18 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
         ({"max_nonfinite": -1}, "'max_nonfinite'.*-1"),
         ({"rollback_after": -1}, "'rollback_after'.*whole number of at least 0, found -1"),
         ({"rollback_after": 2.5}, "'rollback_after'.*whole number"),
-        ({"rollback_after": 5}, r"'rollback_after'.*expected checkpoints to go back to, found no block \[training.optimizer.checkpoint\]"),
-        ({"rollback_after": 20, "checkpoint": Checkpoint("state")}, "'rollback_after'.*less than max_nonfinite = 20.*found 20"),
-        ({"rollback_after": 1, "max_nonfinite": 0, "checkpoint": Checkpoint("state")}, "'rollback_after'.*max_nonfinite or spike_factor"),
+        (
+            {"rollback_after": 5},
+            r"'rollback_after'.*expected checkpoints to go back to, found no block \[training.optimizer.checkpoint\]",
+        ),
+        (
+            {"rollback_after": 20, "checkpoint": Checkpoint("state")},
+            "'rollback_after'.*less than max_nonfinite = 20.*found 20",
+        ),
+        (
+            {"rollback_after": 1, "max_nonfinite": 0, "checkpoint": Checkpoint("state")},
+            "'rollback_after'.*max_nonfinite or spike_factor",
+        ),
         ({"rollback_factor": 0.0}, "'rollback_factor'.*above 0 and at most 1, found 0.0"),
         ({"rollback_factor": 1.5}, "'rollback_factor'.*above 0 and at most 1"),
         ({"max_rollbacks": True}, "'max_rollbacks'.*whole number"),
@@ -453,7 +525,11 @@ def test_guard_from_a_config():
     block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
     settings = {"spike_factor": 4.0, "on_spike": "clip", "clip_by": "adaptive", "grad_clip": 0.01}
     optimizer = registry.resolve({"optimizer": block | settings})["optimizer"]
-    assert (guard_in(optimizer).spike_factor, guard_in(optimizer).on_spike, optimizer.clip_by) == (4.0, "clip", "adaptive")
+    assert (guard_in(optimizer).spike_factor, guard_in(optimizer).on_spike, optimizer.clip_by) == (
+        4.0,
+        "clip",
+        "adaptive",
+    )
     assert not guard_in(registry.resolve({"optimizer": block})["optimizer"]).spike_factor
     with pytest.raises(Exception, match="on_spike"):
         registry.resolve({"optimizer": block | {"on_spike": "shrug"}})

@@ -90,7 +90,9 @@ def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
     for step in range(6):
         if step == 3:
             load_another_rate(run)
-            expectation = pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
+            expectation = (
+                pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
+            )
             with expectation as caught:
                 run.step(factor=5.0 if policy == "adopt" else 1.0)
             if policy == "raise":
@@ -101,7 +103,9 @@ def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
         if policy == "restore":
             assert run.agrees
         else:  # a factor of 5, computed as a ratio of two rates: rounded once, in float64
-            assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(params_of(run.model), run.alone.parameters()))
+            assert all(
+                torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(params_of(run.model), run.alone.parameters())
+            )
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,4 +1,6 @@
-"""Param groups: against a torch optimizer whose groups were written by hand, and against a naive form of the cascade."""
+"""Param groups: against a torch optimizer whose groups were written by hand, and against a naive form of the
+cascade.
+"""
 
 import math
 import pickle
@@ -37,7 +39,8 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.embeddings = torch.nn.Linear(5, width)
         self.layer = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.GELU()) for _ in range(3)
+            torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.GELU())
+            for _ in range(3)
         )
         self.pooler = torch.nn.Linear(width, width)
 
@@ -74,7 +77,9 @@ def run(optimizer, model, steps, after=lambda step: None):
 def group_of(optimizer, name):
     """The torch param group that holds a param, of all torch optimizers together. It must be one."""
     tensor = optimizer.params[name]
-    [found] = [g for o in optimizer.torch_optimizers.values() for g in o.param_groups if any(p is tensor for p in g["params"])]
+    [found] = [
+        g for o in optimizer.torch_optimizers.values() for g in o.param_groups if any(p is tensor for p in g["params"])
+    ]
     return found
 
 
@@ -82,8 +87,9 @@ def group_of(optimizer, name):
 
 
 def test_param_groups_equal_torch_groups_written_by_hand():
-    """Three blocks, two schedules, a frozen one, layer decay, skip_decay: 50 steps. No clipping, so the kernels see the same numbers;
-    1e-6 leaves room for the rates, which torch's LambdaLR multiplies in another order."""
+    """Three blocks, two schedules, a frozen one, layer decay, skip_decay: 50 steps. No clipping, so the kernels see the
+    same numbers; 1e-6 leaves room for the rates, which torch's LambdaLR multiplies in another order.
+    """
     steps, decay = 50, 0.8
     nlp, model = encoder_pipeline()
     optimizer = TorchOptimizer(
@@ -93,7 +99,11 @@ def test_param_groups_equal_torch_groups_written_by_hand():
         skip_decay="bias_and_norm",
         param_groups={
             "encoder": {"params": ["trf/*"], "learn_rate": warmup_cosine(0.02, 5, steps), "weight_decay": 0.05},
-            "top": {"params": ["re:^trf/(pytorch/pooler|linear)/"], "learn_rate": warmup_linear(0.03, 10, 60), "betas": [0.8, 0.99]},
+            "top": {
+                "params": ["re:^trf/(pytorch/pooler|linear)/"],
+                "learn_rate": warmup_linear(0.03, 10, 60),
+                "betas": [0.8, 0.99],
+            },
             "embeddings": {"params": ["trf/*embeddings/*"], "freeze": True},
         },
         layer_decay={"trf/*": decay},
@@ -107,7 +117,9 @@ def test_param_groups_equal_torch_groups_written_by_hand():
     for i, layer in enumerate(module.layer):
         scale = decay ** (3 - i)
         groups.append({"params": [layer[0].weight], "lr": 0.02 * scale, "weight_decay": 0.05})
-        groups.append({"params": [layer[0].bias, layer[1].weight, layer[1].bias], "lr": 0.02 * scale, "weight_decay": 0.0})
+        groups.append(
+            {"params": [layer[0].bias, layer[1].weight, layer[1].bias], "lr": 0.02 * scale, "weight_decay": 0.0}
+        )
     groups.append({"params": [module.pooler.weight, head["W"]], "lr": 0.03, "weight_decay": 0.05, "betas": (0.8, 0.99)})
     groups.append({"params": [module.pooler.bias, head["b"]], "lr": 0.03, "weight_decay": 0.0, "betas": (0.8, 0.99)})
     oracle = torch.optim.AdamW(groups)
@@ -137,11 +149,15 @@ def test_param_groups_equal_torch_groups_written_by_hand():
     assert same(snapshot(model.layers[0].shims[0]._model.embeddings.parameters()), embeddings)
 
 
-@pytest.mark.parametrize("algorithm", [SGD(momentum=0.9), Adagrad(), RMSprop(momentum=0.5), Rprop()], ids=lambda a: a.label)
+@pytest.mark.parametrize(
+    "algorithm", [SGD(momentum=0.9), Adagrad(), RMSprop(momentum=0.5), Rprop()], ids=lambda a: a.label
+)
 def test_param_groups_work_with_every_kind_of_state(algorithm):
     """SGD's fused kernel, state that is made at construction, rates that are read at the first step."""
     nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(algorithm, 0.001, grad_clip=0.0, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "lr_scale": 4.0}})
+    optimizer = TorchOptimizer(
+        algorithm, 0.001, grad_clip=0.0, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "lr_scale": 4.0}}
+    )
     optimizer.initialize(nlp)
     _, oracle_model = encoder_pipeline()
     copy_params(model, oracle_model)
@@ -149,7 +165,9 @@ def test_param_groups_work_with_every_kind_of_state(algorithm):
     head = {name: torch.from_numpy(oracle_model.layers[1].get_param(name)) for name in ("W", "b")}
     rest = [*module.embeddings.parameters(), *module.layer.parameters(), *head.values()]
     options = {name: value for name, value in algorithm.options.items() if name != "fused"}
-    oracle = algorithm.build([{"params": rest}, {"params": list(module.pooler.parameters()), "lr": 0.004}], lr=0.001, **options)
+    oracle = algorithm.build(
+        [{"params": rest}, {"params": list(module.pooler.parameters()), "lr": 0.004}], lr=0.001, **options
+    )
     rng = numpy.random.default_rng(0)
     run(optimizer, model, 10)
     for _ in range(10):
@@ -177,7 +195,12 @@ def test_param_groups_apply_to_the_fallback_too():
 
 # ---------------------------------------------------------------------- the cascade
 
-NAMES = [f"{c}/{middle}/{last}" for c in ("ner", "trf") for middle in ("layer/0", "layer/1", "embed", "out") for last in ("W", "b")]
+NAMES = [
+    f"{c}/{middle}/{last}"
+    for c in ("ner", "trf")
+    for middle in ("layer/0", "layer/1", "embed", "out")
+    for last in ("W", "b")
+]
 PATTERNS = ["*", "ner/*", "trf/*", "*/b", "*/W", "trf/layer/0/*", "re:layer/[01]/W", "re:^ner.*b$"]
 SCHEDULES = {"one": lambda: warmup_linear(0.1, 2, 9), "two": lambda: warmup_cosine(0.1, 2, 9)}
 
@@ -201,17 +224,30 @@ blocks = st.lists(
 )
 
 
-@given(blocks, st.dictionaries(st.sampled_from(PATTERNS), st.sampled_from([0.1, 0.3, "two"]), max_size=2), st.booleans(), st.booleans())
+@given(
+    blocks,
+    st.dictionaries(st.sampled_from(PATTERNS), st.sampled_from([0.1, 0.3, "two"]), max_size=2),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(deadline=None, max_examples=60)
-def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, per_param_lr, decays_layers, skips_decay):
+def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
+    given_blocks, per_param_lr, decays_layers, skips_decay
+):
     sources = {name: make() for name, make in SCHEDULES.items()}
     of = {"one": "one", "two": "two"}
-    param_groups = {f"g{i}": {k: sources.get(v, v) if isinstance(v, str) else v for k, v in b.items()} for i, b in enumerate(given_blocks)}
+    param_groups = {
+        f"g{i}": {k: sources.get(v, v) if isinstance(v, str) else v for k, v in b.items()}
+        for i, b in enumerate(given_blocks)
+    }
     optimizer = TorchOptimizer(
         SGD(weight_decay=0.01),
         0.05,
         param_groups=param_groups,
-        per_param_lr={pattern: sources.get(rate, rate) if isinstance(rate, str) else rate for pattern, rate in per_param_lr.items()},
+        per_param_lr={
+            pattern: sources.get(rate, rate) if isinstance(rate, str) else rate
+            for pattern, rate in per_param_lr.items()
+        },
         layer_decay={"trf/*": 0.5} if decays_layers else {},
         skip_decay="bias_and_norm" if skips_decay else None,
     )
@@ -232,15 +268,21 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
         if skips_decay and name.endswith("/b"):
             found["weight_decay"] = 0.0
         if decays_layers and name.startswith("trf/"):
-            found["lr_scale"] *= 0.5 ** (2 - (0 if "embed" in name or "layer/0" in name else 1 if "layer/1" in name else 2))
+            found["lr_scale"] *= 0.5 ** (
+                2 - (0 if "embed" in name or "layer/0" in name else 1 if "layer/1" in name else 2)
+            )
         rate, scale = found.pop("learn_rate"), found.pop("lr_scale")
-        return (rate, scale) if rate in of or rate == "default" else ("number", rate * scale), tuple(sorted(found.items()))
+        return (rate, scale) if rate in of or rate == "default" else ("number", rate * scale), tuple(
+            sorted(found.items())
+        )
 
     expected = {name: naive(name) for name in NAMES}
     trained = {name for name, (_, options) in expected.items() if not dict(options)["freeze"]}
     torch_groups = [g for o in optimizer.torch_optimizers.values() for g in o.param_groups]
     held = [id(tensor) for group in torch_groups for tensor in group["params"]]
-    assert sorted(held) == sorted(id(param.tensor) for param in params if param.name in trained)  # each in exactly one, frozen ones in none
+    assert sorted(held) == sorted(
+        id(param.tensor) for param in params if param.name in trained
+    )  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
     optimizer.controller.step()
     first = {key: next(make()) for key, make in SCHEDULES.items()}
@@ -249,7 +291,9 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
             (rate, scale), options = expected[param.name]
             entry = param.group.entry
             base = {"default": 0.05, "number": 1.0, **first}[rate]
-            assert entry["lr"] == pytest.approx(base * scale, rel=1e-12)  # products of the same factors in another order
+            assert entry["lr"] == pytest.approx(
+                base * scale, rel=1e-12
+            )  # products of the same factors in another order
             decay = dict(options)["weight_decay"]
             assert entry["weight_decay"] == first.get(decay, decay) and entry["momentum"] == dict(options)["momentum"]
     assert optimizer.schedules or not any(isinstance(value, str) for block in given_blocks for value in block.values())
@@ -258,11 +302,17 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(given_blocks, 
 def test_param_groups_share_one_schedule_that_moves_once_a_step():
     nlp, model = encoder_pipeline()
     rate = warmup_linear(0.1, 5, 10)
-    optimizer = TorchOptimizer(SGD(), rate, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}})
+    optimizer = TorchOptimizer(
+        SGD(), rate, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}}
+    )
     optimizer.initialize(nlp)
     seen = []
     run(optimizer, model, 4, lambda step: seen.append(optimizer.learn_rates))
-    assert [rates["default"] for rates in seen] == [rates["top"] for rates in seen] == pytest.approx([0.0, 0.02, 0.04, 0.06])
+    assert (
+        [rates["default"] for rates in seen]
+        == [rates["top"] for rates in seen]
+        == pytest.approx([0.0, 0.02, 0.04, 0.06])
+    )
 
 
 def test_param_groups_move_any_option_by_a_schedule():
@@ -288,20 +338,27 @@ def test_param_groups_move_any_option_by_a_schedule():
 def test_param_groups_are_looked_up_anew_when_a_component_gets_another_name():
     nlp, model = encoder_pipeline()
     optimizer = TorchOptimizer(
-        AdamW(), 0.01, param_groups={"one": {"params": ["trf/*"], "lr_scale": 2.0}, "two": {"params": ["re:^new/"], "weight_decay": 0.0}}
+        AdamW(),
+        0.01,
+        param_groups={
+            "one": {"params": ["trf/*"], "lr_scale": 2.0},
+            "two": {"params": ["re:^new/"], "weight_decay": 0.0},
+        },
     )
     nlp.add_pipe("tagger", name="new").initialize(lambda: toy_examples(nlp), nlp=nlp)
     optimizer.initialize(nlp)
     run(optimizer, model, 2)
-    moments = optimizer.torch_optimizers["algorithm"].state[optimizer.params["trf/pytorch/pooler/weight"]]["exp_avg"].clone()
+    moments = (
+        optimizer.torch_optimizers["algorithm"].state[optimizer.params["trf/pytorch/pooler/weight"]]["exp_avg"].clone()
+    )
     nlp.remove_pipe("new")
     nlp.rename_pipe("trf", "new")
     nlp.add_pipe("tagger", name="trf").initialize(lambda: toy_examples(nlp), nlp=nlp)
     optimizer.initialize(nlp)
     group = group_of(optimizer, "new/pytorch/pooler/weight")
-    assert (group["weight_decay"] == 0.0 and optimizer.params["new/pytorch/pooler/weight"] is group["params"][-1]) or len(
-        group["params"]
-    ) > 1
+    assert (
+        group["weight_decay"] == 0.0 and optimizer.params["new/pytorch/pooler/weight"] is group["params"][-1]
+    ) or len(group["params"]) > 1
     state = optimizer.torch_optimizers["algorithm"].state[optimizer.params["new/pytorch/pooler/weight"]]
     assert torch.equal(state["exp_avg"], moments)
     run(optimizer, model, 1)
@@ -310,7 +367,9 @@ def test_param_groups_are_looked_up_anew_when_a_component_gets_another_name():
 
 def test_param_groups_survive_a_copy():
     block = {"top": {"params": ["trf/pytorch/pooler/*", "re:W$"], "lr_scale": 2.0, "freeze": True}}
-    optimizer = pickle.loads(pickle.dumps(TorchOptimizer(AdamW(), 0.01, param_groups=block, layer_decay={"trf/*": 0.5})))
+    optimizer = pickle.loads(
+        pickle.dumps(TorchOptimizer(AdamW(), 0.01, param_groups=block, layer_decay={"trf/*": 0.5}))
+    )
     nlp, model = encoder_pipeline()
     optimizer.initialize(nlp)
     run(optimizer, model, 1)
@@ -343,7 +402,10 @@ def test_param_groups_unfreeze_at_their_step(use_averages):
         for name, part in parts.items():
             now = snapshot(part.parameters())
             moved[name].append(not same(now, before[name]))
-            assert all(param.requires_grad is (step + 1 >= {"embeddings": 5, "layer": 3, "top": 0}[name]) for param in part.parameters())
+            assert all(
+                param.requires_grad is (step + 1 >= {"embeddings": 5, "layer": 3, "top": 0}[name])
+                for param in part.parameters()
+            )
         assert module.embeddings.weight.grad is None or step + 1 >= 5
         for node in model.walk():
             assert all(not node.get_grad(name).any() for name in node.param_names if node.has_grad(name))
@@ -358,7 +420,10 @@ def test_param_groups_unfreeze_at_their_step(use_averages):
 
 def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
     nlp, model = encoder_pipeline()
-    block = {"frozen": {"params": ["trf/*"], "freeze": True}, "but": {"params": ["trf/pytorch/pooler/*"], "freeze": False}}
+    block = {
+        "frozen": {"params": ["trf/*"], "freeze": True},
+        "but": {"params": ["trf/pytorch/pooler/*"], "freeze": False},
+    }
     optimizer = TorchOptimizer(AdamW(weight_decay=0.5), 0.1, use_averages=True, param_groups=block)
     optimizer.initialize(nlp)
     before = params_of(model)
@@ -373,7 +438,10 @@ def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
         assert optimizer.grad_norm == pytest.approx(norm, rel=1e-6)  # summed in float32
     changed = [not torch.equal(a, b) for a, b in zip(before, params_of(model))]
     assert sum(changed) == 2 and set(optimizer.params) == {"trf/pytorch/pooler/weight", "trf/pytorch/pooler/bias"}
-    assert len(optimizer.torch_optimizers["algorithm"].state) == 2 and len(optimizer.state_dict()["averages"]["tensors"]) == 2
+    assert (
+        len(optimizer.torch_optimizers["algorithm"].state) == 2
+        and len(optimizer.state_dict()["averages"]["tensors"]) == 2
+    )
     assert all(param.requires_grad for param in model.layers[0].shims[0]._model.parameters())
 
 
@@ -401,7 +469,9 @@ def test_param_groups_loop_freezes_and_puts_back():
     examples = toy_examples(nlp)
     tagger = nlp.add_pipe("tagger")
     tagger.initialize(lambda: examples, nlp=nlp)
-    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"lower": {"params": ["trf/*", "tagger/tok2vec/*"], "freeze": True}})
+    optimizer = TorchOptimizer(
+        AdamW(), 0.01, param_groups={"lower": {"params": ["trf/*", "tagger/tok2vec/*"], "freeze": True}}
+    )
     module = model.layers[0].shims[0]._model
     loop = train_while_improving(
         nlp,
@@ -419,7 +489,9 @@ def test_param_groups_loop_freezes_and_puts_back():
     )
     before = pipeline_params(nlp)["tagger"]
     seen = []
-    nlp.get_pipe("trf").update = lambda *args, **kwargs: seen.append(any(param.requires_grad for param in module.parameters()))
+    nlp.get_pipe("trf").update = lambda *args, **kwargs: seen.append(
+        any(param.requires_grad for param in module.parameters())
+    )
     for _, info, _ in loop:
         assert all(param.requires_grad for param in module.parameters())
         assert info["learn_rates"] == {"default": 0.01, "lower": 0.0}
@@ -498,9 +570,15 @@ POLICIES = {
 
 def policies(**changes):
     patterns = {"fall": ["trf/pytorch/embeddings/*"], "rise": ["trf/linear/*"], "heed": ["trf/pytorch/*"]}
-    blocks = {name: {"params": patterns[name], **block} for name, block in {**POLICIES, **changes}.items() if block is not None}
+    blocks = {
+        name: {"params": patterns[name], **block}
+        for name, block in {**POLICIES, **changes}.items()
+        if block is not None
+    }
     blocks = dict(reversed(blocks.items()))  # the embeddings last
-    return TorchOptimizer(SGD(weight_decay=0.1), 0.01, skip_decay="bias_and_norm", param_groups=blocks, new_params_warmup=4)
+    return TorchOptimizer(
+        SGD(weight_decay=0.1), 0.01, skip_decay="bias_and_norm", param_groups=blocks, new_params_warmup=4
+    )
 
 
 def run_with_losses(optimizer, model, steps, learn_rates):
@@ -578,7 +656,9 @@ def test_param_groups_policies_end_where_a_later_block_sets_the_rate():
         optimizer.step_schedules()
     found = {info.name: (info.learn_rate, info.frozen_until) for info in optimizer.describe()}
     assert found["trf/linear/W"] == (0.5, 0.0) and found["trf/pytorch/embeddings/weight"] == (0.0, math.inf)
-    assert found["trf/pytorch/pooler/weight"][0] == pytest.approx(0.01 * (0.1 + 0.9 * 1 / 10), rel=1e-12)  # from its own first step on
+    assert found["trf/pytorch/pooler/weight"][0] == pytest.approx(
+        0.01 * (0.1 + 0.9 * 1 / 10), rel=1e-12
+    )  # from its own first step on
 
 
 # ---------------------------------------------------------------------- bad input
@@ -589,16 +669,30 @@ BAD_POLICIES = {
         "policy": "cosine",
         "learn_rate": [0.1, 0.2],
     },
-    rf"'warmup' {IN_G}: expected it with learn_rate or max_rate, found both": {"policy": "warmup", "learn_rate": 0.1, "max_rate": 0.1},
+    rf"'warmup' {IN_G}: expected it with learn_rate or max_rate, found both": {
+        "policy": "warmup",
+        "learn_rate": 0.1,
+        "max_rate": 0.1,
+    },
     rf"'warmup' {IN_G}: expected it without freeze = true": {"policy": "warmup", "freeze": True},
     rf"'frozen' {IN_G}: expected it without unfreeze_at": {"policy": "frozen", "unfreeze_at": 3},
     r"policy of '\[training.optimizer.param_groups.g\]': expected one of .*, found 'steep'": {"policy": "steep"},
-    r"policy of '\[training.optimizer.param_groups.g\]': expected one of .*, found \['cosine'\]": {"policy": ["cosine"]},
-    rf"Can't read 'policy' {IN_G}.*'min_rate' in .*expected a number of at least 0, found 'low'": {"policy": "cosine", "min_rate": "low"},
+    r"policy of '\[training.optimizer.param_groups.g\]': expected one of .*, found \['cosine'\]": {
+        "policy": ["cosine"]
+    },
+    rf"Can't read 'policy' {IN_G}.*'min_rate' in .*expected a number of at least 0, found 'low'": {
+        "policy": "cosine",
+        "min_rate": "low",
+    },
     rf"Can't read 'policy' {IN_G}.*'min_rate'.*found \[0.1\]": {"policy": "cosine", "min_rate": [0.1]},
-    rf"Can't set peak {IN_G}.*The policy 'warmup' has min_rate, max_rate, warmup_steps": {"policy": "warmup", "peak": 0.1},
+    rf"Can't set peak {IN_G}.*The policy 'warmup' has min_rate, max_rate, warmup_steps": {
+        "policy": "warmup",
+        "peak": 0.1,
+    },
     rf"Can't set total_steps {IN_G}.*The policy 'warmup' has": {"policy": "warmup", "total_steps": 9},
-    rf"Can't set max_rate {IN_G}.*A block with a policy \(adaptive, cosine, frozen, warmup\) takes more settings": {"max_rate": 0.1},
+    rf"Can't set max_rate {IN_G}.*A block with a policy \(adaptive, cosine, frozen, warmup\) takes more settings": {
+        "max_rate": 0.1
+    },
 }
 
 
@@ -615,15 +709,25 @@ BAD = {
     r"Can't set wieght_decay in \[training.optimizer.param_groups.g\].*weight_decay": {
         "param_groups": {"g": {"params": ["*"], "wieght_decay": 0.0}}
     },
-    r"param_groups.g\]: Invalid weight_decay value: -1": {"param_groups": {"g": {"params": ["*"], "weight_decay": -1.0}}},
-    r"'betas' in \[training.optimizer.param_groups.g\]: expected 2 values": {"param_groups": {"g": {"params": ["*"], "betas": 0.9}}},
-    r"'param_groups.g.learn_rate' .*expected a number of at least 0": {"param_groups": {"g": {"params": ["*"], "learn_rate": -0.1}}},
+    r"param_groups.g\]: Invalid weight_decay value: -1": {
+        "param_groups": {"g": {"params": ["*"], "weight_decay": -1.0}}
+    },
+    r"'betas' in \[training.optimizer.param_groups.g\]: expected 2 values": {
+        "param_groups": {"g": {"params": ["*"], "betas": 0.9}}
+    },
+    r"'param_groups.g.learn_rate' .*expected a number of at least 0": {
+        "param_groups": {"g": {"params": ["*"], "learn_rate": -0.1}}
+    },
     r"'freeze' in .*expected true or false, found 'yes'": {"param_groups": {"g": {"params": ["*"], "freeze": "yes"}}},
     r"'unfreeze_at' in .*whole number.*found 1.5": {"param_groups": {"g": {"params": ["*"], "unfreeze_at": 1.5}}},
-    r"'unfreeze_at' in .*without freeze = false": {"param_groups": {"g": {"params": ["*"], "unfreeze_at": 3, "freeze": False}}},
+    r"'unfreeze_at' in .*without freeze = false": {
+        "param_groups": {"g": {"params": ["*"], "unfreeze_at": 3, "freeze": False}}
+    },
     r"'re:\(' in \[training.optimizer.param_groups.g\]": {"param_groups": {"g": {"params": ["re:("]}}},
     r"'per_param_lr.ner/\*' .*expected a number": {"per_param_lr": {"ner/*": "fast"}},
-    r"'ner/\*' in \[training.optimizer.layer_decay\]: expected a number above 0 and at most 1, found 1.5": {"layer_decay": {"ner/*": 1.5}},
+    r"'ner/\*' in \[training.optimizer.layer_decay\]: expected a number above 0 and at most 1, found 1.5": {
+        "layer_decay": {"ner/*": 1.5}
+    },
     r"'skip_decay' .*expected 'bias_and_norm' or null, found 'bias'": {"skip_decay": "bias"},
     r"on_outside_write": {"on_outside_write": "shout"},
 }
@@ -643,7 +747,10 @@ def test_param_groups_refuse_to_skip_a_decay_that_there_is_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"param_groups": {"g": {"params": ["trf/*", "trv/*"]}}}, r"'trv/\*' in \[training.optimizer.param_groups.g\].*Similar names: "),
+        (
+            {"param_groups": {"g": {"params": ["trf/*", "trv/*"]}}},
+            r"'trv/\*' in \[training.optimizer.param_groups.g\].*Similar names: ",
+        ),
         ({"per_param_lr": {"tagger/*": 0.1}}, r"'tagger/\*' in \[training.optimizer.per_param_lr\]: it matches none"),
         ({"layer_decay": {"ner/*": 0.9}}, r"'ner/\*' in \[training.optimizer.layer_decay\]: it matches none"),
         (
@@ -676,10 +783,16 @@ def test_param_groups_cascade_says_which_settings_go_by_name():
 @pytest.mark.parametrize("later", [{}, {"unfreeze_at": 5}])
 def test_param_groups_refuse_options_that_torch_refuses_only_together(later):
     """Each block is fine by itself, and known to meet the other one only when the params are."""
-    blocks = {"nesterov": {"params": ["trf/*"], "nesterov": True}, "plain": {"params": ["*/linear/W"], "momentum": 0.0, **later}}
+    blocks = {
+        "nesterov": {"params": ["trf/*"], "nesterov": True},
+        "plain": {"params": ["*/linear/W"], "momentum": 0.0, **later},
+    }
     nlp, _ = encoder_pipeline()
     optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, param_groups=blocks)
-    said = r"'trf/linear/W' with the options of 'nesterov\+plain' .* that 'torch.SGD.v1' takes together.*Nesterov momentum requires"
+    said = (
+        r"'trf/linear/W' with the options of 'nesterov\+plain' .* that 'torch.SGD.v1' takes together.*Nesterov "
+        r"momentum requires"
+    )
     with pytest.raises(ConfigError, match=said):
         optimizer.initialize(nlp)
 
@@ -697,12 +810,27 @@ def test_param_groups_survive_what_spacy_does_to_configs(tmp_path):
     filled = tmp_path / "filled.cfg"
     spacy_cli("init", "fill-config", CONFIGS / "param_groups.cfg", filled)
     assert list(Config().from_disk(filled)["training"]["optimizer"]["param_groups"]) == order
-    override = ["--training.optimizer.param_groups.no_decay.weight_decay", "0.125", "--training.optimizer.per_param_lr.ner/*", "0.5"]
+    override = [
+        "--training.optimizer.param_groups.no_decay.weight_decay",
+        "0.125",
+        "--training.optimizer.per_param_lr.ner/*",
+        "0.5",
+    ]
     spacy_cli("debug", "config", filled, *paths, *override)
-    bad = spacy_cli("debug", "config", filled, *paths, "--training.optimizer.param_groups.no_decay.weight_decay", "-1.0", check=False)
+    bad = spacy_cli(
+        "debug",
+        "config",
+        filled,
+        *paths,
+        "--training.optimizer.param_groups.no_decay.weight_decay",
+        "-1.0",
+        check=False,
+    )
     assert bad.returncode != 0 and "param_groups.no_decay" in bad.stdout + bad.stderr
     dotted = {"training.optimizer.param_groups.no_decay.weight_decay": 0.125}
-    train("param_groups.cfg", tmp_path / "out", corpus, **{key.replace(".", "__"): value for key, value in dotted.items()})
+    train(
+        "param_groups.cfg", tmp_path / "out", corpus, **{key.replace(".", "__"): value for key, value in dotted.items()}
+    )
     saved = spacy.load(tmp_path / "out" / "model-last").config["training"]["optimizer"]
     assert list(saved["param_groups"]) == order and saved["param_groups"]["no_decay"]["weight_decay"] == 0.125
     optimizer = spacy.registry.resolve({"optimizer": saved})["optimizer"]
@@ -714,13 +842,19 @@ def test_param_groups_survive_what_spacy_does_to_configs(tmp_path):
 
 def test_param_groups_wrong_patterns_stop_spacy_train_at_once(tmp_path):
     corpus = toy_corpus(tmp_path)
-    run = train("param_groups.cfg", tmp_path / "out", corpus, check=False, **{"training__optimizer__per_param_lr__tager/*": 0.1})
-    assert run.returncode != 0 and "Can't use pattern 'tager/*' in [training.optimizer.per_param_lr]" in run.stdout + run.stderr
+    run = train(
+        "param_groups.cfg", tmp_path / "out", corpus, check=False, **{"training__optimizer__per_param_lr__tager/*": 0.1}
+    )
+    assert (
+        run.returncode != 0
+        and "Can't use pattern 'tager/*' in [training.optimizer.per_param_lr]" in run.stdout + run.stderr
+    )
 
 
 def per_param_lr_of(text):
     config = Config().from_str(
-        '[training]\n[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n[training.optimizer.algorithm]\n'
+        "[training]\n[training.optimizer]\n@optimizers = "
+        '"thinc-torchopt.TorchOptimizer.v1"\n[training.optimizer.algorithm]\n'
         f'@torch_optimizers = "torch.AdamW.v1"\n{text}'
     )
     return spacy.registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
@@ -731,7 +865,10 @@ def test_param_groups_warn_of_a_rate_that_a_number_beats():
     text = f"[training.optimizer.per_param_lr]\n{{}} = 0.002\n[training.optimizer.per_param_lr.tok2vec/*/E]\n{schedule}"
     nlp = toy_pipeline(["tagger"])
     nlp.initialize(lambda: toy_examples(nlp))
-    with pytest.warns(ConfigWarning, match=r"'tok2vec/\*/E' in \[training\.optimizer\.per_param_lr\] has no effect: .*'tok2vec/\*' holds"):
+    with pytest.warns(
+        ConfigWarning,
+        match=r"'tok2vec/\*/E' in \[training\.optimizer\.per_param_lr\] has no effect: .*'tok2vec/\*' holds",
+    ):
         per_param_lr_of(text.format("tok2vec/*")).initialize(nlp)
     per_param_lr_of(text.format("tagger/*")).initialize(nlp)  # without a warning
     # What the warning says to write.
@@ -745,10 +882,15 @@ def test_param_groups_warn_of_a_rate_that_a_number_beats():
 
 @pytest.mark.parametrize(
     ("setting", "key"),
-    [("per_param_lr", "re:tok2vec/.*"), *((setting, key) for setting in ("per_param_lr", "layer_decay") for key in ("[tn]*/W", "#*"))],
+    [
+        ("per_param_lr", "re:tok2vec/.*"),
+        *((setting, key) for setting in ("per_param_lr", "layer_decay") for key in ("[tn]*/W", "#*")),
+    ],
 )
 def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
-    with pytest.raises(ConfigError, match=rf"Can't use a pattern as a key in \[training\.optimizer\.{setting}\].*param_groups"):
+    with pytest.raises(
+        ConfigError, match=rf"Can't use a pattern as a key in \[training\.optimizer\.{setting}\].*param_groups"
+    ):
         if key.startswith("re:"):
             per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
         else:

@@ -62,7 +62,10 @@ def test_learn_rate_conservative_mode_ends_after_a_hundred_clean_steps(caplog):
         assert controller.step() == {"m": 0.5 + i / 1000}
     assert not controller.conservative and controller.breaker.state == "closed"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "after step 202: no other code wrote to the param groups in the last 100 steps" in caplog.records[1].getMessage()
+    assert (
+        "after step 202: no other code wrote to the param groups in the last 100 steps"
+        in caplog.records[1].getMessage()
+    )
     optimizer.param_groups[0]["lr"] = 0.9
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 0.5 + 202 / 1000

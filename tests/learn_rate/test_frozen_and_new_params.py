@@ -55,7 +55,9 @@ def test_learn_rate_frozen_params_stay_as_they_are(cls, options, with_closure):
 
 
 def test_learn_rate_new_params_follow_a_tenth_of_their_parent():
-    optimizer = torch.optim.AdamW([{"params": make_params(), "weight_decay": 0.3}, {"params": make_params(), "lr": 0.5}], lr=0.1)
+    optimizer = torch.optim.AdamW(
+        [{"params": make_params(), "weight_decay": 0.3}, {"params": make_params(), "lr": 0.5}], lr=0.1
+    )
     controller = LearnRateController(on_outside_write="raise")
     controller.register_optimizer("m", optimizer, {0: "cosine", 1: [0.5 - step / 100 for step in range(40)]})
     for _ in range(5):
@@ -93,7 +95,11 @@ def test_learn_rate_new_params_follow_adopted_rates():
 
 def test_learn_rate_new_params_train_as_if_they_were_new_in_an_optimizer_of_their_own():
     """Adagrad makes its state when it is built, with a first value that is an option."""
-    for cls, options in [(torch.optim.Adagrad, {"initial_accumulator_value": 0.5}), (torch.optim.AdamW, {}), (torch.optim.Rprop, {})]:
+    for cls, options in [
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.Rprop, {}),
+    ]:
         optimizer = cls(make_params(), lr=0.1)
         controller = LearnRateController()
         controller.register_optimizer("m", optimizer, 0.1)
@@ -116,7 +122,9 @@ def test_learn_rate_new_params_have_names_if_the_others_have():
     controller.register_optimizer("m", optimizer, 0.1)
     controller.add_params("m", list(zip("cd", make_params(2))))
     assert optimizer.param_groups[1]["param_names"] == ["c", "d"]
-    with pytest.raises(ConfigError, match="expected pairs of name and param, as it has already, found others at place 0"):
+    with pytest.raises(
+        ConfigError, match="expected pairs of name and param, as it has already, found others at place 0"
+    ):
         controller.add_params("m", make_params())
     plain = sgd(0.1)
     controller.register_optimizer("plain", plain, 0.1)
@@ -132,7 +140,11 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
     one = make_params()[0]
     for params, options, said in [
         ([], {}, "Can't add params to optimizer 'm': expected at least one param, found none"),
-        (optimizer.param_groups[1]["params"], {}, r"expected params that are new, found one of shape \(3, 2\) at place 0 that it has"),
+        (
+            optimizer.param_groups[1]["params"],
+            {},
+            r"expected params that are new, found one of shape \(3, 2\) at place 0 that it has",
+        ),
         ([one, one], {}, "at place 1 that it has already"),
         ([one * 2], {}, r"expected leaf tensors, found one of shape \(3, 2\) at place 0 that was computed"),
         ([3.0], {}, "expected tensors, found 3.0 at place 0"),
@@ -141,7 +153,11 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
         ([one], {"parent": 1}, "expected a parent that learns, found 'm/1', which is frozen"),
         ([one], {"options": {"beta": 1}}, r"expected options among \['momentum'.*, found \['beta'\]"),
         ([one], {"options": {"lr": 1}}, r"found \['lr'\]"),
-        ([one], {"warmup_steps": -1}, "'steps' in the learn rate policy 'warmup': expected a whole number of at least 0, found -1"),
+        (
+            [one],
+            {"warmup_steps": -1},
+            "'steps' in the learn rate policy 'warmup': expected a whole number of at least 0, found -1",
+        ),
     ]:
         with pytest.raises(ConfigError, match=said):
             controller.add_params("m", params, **options)
@@ -156,7 +172,9 @@ def test_learn_rate_params_that_come_may_be_adaptive():
     """They warm up to a tenth of their parent's rate, and are lowered from there."""
     controller, optimizer = LearnRateController(), sgd(1.0)
     controller.register_optimizer("m", optimizer, 1.0)
-    id = controller.add_params("m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03)
+    id = controller.add_params(
+        "m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03
+    )
     rates = [controller.step(metrics={"loss": 1.0 if step > 5 else 1.0 - step / 10})[id] for step in range(10)]
     assert rates == pytest.approx([0.03, 0.0325, 0.055, 0.0775, 0.1, 0.1, 0.05, 0.03, 0.03, 0.03], rel=1e-12)
     other = LearnRateController()

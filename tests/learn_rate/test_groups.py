@@ -20,7 +20,11 @@ def test_learn_rate_groups_in_another_order_are_put_back():
     with pytest.warns(LearnRateWarning) as warned:
         controller.step()
     assert sorted(str(warning.message).startswith("Param group " + said) for warning in warned) == [False, True]
-    assert all(group is other for group, other in zip(optimizer.param_groups, groups)) and rates_in(optimizer) == [0.1, 0.2, 0.3]
+    assert all(group is other for group, other in zip(optimizer.param_groups, groups)) and rates_in(optimizer) == [
+        0.1,
+        0.2,
+        0.3,
+    ]
     assert controller.outside_writes == 2
 
 
@@ -73,7 +77,8 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
     with pytest.warns(LearnRateWarning) as warned:
         controller.step()
     assert str(warned[0].message) == (
-        "Params of group 'm/0' were moved between groups or sorted at step 1: expected m/0[0], found m/1[0]. The change was undone. "
+        "Params of group 'm/0' were moved between groups or sorted at step 1: expected m/0[0], found m/1[0]. The "
+        "change was undone. "
         "Keep params in the group and order in which they were registered."
     )
     assert len(warned) == 2
@@ -92,24 +97,28 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
     [
         (
             "params",
-            "Params of group 'm/0' were changed at step 1: expected m/0[0], found a new one of shape (3, 2), a new one of shape (3, 2). "
+            "Params of group 'm/0' were changed at step 1: expected m/0[0], found a new one of shape (3, 2), a new "
+            "one of shape (3, 2). "
             "The change is kept. If that is intended, call refresh('m')",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3},
         ),
         (
             "options",
-            "Options of param group 'm/0' were changed at step 1: expected momentum = 0.9, nesterov = False, found momentum = 0.5, "
+            "Options of param group 'm/0' were changed at step 1: expected momentum = 0.9, nesterov = False, found "
+            "momentum = 0.5, "
             "nesterov = True. The change is kept.",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3},
         ),
         (
             "came",
-            "Param group 'm/3' was added to optimizer 'm' at step 1: expected 3 groups, found 4. {came} Call add_params instead",
+            "Param group 'm/3' was added to optimizer 'm' at step 1: expected 3 groups, found 4. {came} Call "
+            "add_params instead",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3, "m/3": None},
         ),
         (
             "gone",
-            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. The change is kept.",
+            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
+            "kept.",
             {"m/0": 0.1, "m/2": 0.3},
         ),
     ],
@@ -245,7 +254,11 @@ def test_learn_rate_owners_may_change_their_groups():
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [params[3]], "lr": 0.5})
     assert controller.add_group("m", optimizer.param_groups[1], "warmup", id="heads") == "heads"
     assert controller.step() == {"m": 0.1, "heads": 0.005}
-    for group, id in [(optimizer.param_groups[1], None), ({"params": make_params()}, None), (optimizer.param_groups[0], "new")]:
+    for group, id in [
+        (optimizer.param_groups[1], None),
+        ({"params": make_params()}, None),
+        (optimizer.param_groups[0], "new"),
+    ]:
         with pytest.raises(ConfigError, match="Can't take in a param group of optimizer 'm'"):
             controller.add_group("m", group, 0.1, id=id)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": make_params(), "lr": 0.5})
@@ -271,12 +284,21 @@ def test_learn_rate_checksums_say_what_a_group_is():
     plain = checksum_of(build())
     assert re.fullmatch("[0-9a-f]{16}", plain)
     assert plain == checksum_of(build()) == checksum_of(build(lr=0.5)) == checksum_of(build(weight_decay=0.0))
-    others = [build((2, 3)), build((3, 3)), build(n=3), build(weight_decay=0.1), build(betas=(0.9, 0.98)), build(amsgrad=True)]
+    others = [
+        build((2, 3)),
+        build((3, 3)),
+        build(n=3),
+        build(weight_decay=0.1),
+        build(betas=(0.9, 0.98)),
+        build(amsgrad=True),
+    ]
     named = build()
     others_sums = {checksum_of(other) for other in others}
     assert len(others_sums | {plain}) == 7
     names = dict(zip(named.param_groups[0]["params"], "ab"))
     assert checksum_of(named, param_names=names) not in others_sums | {plain}
-    assert checksum_of(build(weight_decay=0.3), moving=("weight_decay",)) == checksum_of(build(), moving=["weight_decay"])
+    assert checksum_of(build(weight_decay=0.3), moving=("weight_decay",)) == checksum_of(
+        build(), moving=["weight_decay"]
+    )
     by_torch = torch.optim.AdamW(list(zip("ab", make_params(2))), lr=0.1, weight_decay=0.0)
     assert checksum_of(by_torch) == checksum_of(named, param_names=names)

@@ -64,7 +64,9 @@ def test_learn_rate_policies_warmup_of_no_steps_is_none():
 @settings(deadline=None, max_examples=300)
 @given(
     base=RATES,
-    metrics=st.lists(st.one_of(st.floats(-2.0, 2.0), st.integers(-2, 2), st.sampled_from([math.nan, math.inf])), max_size=40),
+    metrics=st.lists(
+        st.one_of(st.floats(-2.0, 2.0), st.integers(-2, 2), st.sampled_from([math.nan, math.inf])), max_size=40
+    ),
     mode=st.sampled_from(["min", "max"]),
     threshold_mode=st.sampled_from(["rel", "abs"]),
     threshold=st.sampled_from([0.0, 1e-4, 0.3]),
@@ -73,10 +75,18 @@ def test_learn_rate_policies_warmup_of_no_steps_is_none():
     cooldown=st.integers(0, 3),
     min_factor=st.sampled_from([0.0, 0.05, 0.6]),
 )
-def test_learn_rate_policies_adaptive_equals_torchs(base, metrics, mode, threshold_mode, threshold, factor, patience, cooldown, min_factor):
+def test_learn_rate_policies_adaptive_equals_torchs(
+    base, metrics, mode, threshold_mode, threshold, factor, patience, cooldown, min_factor
+):
     """To the bit: it makes the same operations in the same order."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
-    common = {"mode": mode, "factor": factor, "patience": patience, "threshold": threshold, "threshold_mode": threshold_mode}
+    common = {
+        "mode": mode,
+        "factor": factor,
+        "patience": patience,
+        "threshold": threshold,
+        "threshold_mode": threshold_mode,
+    }
     theirs = torchs.ReduceLROnPlateau(optimizer, cooldown=cooldown, min_lr=base * min_factor, **common)
     ours = Adaptive("loss", cooldown=cooldown, min_factor=min_factor, **common)
     for i, metric in enumerate(metrics):
@@ -101,7 +111,9 @@ def test_learn_rate_policies_adaptive_serves_groups_of_other_bases():
     policy = Adaptive(patience=0)
     for loss in (1.0, 2.0, 2.0):
         policy.observe({"loss": loss})
-    assert [policy.rate(3, base) for base in (1.0, 0.5, 1.0)] == pytest.approx([0.01, 0.005, 0.01], rel=1e-15)  # two roundings
+    assert [policy.rate(3, base) for base in (1.0, 0.5, 1.0)] == pytest.approx(
+        [0.01, 0.005, 0.01], rel=1e-15
+    )  # two roundings
 
 
 def test_learn_rate_policies_adaptive_refuses_metrics_that_are_no_numbers():
@@ -178,13 +190,20 @@ def test_learn_rate_policies_schedules_that_watch_a_score_are_told():
 
 def test_learn_rate_policies_are_made_of_what_stands_for_them():
     reader = PolicyReader()
-    assert [type(reader.read(name, "m")) for name in ("cosine", "warmup", "adaptive", "frozen")] == [Cosine, Warmup, Adaptive, Frozen]
+    assert [type(reader.read(name, "m")) for name in ("cosine", "warmup", "adaptive", "frozen")] == [
+        Cosine,
+        Warmup,
+        Adaptive,
+        Frozen,
+    ]
     assert reader.read("cosine", "m", {"total_steps": 7}).total_steps == 7
     assert reader.read(2, "m").rate(5, 0.1) == 2.0 and isinstance(reader.read(2, "m"), Constant)
     assert reader.read([0.5, 0.25], "m").rate(0, 0.1) == 0.5
     values = iter([0.5, 0.25])
     assert reader.read(values, "m") is reader.read(values, "n")
-    assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0 and isinstance(reader.read(abs, "m"), FromFunction)
+    assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0 and isinstance(
+        reader.read(abs, "m"), FromFunction
+    )
     own = Warmup(4)
     assert reader.read(own, "m") is own
     assert Frozen().rate(0, 0.1) == 0.0
@@ -194,7 +213,11 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
     "value, options, said",
     [
         ("steep", {}, r"policy of 'm': expected one of 'adaptive', 'cosine', 'frozen', 'warmup', found 'steep'"),
-        ("cosine", {"steps": 3}, r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]"),
+        (
+            "cosine",
+            {"steps": 3},
+            r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]",
+        ),
         ("frozen", {"args": 3}, r"'frozen' of 'm': expected settings among \[\], found \['args'\]"),
         (0.1, {"steps": 3}, r"expected settings with a policy given by its name, found \['steps'\] with 0.1"),
         (-0.1, {}, r"'learn_rate' in 'm': expected a number of at least 0, found -0.1"),
@@ -204,8 +227,16 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         (None, {}, "found None"),
         (Cosine, {}, "found <class"),
         ([], {}, "schedule of 'm': expected at least one value, found none"),
-        ("cosine", {"total_steps": 0}, "'total_steps' in the learn rate policy 'cosine': expected a whole number of at least 1, found 0"),
-        ("cosine", {"total_steps": 5, "warmup_steps": 6}, "'total_steps' in .*: expected a whole number of at least 6, found 5"),
+        (
+            "cosine",
+            {"total_steps": 0},
+            "'total_steps' in the learn rate policy 'cosine': expected a whole number of at least 1, found 0",
+        ),
+        (
+            "cosine",
+            {"total_steps": 5, "warmup_steps": 6},
+            "'total_steps' in .*: expected a whole number of at least 6, found 5",
+        ),
         ("cosine", {"min_factor": 1.5}, "'min_factor' in .*: expected a number of at least 0 and at most 1, found 1.5"),
         ("warmup", {"steps": 0.5}, "'steps' in .*: expected a whole number of at least 0, found 0.5"),
         ("warmup", {"start_factor": -1}, "'start_factor'"),
@@ -223,7 +254,11 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         ("cosine", {"max_rate": math.inf}, "'max_rate'"),
         ("adaptive", {"warmup_factor": 2}, "'warmup_factor'"),
         ("adaptive", {"warmup_type": "steep"}, "'warmup_type' in .*: expected 'linear' or 'cosine', found 'steep'"),
-        ("cosine", {"min_rate": 0.1, "min_factor": 0.1}, r"expected settings among .*'min_rate'.*, found \['min_factor'\]"),
+        (
+            "cosine",
+            {"min_rate": 0.1, "min_factor": 0.1},
+            r"expected settings among .*'min_rate'.*, found \['min_factor'\]",
+        ),
     ],
 )
 def test_learn_rate_policies_refuse_what_can_not_be(value, options, said):
@@ -237,7 +272,11 @@ def test_learn_rate_policies_for_each_group():
     assert [type(policy) for policy in found] == [Constant, Frozen, Cosine]
     shared = reader.read_all("cosine", "m", groups, {"total_steps": 5})
     assert shared[0] is shared[1] is shared[2]
-    for bad, options in [({0: 0.1}, {}), ({0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1}, {}), ({0: "cosine", 1: 0.1, 2: 0.1}, {"total_steps": 5})]:
+    for bad, options in [
+        ({0: 0.1}, {}),
+        ({0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1}, {}),
+        ({0: "cosine", 1: 0.1, 2: 0.1}, {"total_steps": 5}),
+    ]:
         with pytest.raises(ConfigError, match=r"expected one for each of its groups \['head', 1, 'tail'\]"):
             reader.read_all(bad, "m", groups, options)
 
@@ -251,7 +290,9 @@ def test_learn_rate_policies_by_name_take_rates(base, total, warmup, factor):
     theirs = rates_of(rise, base, total)
     policy = PolicyReader().read("warmup", "m", given)
     assert same([policy.rate(step, base) for step in range(total)], theirs, base)
-    theirs = theirs[:warmup] + rates_of(lambda o: torchs.CosineAnnealingLR(o, total - warmup, eta_min=1e-6), base, total - warmup)
+    theirs = theirs[:warmup] + rates_of(
+        lambda o: torchs.CosineAnnealingLR(o, total - warmup, eta_min=1e-6), base, total - warmup
+    )
     policy = PolicyReader().read("cosine", "m", {"total_steps": total, **given})
     assert same([policy.rate(step, base) for step in range(total + 5)], [*theirs, *[1e-6] * 5], base)
     policy = PolicyReader().read("cosine", "m", {"total_steps": total, "max_rate": base, **given})

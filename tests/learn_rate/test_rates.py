@@ -37,7 +37,9 @@ def test_learn_rate_several_optimizers_side_by_side():
         expected = [rate for twin in twins for rate in rates_in(twin)] + [0.0, 1 / (1 + step)]
         # torch multiplies the rate of the step before, and gathers roundings of 1e-16 each.
         assert list(rates.values()) == pytest.approx(expected, rel=1e-9, abs=1e-13)
-        assert list(rates.values()) == [rate for optimizer in (host, new, plateau, fixed) for rate in rates_in(optimizer)]
+        assert list(rates.values()) == [
+            rate for optimizer in (host, new, plateau, fixed) for rate in rates_in(optimizer)
+        ]
         assert list(rates) == ["host/0", "host/1", "new", "plateau/0", "plateau/1", "fixed/0", "fixed/1"]
         assert controller.rates == rates
         for twin, scheduler in zip(twins[:2], theirs[:2]):
@@ -78,7 +80,12 @@ def test_learn_rate_shared_schedules_move_once_a_step():
 def test_learn_rate_ids_are_stable():
     controller = LearnRateController()
     named = torch.optim.SGD(
-        [{"params": make_params(), "name": "head"}, {"params": make_params()}, {"params": make_params(), "name": "head"}], lr=0.1
+        [
+            {"params": make_params(), "name": "head"},
+            {"params": make_params()},
+            {"params": make_params(), "name": "head"},
+        ],
+        lr=0.1,
     )
     assert controller.register_optimizer("m", named, 0.1) == ["m/head", "m/1", "m/head-2"]
     single = sgd(0.1)
@@ -106,7 +113,9 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
     first, second = sgd(0.1), sgd(0.1)
     controller = LearnRateController()
     controller.register_optimizer("first", first, lambda step: 0.2 + step)
-    controller.register_optimizer("second", second, FromFunction(lambda step: 0.2 if controller.step_count == 0 else bad))
+    controller.register_optimizer(
+        "second", second, FromFunction(lambda step: 0.2 if controller.step_count == 0 else bad)
+    )
     controller.step()
     said = f"Can't set 'learn_rate' in 'second': expected a number of at least 0, found {bad!r}."
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -116,7 +125,9 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
         return
     broken = sgd(0.1)
     broken.param_groups[0]["lr"] = bad
-    with pytest.raises(ConfigError, match=f"Can't set 'learn_rate' in 'm/0': expected a number of at least 0, found {bad}"):
+    with pytest.raises(
+        ConfigError, match=f"Can't set 'learn_rate' in 'm/0': expected a number of at least 0, found {bad}"
+    ):
         controller.register_optimizer("m", broken, "cosine")
     assert "m" not in controller.rates
 
@@ -144,7 +155,8 @@ def test_learn_rate_refuses_what_can_not_be_registered():
         with pytest.raises(ConfigError, match=said):
             controller.register_optimizer(name, other, policy)
     with pytest.raises(
-        ConfigError, match="'on_outside_write' in the learn rate controller: expected 'restore', 'adopt' or 'raise', found 'ig"
+        ConfigError,
+        match="'on_outside_write' in the learn rate controller: expected 'restore', 'adopt' or 'raise', found 'ig",
     ):
         LearnRateController(on_outside_write="ignore")
     with pytest.raises(ConfigError, match=r"expected a dict of names and numbers, found 0.5"):
@@ -174,7 +186,9 @@ def test_learn_rate_unregistered_optimizers_are_left_as_they_are():
 def test_learn_rate_tensors_are_filled_in_place(dtype):
     """Each group gets one of its own, where torch gives all of them the same."""
     tensor = torch.tensor(0.1, dtype=dtype)
-    optimizer = torch.optim.Adam([{"params": make_params()}, {"params": make_params()}], lr=tensor, capturable=False, foreach=False)
+    optimizer = torch.optim.Adam(
+        [{"params": make_params()}, {"params": make_params()}], lr=tensor, capturable=False, foreach=False
+    )
     assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
     controller = LearnRateController(on_outside_write="raise")
     controller.register_optimizer("m", optimizer, {0: lambda step: 0.3 / (1 + step), 1: 0.7})

@@ -25,7 +25,9 @@ def two_layers(**options):
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     controller = LearnRateController(**options)
     names = {param: name for name, param in module.named_parameters()}
-    controller.register_optimizer("m", optimizer, {0: Cosine(40), 1: iter([i / 100 for i in range(40)])}, param_names=names)
+    controller.register_optimizer(
+        "m", optimizer, {0: Cosine(40), 1: iter([i / 100 for i in range(40)])}, param_names=names
+    )
     return module, optimizer, controller
 
 

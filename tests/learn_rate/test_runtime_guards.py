@@ -128,7 +128,9 @@ def test_runtime_guards_of_a_training():
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
-    optimizer = TorchOptimizer(SGD(), 0.01, runtime_budgets=ALL_OVER, on_outside_write="raise", enable_runtime_guards=False)
+    optimizer = TorchOptimizer(
+        SGD(), 0.01, runtime_budgets=ALL_OVER, on_outside_write="raise", enable_runtime_guards=False
+    )
     optimizer.initialize(nlp)
     for _ in range(3):
         optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
@@ -145,7 +147,10 @@ def test_runtime_guards_of_a_training():
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({"runtime_budgets": {"step": 5.0}}, r"'runtime_budgets' in \[training.optimizer\]: expected budgets among .*, found \['step'\]"),
+        (
+            {"runtime_budgets": {"step": 5.0}},
+            r"'runtime_budgets' in \[training.optimizer\]: expected budgets among .*, found \['step'\]",
+        ),
         ({"runtime_budgets": 5.0}, "expected a section.*, found 5.0"),
         ({"runtime_budgets": {"rate_step": 0.0}}, "'rate_step' in .*expected milliseconds, above 0, found 0.0"),
         ({"runtime_budgets": {"rate_step": "long"}}, "found 'long'"),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -72,7 +73,8 @@ def run(controller, optimizers, steps):
             optimizers[0].param_groups[1]["lr"] = 0.7  # adopted, as 0.0 stands there: held
         if step == 4:
             optimizers[1].param_groups[0]["lr"] *= 3  # adopted as a factor
-        rates.append(quiet(lambda: controller.step(step // 4, {"loss": abs(step - 9)}, scale=0.5 if step == 11 else 1.0)))  # noqa: B023
+        metrics, scale = {"loss": abs(step - 9)}, 0.5 if step == 11 else 1.0
+        rates.append(quiet(partial(controller.step, step // 4, metrics, scale=scale)))
         for optimizer in optimizers:
             fill_grads(optimizer)
             optimizer.step()
@@ -133,17 +135,37 @@ def altered(state, path, value):
     [
         (["history"], KeyError, r"expected the parts .*, found none for \['history'\]"),
         (["extra"], 1, r"unexpected ones for \['extra'\]"),
-        (["groups", "slow"], KeyError, r"expected the param groups \['head', .*, found none for \['slow'\].*Register the same optimizers"),
+        (
+            ["groups", "slow"],
+            KeyError,
+            r"expected the param groups \['head', .*, found none for \['slow'\].*Register the same optimizers",
+        ),
         (["groups", "fast"], {}, r"unexpected ones for \['fast'\]"),
         (["groups"], [1], "expected a dict of param groups, found"),
         (["groups", "slow", "rate"], KeyError, "Can't load 'slow' in the saved learn rates: expected a section with"),
-        (["groups", "slow", "rate"], "0.5", "'rate' in .* param group 'slow': expected a number of at least 0, found '0.5'"),
+        (
+            ["groups", "slow", "rate"],
+            "0.5",
+            "'rate' in .* param group 'slow': expected a number of at least 0, found '0.5'",
+        ),
         (["groups", "slow"], 0.5, "'slow' in the saved learn rates: expected a section"),
-        (["groups", "slow", "policy"], "Cosine", "'policy' in .* param group 'slow': expected 'Adaptive', found 'Cosine'"),
+        (
+            ["groups", "slow", "policy"],
+            "Cosine",
+            "'policy' in .* param group 'slow': expected 'Adaptive', found 'Cosine'",
+        ),
         (["groups", "head", "parent"], "slow", "'parent' in .*: expected None, found 'slow'"),
-        (["groups", "slow", "policy_state", "bad"], -1, "'bad' in the learn rate policy 'adaptive': expected a whole number"),
+        (
+            ["groups", "slow", "policy_state", "bad"],
+            -1,
+            "'bad' in the learn rate policy 'adaptive': expected a whole number",
+        ),
         (["groups", "mixed/0", "policy_state", "schedule", "position"], "x", "mixed/0"),
-        (["groups", "mixed/0", "policy_state"], None, "'policy_state' in the schedule of 'mixed/0': expected a section with"),
+        (
+            ["groups", "mixed/0", "policy_state"],
+            None,
+            "'policy_state' in the schedule of 'mixed/0': expected a section with",
+        ),
         (["step_count"], None, "expected what state_dict gives, found TypeError"),
         (["history", "snapshots"], [[0, 0, 7, [], 0.0]], "found IndexError"),
         (["mode", "clean_steps"], KeyError, "found KeyError"),
@@ -169,26 +191,33 @@ def test_learn_rate_refuses_a_state_of_groups_in_another_order():
         return controller
 
     saved = build((2, 3), (3, 4), (5,)).state_dict()
-    with pytest.raises(ConfigError, match=r"expected param groups \['m/0', 'm/2'\] in the order in which they were saved"):
+    with pytest.raises(
+        ConfigError, match=r"expected param groups \['m/0', 'm/2'\] in the order in which they were saved"
+    ):
         build((5,), (3, 4), (2, 3)).load_state_dict(saved)
     grown = build((2, 3), (3, 9), (5,))
-    with pytest.warns(LearnRateWarning, match=r"Param groups \['m/1'\] have other params, shapes or options than when they were saved"):
+    with pytest.warns(
+        LearnRateWarning, match=r"Param groups \['m/1'\] have other params, shapes or options than when they were saved"
+    ):
         grown.load_state_dict(saved)
 
 
-# As it was written by the version before policies could be told from their sources; after three steps, each after a write of others.
+# As it was written by the version before policies could be told from their sources; after three steps, each after a
+# write of others.
 OLD_STATE = """
-{"step_count": 3, "outside_writes": 3, "scale": 1.0, "mode": {"is_on": true, "times": 1, "in_a_row": 3, "steps": 1, "failures": 1,
-"clean_steps": 0, "failed_since_step": false, "breaker": {"failures_in_a_row": 3, "seconds_open": 0.0}}, "history": {"layouts": [{"ids":
-["a/0", "a/1", "b", "c"], "checksums": ["5559193d9f0c6c0e", "9cf66fecde17c287", "69da6f6eb945f640", "e8550c5eab62a0c2"]}], "snapshots":
-[[null, 0, 0, [0.1, 0.5, 0.3, 0.03], 7.0], [null, 1, 0, [0.09999999753259892, 0.25, 0.15, 0.0975], 7.0]]}, "groups": {"a/0": {"start":
-0, "base": 0.1, "factor": 1.0, "held_rate": null, "rate": 0.09999999013039593, "applied_rate": 0.09999999013039593, "parent": null,
-"checksum": "5559193d9f0c6c0e", "policy": "Cosine", "policy_state": null}, "a/1": {"start": 0, "base": 0.2, "factor": 1.0, "held_rate":
-null, "rate": 0.125, "applied_rate": 0.125, "parent": null, "checksum": "9cf66fecde17c287", "policy": "FromSchedule", "policy_state":
-{"schedule": {"position": 2}, "is_due": true}}, "b": {"start": 0, "base": 0.3, "factor": 1.0, "held_rate": null, "rate": 0.075,
-"applied_rate": 0.075, "parent": null, "checksum": "69da6f6eb945f640", "policy": "InRatesByMetrics", "policy_state": {"best": 1.0,
-"bad": 0, "cooling": 0, "reductions": 2}}, "c": {"start": 0, "base": 0.3, "factor": 1.0, "held_rate": null, "rate": 0.0975,
-"applied_rate": 0.0975, "parent": null, "checksum": "e8550c5eab62a0c2", "policy": "InRates", "policy_state": null}}}
+{"step_count": 3, "outside_writes": 3, "scale": 1.0, "mode": {"is_on": true, "times": 1, "in_a_row": 3, "steps": 1,
+"failures": 1, "clean_steps": 0, "failed_since_step": false, "breaker": {"failures_in_a_row": 3, "seconds_open":
+0.0}}, "history": {"layouts": [{"ids": ["a/0", "a/1", "b", "c"], "checksums": ["5559193d9f0c6c0e", "9cf66fecde17c287",
+"69da6f6eb945f640", "e8550c5eab62a0c2"]}], "snapshots": [[null, 0, 0, [0.1, 0.5, 0.3, 0.03], 7.0], [null, 1, 0,
+[0.09999999753259892, 0.25, 0.15, 0.0975], 7.0]]}, "groups": {"a/0": {"start": 0, "base": 0.1, "factor": 1.0,
+"held_rate": null, "rate": 0.09999999013039593, "applied_rate": 0.09999999013039593, "parent": null, "checksum":
+"5559193d9f0c6c0e", "policy": "Cosine", "policy_state": null}, "a/1": {"start": 0, "base": 0.2, "factor": 1.0,
+"held_rate": null, "rate": 0.125, "applied_rate": 0.125, "parent": null, "checksum": "9cf66fecde17c287", "policy":
+"FromSchedule", "policy_state": {"schedule": {"position": 2}, "is_due": true}}, "b": {"start": 0, "base": 0.3,
+"factor": 1.0, "held_rate": null, "rate": 0.075, "applied_rate": 0.075, "parent": null, "checksum":
+"69da6f6eb945f640", "policy": "InRatesByMetrics", "policy_state": {"best": 1.0, "bad": 0, "cooling": 0, "reductions":
+2}}, "c": {"start": 0, "base": 0.3, "factor": 1.0, "held_rate": null, "rate": 0.0975, "applied_rate": 0.0975,
+"parent": null, "checksum": "e8550c5eab62a0c2", "policy": "InRates", "policy_state": null}}}
 """
 
 
@@ -198,12 +227,19 @@ def test_learn_rate_goes_on_from_a_state_of_an_older_version():
     controller.register_optimizer("a", first, {0: "cosine", 1: [0.5, 0.25, 0.125, 0.0625]})
     controller.register_optimizer("b", sgd(0.3), "adaptive", patience=0, factor=0.5, min_rate=0.01)
     controller.register_optimizer("c", sgd(0.3), "warmup", warmup_steps=4)
-    with pytest.warns(LearnRateWarning, match="have other params, shapes or options"):  # it was saved with params of another shape
+    with pytest.warns(
+        LearnRateWarning, match="have other params, shapes or options"
+    ):  # it was saved with params of another shape
         controller.load_state_dict(json.loads(OLD_STATE))
     assert controller.conservative and controller.times_conservative == 1 and controller.outside_writes == 3
     assert [snapshot.rates["b"] for snapshot in controller.history] == [0.3, 0.15]
     # To the bit: what that version went on with.
-    assert controller.step(metrics={"loss": 1.0}) == {"a/0": 0.09999997779339174, "a/1": 0.0625, "b": 0.0375, "c": 0.0975}
+    assert controller.step(metrics={"loss": 1.0}) == {
+        "a/0": 0.09999997779339174,
+        "a/1": 0.0625,
+        "b": 0.0375,
+        "c": 0.0975,
+    }
 
 
 def test_learn_rate_groups_of_an_optimizer_are_called_in_states_as_ever():

@@ -1,4 +1,6 @@
-"""What other code writes: seen, and undone, adopted, or refused. The oracle is a plain list of what stood in each group."""
+"""What other code writes: seen, and undone, adopted, or refused. The oracle is a plain list of what stood in each
+group.
+"""
 
 import json
 import math
@@ -25,7 +27,9 @@ def watched(mode, *, policy=2e-5, **options):
     optimizer = sgd(2e-5, 0.5)
     optimizer.param_groups[0]["name"], optimizer.param_groups[1]["name"] = "transformer", "head"
     controller = LearnRateController(on_outside_write=mode, **options)
-    controller.register_optimizer("m", optimizer, policy if isinstance(policy, dict) else {"transformer": policy, "head": 0.5})
+    controller.register_optimizer(
+        "m", optimizer, policy if isinstance(policy, dict) else {"transformer": policy, "head": 0.5}
+    )
     return controller, optimizer
 
 
@@ -51,7 +55,9 @@ def test_learn_rate_restores_what_user_code_wrote():
     controller.step()  # does not warn again
     assert rates_in(optimizer) == [2e-5, 0.5] and controller.outside_writes == 2
     optimizer.param_groups[1]["lr"] = 1e-3
-    with pytest.warns(LearnRateWarning, match="'m/head' was changed outside its schedule at step 5: expected 0.5, found 0.001"):
+    with pytest.warns(
+        LearnRateWarning, match="'m/head' was changed outside its schedule at step 5: expected 0.5, found 0.001"
+    ):
         controller.step()
 
 
@@ -63,7 +69,13 @@ def test_learn_rate_raises_what_user_code_wrote():
         controller.step()
     error = raised.value
     assert str(error) == MESSAGE.replace("'transformer'", "'m/transformer'")
-    assert (error.group, error.step, error.what, error.expected, error.found) == ("m/transformer", 3, "learn_rate", 2e-5, 1e-3)
+    assert (error.group, error.step, error.what, error.expected, error.found) == (
+        "m/transformer",
+        3,
+        "learn_rate",
+        2e-5,
+        1e-3,
+    )
     assert [(other.group, other.expected, other.found) for other in error.others] == [("m/head", 0.5, 0.25)]
     assert isinstance(error, RuntimeError)
     assert rates_in(optimizer) == [1e-3, 0.25] and controller.step_count == 3
@@ -153,7 +165,9 @@ def test_learn_rate_writes_are_noticed_at_the_next_torch_step():
     optimizer.step()
     before = optimizer.param_groups[0]["params"][0].detach().clone()
     optimizer.param_groups[0]["lr"] = 100.0
-    with pytest.warns(LearnRateWarning, match="'m/transformer' was changed outside its schedule at step 1: expected 2e-05, found 100"):
+    with pytest.warns(
+        LearnRateWarning, match="'m/transformer' was changed outside its schedule at step 1: expected 2e-05, found 100"
+    ):
         optimizer.step()
     torch.testing.assert_close(optimizer.param_groups[0]["params"][0], before - 2e-5, rtol=1e-6, atol=0)
     raising, other = watched("raise")
@@ -210,7 +224,9 @@ OPERATIONS = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(operations=OPERATIONS, mode=st.sampled_from(["restore", "adopt"]), watch_steps=st.booleans())
 def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
-    """After any writes: each group holds what `step` returned, each write beyond the tolerance was seen, and nothing else."""
+    """After any writes: each group holds what `step` returned, each write beyond the tolerance was seen, and nothing
+    else.
+    """
     one, two = sgd(0.1, 0.2), sgd(0.3, 0.4)
     controller = LearnRateController(on_outside_write=mode)
     controller.register_optimizer("one", one, "cosine", total_steps=15, watch_steps=watch_steps)
@@ -219,7 +235,11 @@ def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
     ids, stood, count = list(controller.rates), rates_in(one) + rates_in(two), 0
 
     def foreign(chosen):
-        return [i for i in chosen if abs(groups[i]["lr"] - stood[i]) > max(1e-12, 1e-6 * max(abs(groups[i]["lr"]), abs(stood[i])))]
+        return [
+            i
+            for i in chosen
+            if abs(groups[i]["lr"] - stood[i]) > max(1e-12, 1e-6 * max(abs(groups[i]["lr"]), abs(stood[i])))
+        ]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -235,7 +255,9 @@ def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
                 if watch_steps:
                     count += len(seen)
                     for i in seen:
-                        assert groups[i]["lr"] == (stood[i] if mode == "restore" and not conservative else groups[i]["lr"])
+                        assert groups[i]["lr"] == (
+                            stood[i] if mode == "restore" and not conservative else groups[i]["lr"]
+                        )
                         stood[i] = groups[i]["lr"]
             else:
                 count += len(foreign(range(4)))

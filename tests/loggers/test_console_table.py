@@ -37,7 +37,15 @@ def info_of(nlp, step, rates=None, **changes):
     losses = {name: 131378.27 / (i + 1) / (step + 1) for i, name in enumerate(nlp.pipe_names)}
     scores = dict.fromkeys(nlp.config["training"]["score_weights"], 1.0 if step else 0.9486)
     ours = {} if rates is None else {"learn_rates": rates, "grad_norm": 44894.87 / (step + 1)}
-    return {"epoch": step, "step": 400 * step, "score": 0.5, "other_scores": scores, "losses": losses, **ours, **changes}
+    return {
+        "epoch": step,
+        "step": 400 * step,
+        "score": 0.5,
+        "other_scores": scores,
+        "losses": losses,
+        **ours,
+        **changes,
+    }
 
 
 def log(nlp, *infos, maker=ConsoleLogger, stdout=StringIO):
@@ -80,7 +88,17 @@ def test_console_table_of_a_typical_pipeline_fits_into_80_columns(groups, column
     text = log(nlp, *infos, stdout=Terminal)
     assert all(cell_len(line) <= 80 for line in text.splitlines())
     titles, rows, said = read(text)
-    assert {"LOSS TAGGER", "LOSS PARSER", "LOSS NER", "TAG ACC", "DEP UAS", "DEP LAS", "ENTS F", "SCORE", "NORM"} <= set(titles)
+    assert {
+        "LOSS TAGGER",
+        "LOSS PARSER",
+        "LOSS NER",
+        "TAG ACC",
+        "DEP UAS",
+        "DEP LAS",
+        "ENTS F",
+        "SCORE",
+        "NORM",
+    } <= set(titles)
     left_out = "LOSS TOK2VEC, POS_ACC, SENTS_F, ENTS_P, ENTS_R"
     assert f"Left out, as the terminal has 80 columns: {left_out}" in said and "A wider terminal shows them" in said
     # The same numbers as in spaCy's own table, but for digits.
@@ -100,14 +118,18 @@ def test_console_table_shows_the_rate_that_it_has_room_for(columns):
     for width in (200, 80, 70, 50):
         columns(width)
         text = log(nlp, info_of(nlp, 0, rates), stdout=Terminal)
-        found[width] = [title for title in read(text)[0] if title.startswith("LR")] if width < 100 else text.splitlines()[0]
+        found[width] = (
+            [title for title in read(text)[0] if title.startswith("LR")] if width < 100 else text.splitlines()[0]
+        )
     assert found[200].endswith("LR EMBEDDINGS  LR ENCODER...  LR HEAD   NORM    ")
     assert found[80] == ["LR EMBED...", "LR ENCOD...", "LR HEAD"]
     assert found[70] == ["LR MIN", "LR MAX"] and found[50] == ["LR MAX"]
 
 
 def test_console_table_leaves_out_no_more_than_it_must(columns):
-    """In any terminal: what fits is shown, what does not is named, and what is shown in a narrow one is shown in a wider one."""
+    """In any terminal: what fits is shown, what does not is named, and what is shown in a narrow one is shown in a
+    wider one.
+    """
     nlp = pipeline({name: name for name in [*TYPICAL, "morphologizer", "textcat"]})
     info = info_of(nlp, 0, {"a": 0.1, "b": 0.2})
     everything = log(nlp, info).splitlines()[0].replace("LOSS ", "LOSS_").replace("LR ", "LR_").split()
@@ -146,7 +168,10 @@ def test_console_table_goes_by_what_a_character_takes_on_the_screen(columns):
     infos = [info_of(nlp, step, {"词向量": 0.1, "b": 0.2}) for step in range(2)]
     lines = log(nlp, *infos).splitlines()
     assert len({cell_len(line) for line in lines}) == 1 and "LOSS 固有表現抽出器" in lines[0]
-    at = [cell_len(lines[0][: lines[0].index(title)]) for title in ("LOSS 品詞", "LOSS 固有表現抽出器", "TAG_ACC", "LR 词向量", "NORM")]
+    at = [
+        cell_len(lines[0][: lines[0].index(title)])
+        for title in ("LOSS 品詞", "LOSS 固有表現抽出器", "TAG_ACC", "LR 词向量", "NORM")
+    ]
     assert all(lines[1][:place].endswith("  ") and lines[1][place] == "-" for place in at)
     columns(80)
     titles, rows, _ = read(log(nlp, *infos, stdout=Terminal))

@@ -1,4 +1,6 @@
-"""Oracles: spaCy's own ConsoleLogger for the table, the training loop's own numbers for files, TensorBoard's reader for its events."""
+"""Oracles: spaCy's own ConsoleLogger for the table, the training loop's own numbers for files, TensorBoard's reader for
+its events.
+"""
 
 import json
 import math
@@ -65,7 +67,14 @@ def train(optimizer, *makers, steps=10, eval_frequency=4, stderr=None):
         scores = nlp.evaluate(examples)
         return scores["tag_acc"], scores
 
-    options = {"dropout": 0.2, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "exclude": [], "annotating_components": []}
+    options = {
+        "dropout": 0.2,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "exclude": [],
+        "annotating_components": [],
+    }
     data = ((i // 4, examples[(3 * i) % 12 :][:3]) for i in range(steps))
     infos = []
     loop = spacy.training.loop.train_while_improving(
@@ -151,8 +160,16 @@ def test_loggers_console_adds_columns_behind_spacys():
         ({"default": 2e-5}, "LR        NORM", "2.00e-05 1.25"),
         ({"encoder": 2e-5, "ner/*": 1e-3}, "LR ENCODER  LR NER/*  NORM", "2.00e-05 1.00e-03 1.25"),
         ({"encoder+no_decay": 2e-5, "b": 0.0}, "LR ENCODER...  LR B      NORM", "2.00e-05 0.00e+00 1.25"),
-        ({"abcd"[i]: i / 10 for i in range(4)}, "LR A      LR B      LR C      LR D      NORM", "0.00e+00 1.00e-01 2.00e-01 3.00e-01 1.25"),
-        ({f"layer{i}": 10.0**-i for i in range(30)} | {"frozen": 0.0}, "LR MIN    LR MAX    NORM", "1.00e-29 1.00e+00 1.25"),
+        (
+            {"abcd"[i]: i / 10 for i in range(4)},
+            "LR A      LR B      LR C      LR D      NORM",
+            "0.00e+00 1.00e-01 2.00e-01 3.00e-01 1.25",
+        ),
+        (
+            {f"layer{i}": 10.0**-i for i in range(30)} | {"frozen": 0.0},
+            "LR MIN    LR MAX    NORM",
+            "1.00e-29 1.00e+00 1.25",
+        ),
         (dict.fromkeys("abcde", 0.0), "LR MIN    LR MAX    NORM", "0.00e+00 0.00e+00 1.25"),
     ],
     ids=lambda value: str(len(value)),
@@ -167,7 +184,10 @@ def test_loggers_console_shows_param_groups(rates, header, row):
 
 
 def test_loggers_console_has_a_new_header_when_groups_change():
-    infos = [info_of(i, learn_rates=rates) for i, rates in enumerate([{"a": 0.1}, {"a": 0.1}, {"a": 0.1, "b": 0.2}, {"b": 0.3, "a": 0.1}])]
+    infos = [
+        info_of(i, learn_rates=rates)
+        for i, rates in enumerate([{"a": 0.1}, {"a": 0.1}, {"a": 0.1, "b": 0.2}, {"b": 0.3, "a": 0.1}])
+    ]
     rows = log(ConsoleLogger(), *infos).splitlines()
     headers = [row for row in rows if row.startswith("E ")]
     assert len(rows) == 8 and [row.split()[-2:] for row in headers] == [["LR", "NORM"], ["B", "NORM"]]
@@ -178,14 +198,17 @@ def test_loggers_console_has_a_new_header_when_groups_change():
 def test_loggers_console_tells_once_what_was_not_as_it_should_be():
     counts = [(0, 0, 0), (2, 0, 0), (0, 0, 4), (1, 1, 0)]
     names = ("skipped_updates", "rollbacks", "outside_writes")
-    infos = [info_of(4 * i, since_evaluation={"grad_spikes": 5, **dict(zip(names, found))}) for i, found in enumerate(counts)]
+    infos = [
+        info_of(4 * i, since_evaluation={"grad_spikes": 5, **dict(zip(names, found))}) for i, found in enumerate(counts)
+    ]
     rows = log(ConsoleLogger(), *infos).splitlines()[2:]
     ends = ["", "  2 skipped", "  4 rates changed from outside", "  1 skipped  1 rolled back"]
     assert [re.search(r"1\.25(.*)", row)[1] for row in rows] == ends
 
 
 @pytest.mark.parametrize(
-    "norm,text", [(None, ""), (math.inf, "inf"), (math.nan, "nan"), (0.00123, "1.23e-03"), (44912.0, "44912.00"), (3e6, "3.00e+06")]
+    "norm,text",
+    [(None, ""), (math.inf, "inf"), (math.nan, "nan"), (0.00123, "1.23e-03"), (44912.0, "44912.00"), (3e6, "3.00e+06")],
 )
 def test_loggers_console_shows_any_norm(norm, text):
     assert log(ConsoleLogger(), info_of(0, grad_norm=norm)).splitlines()[2].partition("1.00e-03  ")[2].strip() == text
@@ -198,7 +221,8 @@ def test_loggers_console_progress_bar_shows_the_rate(kind, described):
     assert mine == theirs
     bars = [bar for bar in screen.getvalue().split("\r") if bar.strip()]
     assert any(described in bar for bar in bars) and bars[0].rstrip().endswith("?it/s]")
-    # tqdm draws ten times a second at most, so not every step is seen; drawn anew after the last step, the bar has its rate.
+    # tqdm draws ten times a second at most, so not every step is seen; drawn anew after the last step, the bar has its
+    # rate.
     nlp = pipeline()
     log_step, finalize = ConsoleLogger(progress_bar=kind)(nlp, StringIO(), screen := Terminal())
     log_step(info_of(4))
@@ -222,7 +246,10 @@ def test_loggers_console_progress_bar_needs_a_terminal():
 
 def test_loggers_console_leaves_the_file_to_spacy(tmp_path):
     mine, theirs = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl"
-    makers = [ConsoleLogger(console_output=False, output_file=mine), console_logger_v3(console_output=False, output_file=theirs)]
+    makers = [
+        ConsoleLogger(console_output=False, output_file=mine),
+        console_logger_v3(console_output=False, output_file=theirs),
+    ]
     (printed, expected), _ = train(ours(), *makers)
     assert mine.read_bytes() == theirs.read_bytes() and len(lines_of(mine)) == 3
     assert printed == expected.replace("theirs", "mine") and "Saving results" in printed
@@ -266,7 +293,9 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
         evaluated = info["step"] % 4 == 0
         assert ("score" in line, "scores" in line) == (evaluated, evaluated)
         if evaluated:
-            assert line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
+            assert (
+                line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
+            )
         line.pop("overruns", None)  # goes by how fast the machine is
         assert line.pop("seconds") == round(info["elapsed"], 3) and info["seconds"] == int(info["elapsed"])
         assert line == {key: info[key] for key in ("step", "epoch", "words", "learn_rates", "grad_norm", *COUNTS)}
@@ -308,7 +337,10 @@ def test_loggers_jsonl_is_json_whatever_the_numbers(tmp_path):
         "per_type": {("a", 1): (1, 2.0)},
         "object": Path("x"),
     }
-    log(JSONLinesLogger(tmp_path / "log.jsonl"), info_of(0, other_scores=scores, grad_norm=math.inf, losses={"ner": numpy.float32("nan")}))
+    log(
+        JSONLinesLogger(tmp_path / "log.jsonl"),
+        info_of(0, other_scores=scores, grad_norm=math.inf, losses={"ner": numpy.float32("nan")}),
+    )
     text = (tmp_path / "log.jsonl").read_bytes()
     (line,) = lines_of(tmp_path / "log.jsonl")
     assert text.count(b"\n") == 1 and text.isascii()
@@ -355,7 +387,15 @@ def test_loggers_jsonl_continues_a_run_and_mixes_no_two(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ['{"step": 3}\n{"step": 4, "epo', '{"step": 3}', '{"text": "a corpus"}\n', "[3]\n", "\n", '{"step": "3"}\n', "no json\n"],
+    [
+        '{"step": 3}\n{"step": 4, "epo',
+        '{"step": 3}',
+        '{"text": "a corpus"}\n',
+        "[3]\n",
+        "\n",
+        '{"step": "3"}\n',
+        "no json\n",
+    ],
     ids=["half-written", "no-newline", "corpus", "list", "blank", "text-step", "text"],
 )
 def test_loggers_jsonl_leaves_other_files_alone(tmp_path, content):
@@ -408,7 +448,9 @@ def test_loggers_jsonl_lets_training_go_on_when_the_disk_is_full(tmp_path, small
     assert 1700 < (tmp_path / "log.jsonl").stat().st_size <= 2000
 
 
-@pytest.mark.parametrize("factory,name", [(JSONLinesLogger, "JSONLinesLogger"), (TensorBoardLogger, "TensorBoardLogger")])
+@pytest.mark.parametrize(
+    "factory,name", [(JSONLinesLogger, "JSONLinesLogger"), (TensorBoardLogger, "TensorBoardLogger")]
+)
 def test_loggers_refuse_every_zero_steps(factory, name, tmp_path):
     with pytest.raises(ConfigError, match=f"'every'.*{name}.*found 0"):
         factory(tmp_path / "log", every=0)
@@ -550,10 +592,14 @@ def test_loggers_mlflow_gets_our_numbers(monkeypatch):
     """MLflow takes no dict, and spacy-loggers doesn't take it apart: rates come as one number each."""
     logged = {}
     nothing = lambda *args, **kwargs: None  # noqa: E731
-    mlflow = SimpleNamespace(**dict.fromkeys(("start_run", "log_params", "log_param", "log_artifact", "end_run"), nothing))
+    mlflow = SimpleNamespace(
+        **dict.fromkeys(("start_run", "log_params", "log_param", "log_artifact", "end_run"), nothing)
+    )
     mlflow.log_metric = lambda key, value: logged.update({key: float(value)})
     mlflow.log_metrics = lambda metrics: logged.update({key: float(value) for key, value in metrics.items()})
-    to_service("MLflow", mlflow, monkeypatch, {**info_of(0), "learn_rate_default": 0.5, "learn_rate_encoder_no_decay": 0.25})
+    to_service(
+        "MLflow", mlflow, monkeypatch, {**info_of(0), "learn_rate_default": 0.5, "learn_rate_encoder_no_decay": 0.25}
+    )
     rates = {"learn_rate_default": 0.5, "learn_rate_encoder_no_decay": 0.25}
     assert {key: logged.get(key) for key in ("grad_norm", "skipped_updates", *rates)} == {
         "grad_norm": 1.25,

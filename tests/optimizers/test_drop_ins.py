@@ -1,7 +1,7 @@
 """Oracle: thinc's own optimizers, by replay.
 
-Training is chaotic: a difference of 1e-8 after one step is a visible one in the gradients of the next. So the gradients of a real
-training are recorded, and replayed into thinc's optimizer and into the drop-in, from the same weights.
+Training is chaotic: a difference of 1e-8 after one step is a visible one in the gradients of the next. So the gradients
+of a real training are recorded, and replayed into thinc's optimizer and into the drop-in, from the same weights.
 """
 
 import os
@@ -79,8 +79,9 @@ def check_replay(nlp, examples, *, steps, settings, batch=4):
 
 
 def close(ours, theirs, title):
-    """Equal to 1e-5 of the tensor's largest element: 50 roundings to float32, in another order. Not of each element: one that
-    passes through zero on its way has no digits left that could agree."""
+    """Equal to 1e-5 of the tensor's largest element: 50 roundings to float32, in another order. Not of each element:
+    one that passes through zero on its way has no digits left that could agree.
+    """
     ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
     difference = (ours - theirs).abs().max().item()
     assert difference <= 1e-5 * theirs.abs().max().item(), f"{title}: differs by {difference}"
@@ -110,7 +111,9 @@ def test_drop_ins_equal_thinc_on_transformer_gradients():
     os.environ["HF_HUB_OFFLINE"] = "1"
     nlp = spacy.blank("en")
     name = str(Path(minilm.__file__).parent / "model")
-    nlp.add_pipe("transformer", config={"model": {"@architectures": "spacy-transformers.TransformerModel.v3", "name": name}})
+    nlp.add_pipe(
+        "transformer", config={"model": {"@architectures": "spacy-transformers.TransformerModel.v3", "name": name}}
+    )
     listener = {"@architectures": "spacy-transformers.TransformerListener.v1", "pooling": {"@layers": "reduce_mean.v1"}}
     nlp.add_pipe("ner", config={"model": {"tok2vec": listener}})
     docs = list(DocBin().from_disk(SHARED / "data" / "fashion-brands-train.spacy").get_docs(nlp.vocab))[:100]

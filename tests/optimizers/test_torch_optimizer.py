@@ -108,7 +108,9 @@ def test_optimizers_let_go_of_gradients_as_thinc_and_torch_do():
 
 @pytest.mark.parametrize("algorithm", [SGD(momentum=0.9, weight_decay=0.1), AdamW(weight_decay=0.1)])
 def test_optimizers_leave_a_torch_param_without_gradient_alone(algorithm):
-    """As torch's own loop does, whose gradients become None: neither momentum nor decay moves what had no part in the loss."""
+    """As torch's own loop does, whose gradients become None: neither momentum nor decay moves what had no part in the
+    loss.
+    """
     torch.manual_seed(0)
     module = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
     twin = copy.deepcopy(module)
@@ -173,7 +175,9 @@ def test_optimizers_notice_use_params_that_ended():
         assert same(before, params_of(model))
 
 
-@pytest.mark.parametrize("make", [numpy.asfortranarray, lambda a: a[::-1].copy()[::-1], lambda a: a.view(), lambda a: a.astype("f8")])
+@pytest.mark.parametrize(
+    "make", [numpy.asfortranarray, lambda a: a[::-1].copy()[::-1], lambda a: a.view(), lambda a: a.astype("f8")]
+)
 def test_optimizers_take_any_memory_layout(make):
     """Arrays that torch's kernels can't work on in place end as in torch all the same."""
     start = numpy.random.default_rng(0).normal(size=(4, 3)).astype("f")
@@ -287,7 +291,9 @@ def test_optimizers_rehearse():
 
 
 class StoreShim(Shim):
-    """Keeps its params in Python lists, as thinc's TensorFlow shim keeps them in variables: one call with flat arrays."""
+    """Keeps its params in Python lists, as thinc's TensorFlow shim keeps them in variables: one call with flat
+    arrays.
+    """
 
     def __init__(self, values):
         super().__init__(None)
@@ -374,11 +380,16 @@ PER_PARAM_SHIMS = [PerParamShim, lambda v: ZeroingShim(v, in_place=True), lambda
 
 @pytest.mark.parametrize("make", PER_PARAM_SHIMS)
 def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
-    """One norm over all its params and the thinc layer below, from the first update on; one step of the controller, one of the guard."""
+    """One norm over all its params and the thinc layer below, from the first update on; one step of the controller, one
+    of the guard.
+    """
     shim = make([numpy.ones((2, 3)), numpy.arange(4.0), numpy.ones(2)])
     model = shim_model(shim)
     optimizer = plain(AdamW(), grad_clip=0.5)
-    params = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in [*map(numpy.asarray, params_of(model)), *shim.values]]
+    params = [
+        torch.nn.Parameter(torch.from_numpy(value.copy()))
+        for value in [*map(numpy.asarray, params_of(model)), *shim.values]
+    ]
     bare = torch.optim.AdamW(params, lr=0.01, fused=True)
     rng = numpy.random.default_rng(0)
     for step in range(6):
@@ -400,14 +411,17 @@ def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
         assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-6)
     found = [*params_of(model), *map(torch.from_numpy, shim.values)]
     for ours, theirs in zip(found, params):
-        # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once more.
+        # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once
+        # more.
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
     assert optimizer.controller.step_count == 5 and optimizer.skipped_updates == 1
     assert set(optimizer.nr_update.values()) == {5}
 
 
 def test_optimizers_take_a_shim_that_calls_more_often_than_before():
-    """A param of it had no gradient at first. What comes unexpectedly is updated by itself, once; from then on it joins."""
+    """A param of it had no gradient at first. What comes unexpectedly is updated by itself, once; from then on it
+    joins.
+    """
     shim = ZeroingShim([numpy.ones(2), numpy.ones(3)], in_place=False)
     model, optimizer = shim_model(shim), plain(SGD(), 0.5)
     for step in range(3):
@@ -523,7 +537,9 @@ def test_optimizers_callback_param_whose_store_changes_in_place():
     optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
 
     def update():
-        optimizer.set_grad(store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store")
+        optimizer.set_grad(
+            store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store"
+        )
         optimizer.step()
 
     update()
@@ -638,7 +654,9 @@ def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():
 
 
 def test_optimizers_tensors_of_several_dtypes_in_one_group():
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).bfloat16())
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).bfloat16()
+    )
     model, optimizer = PyTorchWrapper(module), plain(use_averages=True, grad_clip=1.0)
     twin = [torch.nn.Parameter(param.detach().clone()) for param in module.parameters()]
     bare = torch.optim.AdamW(twin, lr=0.01, fused=True)
@@ -726,7 +744,9 @@ def test_optimizers_layer_that_makes_its_params_on_first_use():
 
 def test_optimizers_forget_the_state_of_a_replaced_output_layer():
     nlp = toy_pipeline([], shared=False)
-    textcat = {"model": {"@architectures": "spacy.TextCatCNN.v2", "exclusive_classes": True, "tok2vec": tok2vec_block()}}
+    textcat = {
+        "model": {"@architectures": "spacy.TextCatCNN.v2", "exclusive_classes": True, "tok2vec": tok2vec_block()}
+    }
     nlp.add_pipe("textcat", config=textcat)
     examples, optimizer = toy_examples(nlp), plain()
     nlp.initialize(lambda: examples, sgd=optimizer)
@@ -764,14 +784,20 @@ def test_optimizers_do_not_keep_a_pipeline_alive():
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_optimizers_copies_have_the_settings_and_start_anew(make_copy):
-    """A pipeline with its optimizer is pickled by `nlp.pipe(n_process=2)` on some systems. The copy's arrays are other ones."""
+    """A pipeline with its optimizer is pickled by `nlp.pipe(n_process=2)` on some systems. The copy's arrays are other
+    ones.
+    """
     nlp, examples = trained_pipeline(
         optimizer := plain(AdamW(weight_decay=0.3), 0.02, use_averages=True), components=["tagger"], shared=False
     )
     nlp.update(examples, sgd=optimizer)
     before = params_of(nlp.get_pipe("tagger").model)
     other_nlp, other = make_copy((nlp, optimizer))
-    assert (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0) and other.params == {} and other.averages == {}
+    assert (
+        (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0)
+        and other.params == {}
+        and other.averages == {}
+    )
     other_nlp.update(examples, sgd=other)
     assert other.averages and not same(before, params_of(other_nlp.get_pipe("tagger").model))
     assert same(before, params_of(nlp.get_pipe("tagger").model))
@@ -827,7 +853,8 @@ def test_optimizers_stop_after_too_many_bad_updates():
         bad_update()
     assert len(warned) == 1
     with pytest.raises(
-        NonFiniteGradError, match=r"'max_nonfinite' in \[training\.optimizer\]: 3 updates in a row.*linear-0/W'.*raise max_nonfinite"
+        NonFiniteGradError,
+        match=r"'max_nonfinite' in \[training\.optimizer\]: 3 updates in a row.*linear-0/W'.*raise max_nonfinite",
     ):
         bad_update()
     assert same(before, params_of(model))
@@ -974,7 +1001,9 @@ def test_optimizers_refuse_a_component_that_was_not_initialized():
         plain().initialize(nlp)
 
 
-@pytest.mark.parametrize("array", [numpy.ones(3, dtype="i4"), numpy.ones(3, dtype=bool), [1.0, 2.0], torch.ones(3, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "array", [numpy.ones(3, dtype="i4"), numpy.ones(3, dtype=bool), [1.0, 2.0], torch.ones(3, dtype=torch.int32)]
+)
 def test_optimizers_refuse_what_is_no_array_of_floats(array):
     with pytest.raises(ParamError, match=r"expected an? (array|tensor) of floats"):
         plain().set_grad(array, array)

@@ -74,14 +74,24 @@ def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path)
     expected = names_of(nlp)
     assert names_of(spacy.load(tmp_path / "model")) == expected
     code = (
-        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from thinc_torchopt.params.names import walk;"
+        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from "
+        "thinc_torchopt.params.names import walk;"
         "nlp = spacy.load(sys.argv[1]); print('\\n'.join(p.name for n, q in nlp.pipeline for p in walk(q.model, n)))"
     )
-    printed = subprocess.run([sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.split() == [name for name, _ in expected]
 
 
-RESIZABLE = {"model": {"@architectures": "spacy.TextCatBOW.v3", "exclusive_classes": True, "ngram_size": 1, "no_output_layer": False}}
+RESIZABLE = {
+    "model": {
+        "@architectures": "spacy.TextCatBOW.v3",
+        "exclusive_classes": True,
+        "ngram_size": 1,
+        "no_output_layer": False,
+    }
+}
 
 
 @pytest.mark.parametrize("component, label", [("ner", "NEW"), ("parser", "newdep"), ("textcat", "NEW")])
@@ -106,7 +116,8 @@ COMBINATIONS = ["chain", "concatenate", "residual", "clone", "odd name: a.b"]
 LAYERS = st.recursive(
     st.sampled_from(["linear", "maxout", "norm", "torch"]),
     lambda inner: st.tuples(
-        st.sampled_from(["chain", "concatenate", "residual", "clone", "odd name: a.b"]), st.lists(inner, min_size=1, max_size=4)
+        st.sampled_from(["chain", "concatenate", "residual", "clone", "odd name: a.b"]),
+        st.lists(inner, min_size=1, max_size=4),
     ),
     max_leaves=12,
 )
@@ -127,7 +138,9 @@ def build(spec):
     if kind == "clone":
         return clone(inner[0], 2)
     if kind == "odd name: a.b":
-        return Model(kind, lambda model, X, is_train: (X, lambda dY: dY), layers=inner, params={"W x": numpy.zeros(2, dtype="f")})
+        return Model(
+            kind, lambda model, X, is_train: (X, lambda dY: dY), layers=inner, params={"W x": numpy.zeros(2, dtype="f")}
+        )
     return {"chain": chain, "concatenate": concatenate}[kind](*inner) if len(inner) > 1 else inner[0]
 
 
@@ -185,7 +198,9 @@ def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_
     assert [name for name in names if Pattern("re:^ner/.*W$", "[here]")(name)] == ["ner/output/W", "ner/layer/11/W"]
     assert not Pattern("ner", "[here]")(names[0]) and Pattern("re:ner", "[here]")(names[0])
     Pattern("ner/*", "[here]").check(names)
-    with pytest.raises(ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 4 params.*ner/output/W.*spacy torchopt params"):
+    with pytest.raises(
+        ConfigError, match=r"'nre/\*' in \[here\]: it matches none of 4 params.*ner/output/W.*spacy torchopt params"
+    ):
         Pattern("nre/*", "[here]").check(names)
     with pytest.raises(ConfigError, match=r"'re:\(' in \[here\]: expected a valid regular expression after 're:'"):
         Pattern("re:(", "[here]")
@@ -193,7 +208,12 @@ def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_
 
 def test_names_tell_the_layer():
     bert = [f"trf/encoder/layer/{i}/output/dense/weight" for i in range(12)]
-    others = ["trf/embeddings/word_embeddings/weight", "trf/embeddings/LayerNorm/bias", "trf/pooler/dense/weight", "ner/lower/W"]
+    others = [
+        "trf/embeddings/word_embeddings/weight",
+        "trf/embeddings/LayerNorm/bias",
+        "trf/pooler/dense/weight",
+        "ner/lower/W",
+    ]
     found = layers_of([*bert, *others])
     assert [found[name] for name in bert] == [(i, 12) for i in range(12)]
     assert [found.get(name) for name in others] == [(0, 12), (0, 12), (12, 12), None]
@@ -211,15 +231,31 @@ def test_names_tell_layers_biases_and_norms_of_real_models():
     assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
     assert {depth for _, depth in layers.values()} == {4}
     spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
-    assert spared == {"b", "G"} and {found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm} == {"E", "W"}
+    assert spared == {"b", "G"} and {
+        found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm
+    } == {"E", "W"}
 
 
 def test_names_tell_biases_and_norms_of_torch_modules():
     module = torch.nn.Sequential(
-        torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(4), torch.nn.LSTM(4, 4), torch.nn.MultiheadAttention(4, 2)
+        torch.nn.Linear(4, 4),
+        torch.nn.LayerNorm(4),
+        torch.nn.BatchNorm1d(4),
+        torch.nn.LSTM(4, 4),
+        torch.nn.MultiheadAttention(4, 2),
     )
     spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
-    expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0", "4/in_proj_bias", "4/out_proj/bias"}
+    expected = {
+        "0/bias",
+        "1/weight",
+        "1/bias",
+        "2/weight",
+        "2/bias",
+        "3/bias_ih_l0",
+        "3/bias_hh_l0",
+        "4/in_proj_bias",
+        "4/out_proj/bias",
+    }
     assert spared == {f"m/{name}" for name in expected}
 
 
@@ -244,7 +280,9 @@ def attention(*names, **more):
 
 
 def gpt2():
-    layers = [named(ln_1=torch.nn.LayerNorm(4), attn=attention("c_attn", "c_proj"), mlp=attention("c_fc")) for _ in range(3)]
+    layers = [
+        named(ln_1=torch.nn.LayerNorm(4), attn=attention("c_attn", "c_proj"), mlp=attention("c_fc")) for _ in range(3)
+    ]
     return named(wte=torch.nn.Embedding(9, 4), wpe=torch.nn.Embedding(5, 4), h=layers, ln_f=torch.nn.LayerNorm(4))
 
 
@@ -266,18 +304,25 @@ def t5():
 
 def bart():
     def stack(*more):
-        layers = [named(self_attn=attention("k_proj", "q_proj"), **{name: attention("k_proj") for name in more}) for _ in range(3)]
+        layers = [
+            named(self_attn=attention("k_proj", "q_proj"), **{name: attention("k_proj") for name in more})
+            for _ in range(3)
+        ]
         return named(embed_positions=torch.nn.Embedding(5, 4), layers=layers)
 
     return named(shared=torch.nn.Embedding(9, 4), encoder=stack(), decoder=stack("encoder_attn"))
 
 
 def vit():
-    """With the names of timm's: none of its embeddings is a layer of torch's for that, and one has no "embed" in its name."""
+    """With the names of timm's: none of its embeddings is a layer of torch's for that, and one has no "embed" in its
+    name.
+    """
     blocks = [named(norm1=torch.nn.LayerNorm(4), attn=attention("qkv", "proj")) for _ in range(2)]
     cls_token, pos_embed = torch.nn.Parameter(torch.zeros(1, 1, 4)), torch.nn.Parameter(torch.zeros(1, 5, 4))
     patch_embed = named(proj=torch.nn.Conv2d(3, 4, 2))
-    return named(cls_token=cls_token, pos_embed=pos_embed, patch_embed=patch_embed, blocks=blocks, head=torch.nn.Linear(4, 2))
+    return named(
+        cls_token=cls_token, pos_embed=pos_embed, patch_embed=patch_embed, blocks=blocks, head=torch.nn.Linear(4, 2)
+    )
 
 
 def bert():
@@ -287,7 +332,8 @@ def bert():
     return named(embeddings=embeddings, encoder=named(layer=layers), classifier=classifier)
 
 
-# By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below the deeper one.
+# By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below
+# the deeper one.
 LAYERS = {
     gpt2: {"wte/weight": (0, 3), "wpe/weight": (0, 3), "h/1/attn/c_attn/weight": (1, 3), "ln_f/weight": (3, 3)},
     t5: {
@@ -330,12 +376,23 @@ def test_names_tell_layers_of_transformers_by_what_they_are(build, component):
 
 def test_names_tell_matrices_of_biases_from_biases():
     table = torch.nn.Parameter(torch.zeros(9, 2))  # Swin's; XLNet's r_w_bias is such a matrix too
-    swin = named(attn=named(relative_position_bias_table=table, bias=torch.nn.Parameter(torch.zeros(4))), norm=torch.nn.LayerNorm((2, 4)))
+    swin = named(
+        attn=named(relative_position_bias_table=table, bias=torch.nn.Parameter(torch.zeros(4))),
+        norm=torch.nn.LayerNorm((2, 4)),
+    )
     mpnet = named(relative_attention_bias=torch.nn.Embedding(9, 2))
-    module = named(swin=swin, mpnet=mpnet, both=torch.nn.MultiheadAttention(4, 2, add_bias_kv=True), lazy=torch.nn.LazyLinear(3))
+    module = named(
+        swin=swin, mpnet=mpnet, both=torch.nn.MultiheadAttention(4, 2, add_bias_kv=True), lazy=torch.nn.LazyLinear(3)
+    )
     decayed = {param.name for param in walk(PyTorchWrapper(module), "m") if not param.is_bias_or_norm}
     weights = {"both/in_proj_weight", "both/out_proj/weight", "lazy/weight"}
-    assert decayed == {f"m/{name}" for name in {"swin/attn/relative_position_bias_table", "mpnet/relative_attention_bias/weight"} | weights}
+    assert decayed == {
+        f"m/{name}"
+        for name in {"swin/attn/relative_position_bias_table", "mpnet/relative_attention_bias/weight"} | weights
+    }
     # thinc's maxout has biases of two dimensions.
     maxout = Maxout(4, 3, nP=2).initialize()
-    assert maxout.get_param("b").ndim == 2 and {p.name: p.is_bias_or_norm for p in walk(maxout, "m")} == {"m/W": False, "m/b": True}
+    assert maxout.get_param("b").ndim == 2 and {p.name: p.is_bias_or_norm for p in walk(maxout, "m")} == {
+        "m/W": False,
+        "m/b": True,
+    }

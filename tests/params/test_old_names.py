@@ -1,4 +1,6 @@
-"""States that were saved when all characters that a name can't hold were `_`: they are loaded as if names had always been those of now."""
+"""States that were saved when all characters that a name can't hold were `_`: they are loaded as if names had always
+been those of now.
+"""
 
 import re
 
@@ -72,7 +74,9 @@ def test_old_names_of_an_optimizer(is_old, tmp_path):
     assert ours["guard"] == theirs["guard"] and ours["guard"]["averages"]
     assert ours["averages"]["tensors"].keys() == theirs["averages"]["tensors"].keys()
     assert any(key.startswith("buffer:+e4+") for key in ours["averages"]["tensors"])
-    assert all(torch.equal(tensor, theirs["averages"]["tensors"][key]) for key, tensor in ours["averages"]["tensors"].items())
+    assert all(
+        torch.equal(tensor, theirs["averages"]["tensors"][key]) for key, tensor in ours["averages"]["tensors"].items()
+    )
     other.roll_back(read_folder(tmp_path / "state"))
 
 

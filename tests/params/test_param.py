@@ -57,18 +57,24 @@ class Sparse(torch.nn.Module):
 
 def test_params_that_are_sparse():
     module = Sparse(lambda param: torch.nn.Parameter(param.detach().to_sparse()))
-    with pytest.raises(ParamError, match=r"param 'tagger/weight': expected a dense tensor, found one of layout torch.sparse_coo"):
+    with pytest.raises(
+        ParamError, match=r"param 'tagger/weight': expected a dense tensor, found one of layout torch.sparse_coo"
+    ):
         TorchOptimizer(AdamW()).initialize(pipeline(PyTorchWrapper(module)))
 
 
 @pytest.mark.parametrize("settings", [{}, {"grad_clip": 0.0, "max_nonfinite": 0}])
 def test_params_with_sparse_gradients(settings):
-    """Those of torch.nn.Embedding(sparse=True). torch's SGD takes them, but nothing that measures or clips them does."""
+    """Those of torch.nn.Embedding(sparse=True). torch's SGD takes them, but nothing that measures or clips them
+    does.
+    """
     model = PyTorchWrapper(torch.nn.Embedding(5, 3, sparse=True))
     optimizer = TorchOptimizer(SGD(), **settings)
     optimizer.initialize(pipeline(model))
     model.shims[0]._model(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(ParamError, match=r"gradient of param 'tagger/weight': expected a dense tensor.*sparse_coo.*sparse = False"):
+    with pytest.raises(
+        ParamError, match=r"gradient of param 'tagger/weight': expected a dense tensor.*sparse_coo.*sparse = False"
+    ):
         model.finish_update(optimizer)
 
 
@@ -80,7 +86,9 @@ def test_params_from_a_shim_may_have_any_strides():
     assert taken[0].tolist() == [1.5, 0.5, -0.5]
 
 
-@pytest.mark.parametrize("make", [lambda a: a[::-1], lambda a: a.astype(">f4"), lambda a: a.astype(">i8"), lambda a: a.T[:, ::-1]])
+@pytest.mark.parametrize(
+    "make", [lambda a: a[::-1], lambda a: a.astype(">f4"), lambda a: a.astype(">i8"), lambda a: a.T[:, ::-1]]
+)
 def test_params_of_any_layout_are_saved_and_brought_back(make, tmp_path):
     """Those of frozen components, which no optimizer has made plain."""
     array = make(numpy.arange(12, dtype="f").reshape(3, 4))
@@ -95,5 +103,7 @@ def test_params_of_any_layout_are_saved_and_brought_back(make, tmp_path):
 
 
 def test_params_that_cannot_be_saved_are_named():
-    with pytest.raises(ParamError, match=r"Can't save param 'tagger/W': expected .* found dtype complex256|float128|longdouble"):
+    with pytest.raises(
+        ParamError, match=r"Can't save param 'tagger/W': expected .* found dtype complex256|float128|longdouble"
+    ):
         collect_model(pipeline(layer(numpy.ones(3, dtype=numpy.longdouble))))

@@ -93,7 +93,9 @@ def test_param_table_tied_params_of_a_module_answer_to_all_their_names():
 
 
 def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_frozen():
-    """[training] frozen_components names one of two components that share a layer: the other one trains it, and its state stays."""
+    """[training] frozen_components names one of two components that share a layer: the other one trains it, and its
+    state stays.
+    """
     layer = SHARED["torch"]()
     nlp = shared_pipeline(layer)
     optimizer = TorchOptimizer(AdamW(), 0.1)
@@ -101,12 +103,17 @@ def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_
     train(nlp, optimizer, 2)
     moment = optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"]
     optimizer.initialize(nlp, exclude=["d"])
-    assert optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"] is moment and moment.any()
+    assert (
+        optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"] is moment
+        and moment.any()
+    )
 
 
 @pytest.mark.parametrize("forget_the_first", [True, False])
 def test_param_table_another_pipeline_inherits_nothing(forget_the_first):
-    """Cross-validation: one optimizer, and a fresh pipeline for each fold. The oracle: an optimizer of its own for the second."""
+    """Cross-validation: one optimizer, and a fresh pipeline for each fold. The oracle: an optimizer of its own for the
+    second.
+    """
 
     def fold(optimizer, nlp):
         nlp.initialize(lambda: examples, sgd=optimizer)

@@ -151,7 +151,9 @@ def test_take_in_keeps_the_order_of_the_model():
                     alone.set_grad(param, torch.zeros_like(param), key=id(param))
             for name in node.param_names:
                 alone.set_grad(node.get_param(name), numpy.zeros_like(node.get_param(name)), key=(node.id, name))
-    shapes, one_by_one = ([tuple(t.shape) for t in o.torch_optimizers["algorithm"].param_groups[0]["params"]] for o in (optimizer, alone))
+    shapes, one_by_one = (
+        [tuple(t.shape) for t in o.torch_optimizers["algorithm"].param_groups[0]["params"]] for o in (optimizer, alone)
+    )
     names = [name.rpartition("/")[2] for name in optimizer.params]
     assert shapes == one_by_one and names == ["W", "b", "weight", "bias", "W", "b"]
     group = groups_in(optimizer).groups[0]
@@ -202,7 +204,9 @@ def test_take_in_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts):
     nlp, optimizer = pipeline_with(model), TorchOptimizer(counts.algorithm(picky), 0.1, skip_decay="bias_and_norm")
     bad.append(id(model.shims[0]._model[3].bias))
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"Can't train param 'tagger/3/bias' with the options of 'skip_decay'.*too odd"):
+        with pytest.raises(
+            ConfigError, match=r"Can't train param 'tagger/3/bias' with the options of 'skip_decay'.*too odd"
+        ):
             optimizer.initialize(nlp)
         assert optimizer.params == {} and optimizer.describe() == [] and optimizer.controller.rates == {}
     bad.clear()

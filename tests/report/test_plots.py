@@ -54,7 +54,11 @@ def test_plots_range_test(tmp_path, drawn):
     plots.plot_range_test(rates, losses, [2.0, 1.5, 1.6], {"steepest": 5e-3}, tmp_path / "lr.png")
     [axes] = drawn[0].axes
     each, smoothed, mark = axes.lines
-    assert list(each.get_ydata()) == pytest.approx(losses, nan_ok=True) and list(smoothed.get_ydata()) == [2.0, 1.5, 1.6]
+    assert list(each.get_ydata()) == pytest.approx(losses, nan_ok=True) and list(smoothed.get_ydata()) == [
+        2.0,
+        1.5,
+        1.6,
+    ]
     assert list(mark.get_xdata()) == [5e-3, 5e-3] and axes.get_xscale() == "log"
     assert axes.get_ylim()[0] < 1.0 and 2.0 < axes.get_ylim()[1] < 3.0  # not up to 500
 
@@ -101,11 +105,16 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path, monkeypatch):
 def test_plots_open_no_display(tmp_path):
     """Not even where matplotlib is told to: pyplot, which would, is never imported."""
     code = (
-        "import sys; from pathlib import Path; from thinc_torchopt import plots; assert 'matplotlib' not in sys.modules; "
-        f"plots.plot_schedule({{'default': [1.0, 2.0]}}, Path({str(tmp_path / 'a.png')!r})); print('matplotlib.pyplot' in sys.modules)"
+        "import sys; from pathlib import Path; from thinc_torchopt import plots; assert 'matplotlib' not in "
+        "sys.modules; "
+        f"plots.plot_schedule({{'default': [1.0, 2.0]}}, Path({str(tmp_path / 'a.png')!r})); "
+        "print('matplotlib.pyplot' in sys.modules)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "False"

@@ -1,5 +1,6 @@
-"""Reports: from logs that the logger wrote in real trainings, and from logs as they are found. What is drawn is compared with the numbers
-in the log, read by hand."""
+"""Reports: from logs that the logger wrote in real trainings, and from logs as they are found. What is drawn is
+compared with the numbers in the log, read by hand.
+"""
 
 import json
 import math
@@ -101,7 +102,11 @@ class Page(HTMLParser):
             self.texts.append(data)
 
     def all(self, name, **attrs):
-        return [found for tag, found in self.tags if tag == name and all(found.get(key) == value for key, value in attrs.items())]
+        return [
+            found
+            for tag, found in self.tags
+            if tag == name and all(found.get(key) == value for key, value in attrs.items())
+        ]
 
 
 # ---------------------------------------------------------------------- reading
@@ -114,7 +119,10 @@ def test_report_reads_what_is_in_a_log(tmp_path):
     assert run.columns["losses"]["ner"].tolist() == [line["losses"]["ner"] for line in lines]
     assert run.columns["learn_rates"]["encoder"].tolist() == [0.0005] * 23
     assert run.numbers("grad_norm").tolist() == [line["grad_norm"] for line in lines]
-    assert run.numbers("score")[::5].tolist() == [line["score"] for line in lines[::5]] and numpy.isnan(run.numbers("score")).sum() == 18
+    assert (
+        run.numbers("score")[::5].tolist() == [line["score"] for line in lines[::5]]
+        and numpy.isnan(run.numbers("score")).sum() == 18
+    )
     assert set(run.columns["scores"]) == {"token_acc", "ents_p", "ents_r", "ents_f", "tag_acc", "speed"}
     found = summarize(run)
     assert (found["best_score"], found["best_step"], found["last_step"], found["epoch"]) == (1 - 1 / 22, 20, 22, 2)
@@ -133,7 +141,9 @@ def test_report_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_pat
     seconds, exact = 0.0, []
     for step in range(40):
         seconds += 0.25 + (100.0 if step and (step - 1) % 10 == 0 else 0.0)
-        exact.append((evaluated if step % 10 == 0 else lambda i, _, **kw: row(i, **kw))(step, 0.5, seconds=seconds, words=step))
+        exact.append(
+            (evaluated if step % 10 == 0 else lambda i, _, **kw: row(i, **kw))(step, 0.5, seconds=seconds, words=step)
+        )
     run = only(read_runs([write(tmp_path / "exact.jsonl", exact)]))
     assert run.speed == pytest.approx(4.0)
     x, y = run.speeds()
@@ -145,7 +155,9 @@ def test_report_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "end", ['{"step": 20, "epo', '{"step": 20, "losses": {"ner": 1.0}', "\x00\x00\x00", '{"step": 20}\n', "[" * 100_000], ids=range(5)
+    "end",
+    ['{"step": 20, "epo', '{"step": 20, "losses": {"ner": 1.0}', "\x00\x00\x00", '{"step": 20}\n', "[" * 100_000],
+    ids=range(5),
 )
 def test_report_of_a_run_that_was_killed_while_it_wrote(tmp_path, end):
     run = only(read_runs([write(tmp_path / "log.jsonl", rows(20), end)]))
@@ -159,7 +171,10 @@ def test_report_names_damaged_lines(tmp_path):
         lines[i] = lines[i][:40]
     path.write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf8")
     run = only(read_runs([path]))
-    assert run.notes == ["log.jsonl has 7 damaged lines, which are left out: 4, 8, 9, 12, 13 ...."] and len(run.steps) == 23
+    assert (
+        run.notes == ["log.jsonl has 7 damaged lines, which are left out: 4, 8, 9, 12, 13 ...."]
+        and len(run.steps) == 23
+    )
     assert run.columns["losses"]["ner"][3] == 100.0 / 5
 
 
@@ -167,27 +182,39 @@ def test_report_has_gaps_for_what_is_no_number(tmp_path):
     odd = ["NaN", "Infinity", "-Infinity", "null", '"text"', "true", "[1.0]", "{}", "1e999", "1" + "0" * 400]
     lines = [json.dumps(row(i)) for i in range(4)]
     lines += [
-        f'{{"step": {i}, "losses": {{"ner": {value}}}, "learn_rates": {{"default": {value}}}, "grad_norm": {value}, "seconds": {value}, '
-        f'"words": {value}, "score": {value}, "scores": {value}, "skipped_updates": {value}, "last_checkpoint": {value}, '
+        f'{{"step": {i}, "losses": {{"ner": {value}}}, "learn_rates": {{"default": {value}}}, "grad_norm": {value}, '
+        f'"seconds": {value}, '
+        f'"words": {value}, "score": {value}, "scores": {value}, "skipped_updates": {value}, "last_checkpoint": '
+        f"{value}, "
         f'"last_rollback": {value}}}'
         for i, value in enumerate(odd, 4)
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     run = only(read_runs([tmp_path / "log.jsonl"]))
-    assert len(run.steps) == 14 and numpy.isnan(run.columns["losses"]["ner"][4:]).all() and run.best is None and not run.notes
+    assert (
+        len(run.steps) == 14
+        and numpy.isnan(run.columns["losses"]["ner"][4:]).all()
+        and run.best is None
+        and not run.notes
+    )
     assert run.last("grad_norm") == 2.0 and not run.events
     assert make_panels([run])
 
 
 @pytest.mark.parametrize(
-    "kept", [("step", "losses"), ("step", "losses", "learn_rates"), ("step", "losses", "score"), ("step", "losses", "words")]
+    "kept",
+    [("step", "losses"), ("step", "losses", "learn_rates"), ("step", "losses", "score"), ("step", "losses", "words")],
 )
 def test_report_of_logs_that_lack_keys(tmp_path, kept):
     lines = [{key: value for key, value in line.items() if key in ("step", "losses", kept)} for line in rows(20)]
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     titles = {"learn_rates": "Learning rate", "score": "Score"}
-    assert {panel.title for panel in make_panels([run])} == {"Loss"} | {title for key, title in titles.items() if key == kept}
-    assert [fact.name for fact in facts_of(run) if fact.value][-1] == ("final rate" if kept == "learn_rates" else "last step")
+    assert {panel.title for panel in make_panels([run])} == {"Loss"} | {
+        title for key, title in titles.items() if key == kept
+    }
+    assert [fact.name for fact in facts_of(run) if fact.value][-1] == (
+        "final rate" if kept == "learn_rates" else "last step"
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +255,10 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
     third = write(tmp_path / "log-3.jsonl", [row(i, skipped_updates=2, grad_norm=70.0) for i in range(18, 25)])
     other = write(tmp_path / "log-4.jsonl", rows(6))
     runs = read_runs([second, third, first, other])
-    assert [run.paths for run in runs] == [[first, second, third], [other]] and [run.label for run in runs] == ["log", "log-4"]
+    assert [run.paths for run in runs] == [[first, second, third], [other]] and [run.label for run in runs] == [
+        "log",
+        "log-4",
+    ]
     run = runs[0]
     assert run.steps.tolist() == list(range(25))
     norms = run.numbers("grad_norm").tolist()
@@ -259,7 +289,11 @@ def test_report_finds_what_happened(tmp_path):
     lines = rows(30)
     for line in lines:
         step = line["step"]
-        line |= {"grad_spikes": (step >= 4) + 2 * (step >= 9), "skipped_updates": int(step >= 9), "outside_writes": int(step >= 3)}
+        line |= {
+            "grad_spikes": (step >= 4) + 2 * (step >= 9),
+            "skipped_updates": int(step >= 9),
+            "outside_writes": int(step >= 3),
+        }
         line |= {"conservative_mode": int(step >= 20), "rollbacks": int(step >= 12)}
         if step > 5:
             line["last_checkpoint"] = 5 if step < 11 or 12 <= step < 16 else 10 if step < 12 else 15
@@ -267,7 +301,14 @@ def test_report_finds_what_happened(tmp_path):
             line["last_rollback"] = [12, 5]
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert sorted(events(run)) == sorted(
-        [("spike", 4, 1), ("spike", 9, 2), ("skip", 9, 1), ("outside_write", 3, 1), ("conservative", 20, 1), ("rollback", 12, 1)]
+        [
+            ("spike", 4, 1),
+            ("spike", 9, 2),
+            ("skip", 9, 1),
+            ("outside_write", 3, 1),
+            ("conservative", 20, 1),
+            ("rollback", 12, 1),
+        ]
         + [("checkpoint", step, 1) for step in (5, 10, 15)]
     )
     assert next(event.to for event in run.events if event.kind == "rollback") == 5
@@ -335,7 +376,12 @@ def test_report_panels_compare_runs(tmp_path):
 def test_report_groups_with_the_same_rates_share_a_curve(tmp_path):
     rates = [{**{f"layer-{i}": 0.001 * 0.8**i for i in range(20)}, "same": 0.001, "frozen": 0.0} for _ in range(9)]
     panel = panels_of(write(tmp_path / "log.jsonl", [row(i, learn_rates=rates[i]) for i in range(9)]))["Learning rate"]
-    assert "left out: frozen." in panel.caption and len(panel.named) == 20 and panel.named[0].name == "layer-0 and 1 more" and panel.is_log
+    assert (
+        "left out: frozen." in panel.caption
+        and len(panel.named) == 20
+        and panel.named[0].name == "layer-0 and 1 more"
+        and panel.is_log
+    )
     assert len({curve.colour for curve in panel.named}) == 20
     assert min(numpy.nanmin(curve.y) for curve in panel.named) > 0.0
 
@@ -372,9 +418,19 @@ def three_logs(folder):
         lines = rows(80)
         for line in lines:
             step = line["step"]
-            line |= {"losses": {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)}, "grad_spikes": step // 30}
-            line |= {"skipped_updates": step // 30, "outside_writes": step // 50, "conservative_mode": step // 60, "rollbacks": step // 40}
-            line |= {"learn_rates": {f"{name}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12) for name in names[:1]}}
+            line |= {
+                "losses": {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)},
+                "grad_spikes": step // 30,
+            }
+            line |= {
+                "skipped_updates": step // 30,
+                "outside_writes": step // 50,
+                "conservative_mode": step // 60,
+                "rollbacks": step // 40,
+            }
+            line |= {
+                "learn_rates": {f"{name}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12) for name in names[:1]}
+            }
             line |= {"last_checkpoint": step // 20 * 20} if step > 20 else {}
             line |= {"last_rollback": [40, 20]} if step >= 40 else {}
         paths.append(write(folder / name / "log.jsonl", lines, "{" if i == 1 else ""))
@@ -394,13 +450,24 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     assert all(link.startswith("#") for link in links) and not re.search(r"url\((?!#)|@import|fetch\(", text)
     assert len(page.all("script")) == 2 and not page.all("b", **{"class": None}) and not page.all("w")
     words = "".join(page.texts)
-    assert "<script>alert(1)</script>" in words and 'ner & "x" $5$' in words and "タガー" in words and "a\ufffdb\ufffd" in words
+    assert (
+        "<script>alert(1)</script>" in words
+        and 'ner & "x" $5$' in words
+        and "タガー" in words
+        and "a\ufffdb\ufffd" in words
+    )
     # Every id is there once, every reference leads somewhere.
     ids = [found["id"] for _, found in page.tags if "id" in found]
     assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
-    titles = "Score|Loss|Learning rate|Gradient norm|Speed" if n == 1 else "Score|Loss of .*|Learning rate|Gradient norm|Speed"
+    titles = (
+        "Score|Loss|Learning rate|Gradient norm|Speed"
+        if n == 1
+        else "Score|Loss of .*|Learning rate|Gradient norm|Speed"
+    )
     svgs = page.all("svg")
-    assert len(svgs) == 2 * len(page.all("section", **{"class": "panel"})) and all(re.match(titles, svg["aria-label"]) for svg in svgs)
+    assert len(svgs) == 2 * len(page.all("section", **{"class": "panel"})) and all(
+        re.match(titles, svg["aria-label"]) for svg in svgs
+    )
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ElementTree.parse(BytesIO(svg.encode("utf8")))
     # What is under the pointer: the numbers of the log.
@@ -431,7 +498,9 @@ def test_report_panels_share_their_steps(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs)))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs))
+    )
     runs = read_runs([write(tmp_path / "a.jsonl", rows(80)), write(tmp_path / "b.jsonl", rows(40))])
     write_report(runs, tmp_path / "report.html")
     write_report(runs, tmp_path / "report.png")
@@ -442,12 +511,16 @@ def test_report_panels_share_their_steps(tmp_path, monkeypatch):
     picture = figures[-1]
     assert len({(round(axes.get_position().x0, 3), round(axes.get_position().x1, 3)) for axes in picture.axes}) == 1
     width, height = picture.get_size_inches() * picture.dpi
-    boxes = [text.get_window_extent() for text in picture.texts] + [axes.get_legend().get_window_extent() for axes in picture.axes]
+    boxes = [text.get_window_extent() for text in picture.texts] + [
+        axes.get_legend().get_window_extent() for axes in picture.axes
+    ]
     assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("lines", [[row(0)], [evaluated(0, 0.5)], [row(0, losses={"ner": 0.0}), row(1, losses={"ner": 0.0})]], ids=range(3))
+@pytest.mark.parametrize(
+    "lines", [[row(0)], [evaluated(0, 0.5)], [row(0, losses={"ner": 0.0}), row(1, losses={"ner": 0.0})]], ids=range(3)
+)
 def test_report_of_hardly_anything(tmp_path, lines):
     runs = read_runs([write(tmp_path / "log.jsonl", lines)])
     for suffix in ("html", "png"):
@@ -479,7 +552,9 @@ def test_report_errors_of_the_output(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_report_of_a_real_training_that_went_wrong_and_was_resumed(corpus, tmp_path):
-    """The rate of step 8 ruins all params: 9 and 10 are skipped, and the training goes back to step 6. Another process goes on at 15."""
+    """The rate of step 8 ruins all params: 9 and 10 are skipped, and the training goes back to step 6. Another process
+    goes on at 15.
+    """
     log, folder = tmp_path / "log.jsonl", tmp_path / "state"
     config = config_for(tmp_path, corpus, training__optimizer__rollback_after=2)
     config["training"]["optimizer"]["learn_rate"] = [1e39 if step == 8 else 0.01 for step in range(40)]
@@ -495,9 +570,12 @@ def test_report_of_a_real_training_that_went_wrong_and_was_resumed(corpus, tmp_p
         saved.append([int(path.name[-8:]) for path in steps_of(folder)])
     run = only(read_runs([log]))
     assert run.steps.tolist() == list(range(21)) and not run.notes
-    skips, backs, checkpoints = ([event for event in run.events if event.kind == kind] for kind in ("skip", "rollback", "checkpoint"))
+    skips, backs, checkpoints = (
+        [event for event in run.events if event.kind == kind] for kind in ("skip", "rollback", "checkpoint")
+    )
     assert [event.step for event in skips] == [9, 10] and [(event.step, event.to) for event in backs] == [(10, 6)]
-    # Every third step, and the evaluations: but for 9 and 10, while updates went wrong. That of the last step is written after its line.
+    # Every third step, and the evaluations: but for 9 and 10, while updates went wrong. That of the last step is
+    # written after its line.
     assert [event.step for event in checkpoints] == [0, 3, 5, 6, 12, 14, 15, 18]
     assert saved == [[12, 14], [18, 20]]
     assert numpy.isnan(run.numbers("grad_norm")[9:11]).all() and (numpy.diff(run.numbers("seconds")) > 0).all()

@@ -44,13 +44,19 @@ EXAMPLES = {
     },
     "warmup_cosine": {"initial_rate": 0.1, "warmup_steps": 4, "total_steps": 25, "min_rate": 0.01, "cycles": 3},
     "warmup_linear": {"initial_rate": 0.1, "warmup_steps": 4, "total_steps": 25},
-    "warmup_stable_decay": {"initial_rate": 0.1, "warmup_steps": 4, "decay_steps": 10, "total_steps": 25, "decay_type": "1-sqrt"},
+    "warmup_stable_decay": {
+        "initial_rate": 0.1,
+        "warmup_steps": 4,
+        "decay_steps": 10,
+        "total_steps": 25,
+        "decay_type": "1-sqrt",
+    },
 }
 
 
 def same(ours, theirs, scale):
-    # One formula, with the operations in another order: a few roundings of 1e-16 each, relative to the largest rate; torch's
-    # schedulers also multiply the rate of the step before, and gather up to 80 of them.
+    # One formula, with the operations in another order: a few roundings of 1e-16 each, relative to the largest rate;
+    # torch's schedulers also multiply the rate of the step before, and gather up to 80 of them.
     return list(islice(ours, len(theirs))) == pytest.approx(theirs, rel=1e-9, abs=1e-12 * scale)
 
 
@@ -73,7 +79,9 @@ def torchs_warmup(rate, steps):
 
 @pytest.fixture(scope="module")
 def transformers():
-    return pytest.importorskip("transformers.optimization", reason="transformers is not installed; torch's schedulers are compared with")
+    return pytest.importorskip(
+        "transformers.optimization", reason="transformers is not installed; torch's schedulers are compared with"
+    )
 
 
 # ---------------------------------------------------------------- warmup_linear
@@ -86,7 +94,9 @@ def test_schedules_warmup_linear_is_thincs_one_step_ahead_in_warmup(rate, warmup
     theirs = list(islice(thincs_warmup_linear(rate, warmup, total), total + AFTER))
     theirs[:warmup] = list(islice(thincs_warmup_linear(rate, warmup, total), 1, warmup)) + [rate] * (warmup > 0)
     assert same(schedules.warmup_linear(rate, warmup, total), theirs, rate)
-    assert next(schedules.warmup_linear(rate, warmup, total)) == pytest.approx(rate / max(1, warmup), rel=1e-15)  # one rounding
+    assert next(schedules.warmup_linear(rate, warmup, total)) == pytest.approx(
+        rate / max(1, warmup), rel=1e-15
+    )  # one rounding
 
 
 @settings(deadline=None)
@@ -128,7 +138,9 @@ def test_schedules_warmup_cosine_equals_transformers(transformers, rate, part, w
     theirs = rates_of(lambda o: transformers.get_cosine_schedule_with_warmup(o, warmup, total), rate, total + 1)
     assert same(schedules.warmup_cosine(rate, warmup, total), theirs, rate)
     lowered = rates_of(
-        lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, warmup, total, min_lr=part * rate), rate, total + 1
+        lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, warmup, total, min_lr=part * rate),
+        rate,
+        total + 1,
     )
     assert same(schedules.warmup_cosine(rate, warmup, total, min_rate=part * rate), lowered, rate)
 
@@ -138,7 +150,9 @@ def test_schedules_warmup_cosine_equals_transformers(transformers, rate, part, w
 def test_schedules_warmup_cosine_restarts_as_transformers(transformers, rate, warmup, decay, cycles):
     total = warmup + decay
     theirs = rates_of(
-        lambda o: transformers.get_cosine_with_hard_restarts_schedule_with_warmup(o, warmup, total, cycles), rate, total + AFTER
+        lambda o: transformers.get_cosine_with_hard_restarts_schedule_with_warmup(o, warmup, total, cycles),
+        rate,
+        total + AFTER,
     )
     assert same(schedules.warmup_cosine(rate, warmup, total, cycles=cycles), theirs, rate)
 
@@ -158,7 +172,13 @@ def test_schedules_warmup_cosine_restarts_as_transformers(transformers, rate, wa
 )
 def test_schedules_one_cycle_equals_torchs(rate, total, start, strategy, div, final, three_phase):
     start = start / 2 if three_phase else start
-    options = {"pct_start": start, "anneal_strategy": strategy, "div_factor": div, "final_div_factor": final, "three_phase": three_phase}
+    options = {
+        "pct_start": start,
+        "anneal_strategy": strategy,
+        "div_factor": div,
+        "final_div_factor": final,
+        "three_phase": three_phase,
+    }
     if start * total == 1:
         return  # torch divides by 0
     theirs = rates_of(lambda o: torchs.OneCycleLR(o, rate, total, cycle_momentum=False, **options), rate, total)
@@ -177,7 +197,9 @@ def test_schedules_one_cycle_defaults_are_torchs():
 @pytest.mark.parametrize("three_phase", [False, True])
 def test_schedules_one_cycle_may_rise_within_one_step(three_phase):
     """Where torch fails: pct_start x total_steps is 1. The rise is over as it begins."""
-    values = list(islice(schedules.one_cycle(1.0, 4, pct_start=0.25, anneal_strategy="linear", three_phase=three_phase), 6))
+    values = list(
+        islice(schedules.one_cycle(1.0, 4, pct_start=0.25, anneal_strategy="linear", three_phase=three_phase), 6)
+    )
     first, last = 1 / 25, 1 / 25 / 1e4
     assert values[0] == 1.0 and values[3:] == pytest.approx([last] * 3)
     begin = first if three_phase else 1.0
@@ -219,7 +241,9 @@ def test_schedules_polynomial_equals_torchs(rate, part, warmup, decay, power):
 def test_schedules_polynomial_equals_transformers(transformers, rate, part, warmup, decay, power):
     low, total = rate * part, warmup + decay
     theirs = rates_of(
-        lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, warmup, total, lr_end=low, power=power), rate, total + AFTER
+        lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, warmup, total, lr_end=low, power=power),
+        rate,
+        total + AFTER,
     )
     assert same(schedules.polynomial(rate, warmup, total, min_rate=low, power=power), theirs, rate)
 
@@ -235,15 +259,26 @@ def torchs_curve(curve, start, end, steps):
         return rates_of(lambda o: torchs.CosineAnnealingLR(o, steps, eta_min=end), start, steps)
     root = 0.5 if curve == "1-sqrt" else 1.0
     if start > end:
-        return [end + value for value in rates_of(lambda o: torchs.LambdaLR(o, lambda s: 1 - (s / steps) ** root), start - end, steps)]
-    return [start + value for value in rates_of(lambda o: torchs.LambdaLR(o, lambda s: 1 - (1 - s / steps) ** root), end - start, steps)]
+        return [
+            end + value
+            for value in rates_of(lambda o: torchs.LambdaLR(o, lambda s: 1 - (s / steps) ** root), start - end, steps)
+        ]
+    return [
+        start + value
+        for value in rates_of(lambda o: torchs.LambdaLR(o, lambda s: 1 - (1 - s / steps) ** root), end - start, steps)
+    ]
 
 
 @settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, stable=WARMUPS, decay=DECAYS, up=CURVES, down=CURVES)
 def test_schedules_warmup_stable_decay_equals_torchs(rate, part, warmup, stable, decay, up, down):
     low, total = rate * part, warmup + stable + decay
-    theirs = [*torchs_curve(up, low, rate, warmup), *[rate] * stable, *torchs_curve(down, rate, low, decay), *[low] * AFTER]
+    theirs = [
+        *torchs_curve(up, low, rate, warmup),
+        *[rate] * stable,
+        *torchs_curve(down, rate, low, decay),
+        *[low] * AFTER,
+    ]
     ours = schedules.warmup_stable_decay(rate, warmup, decay, total, min_rate=low, warmup_type=up, decay_type=down)
     assert same(ours, theirs, rate)
 
@@ -259,7 +294,9 @@ def test_schedules_warmup_stable_decay_equals_transformers(transformers, rate, p
         rate,
         total + AFTER,
     )
-    ours = schedules.warmup_stable_decay(rate, warmup, decay, total, min_rate=part * rate, warmup_type=up, decay_type=down)
+    ours = schedules.warmup_stable_decay(
+        rate, warmup, decay, total, min_rate=part * rate, warmup_type=up, decay_type=down
+    )
     assert same(ours, theirs, rate)
 
 
@@ -307,7 +344,11 @@ def torchs_plateau(rate, scores, **options):
     ),
 )
 @example(
-    rate=1.0, part=0.0, scores=[0.5, 0.5], worst=False, options={"factor": 0.5, "patience": 0, "mode": "max", "eps": 0.5}
+    rate=1.0,
+    part=0.0,
+    scores=[0.5, 0.5],
+    worst=False,
+    options={"factor": 0.5, "patience": 0, "mode": "max", "eps": 0.5},
 )  # a fall of eps
 def test_schedules_plateau_equals_torchs(rate, part, scores, worst, options):
     """To the last bit: the same operations in the same order."""
@@ -368,7 +409,10 @@ def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
     """Each plateau is as one of its own that sees the scores of its turn."""
     options = {"factor": 0.5, "patience": 1}
     inner = schedules.sequence(
-        {"a": {"steps": first, "schedule": schedules.plateau(1.0, **options)}, "b": {"schedule": schedules.plateau(9.0, **options)}}
+        {
+            "a": {"steps": first, "schedule": schedules.plateau(1.0, **options)},
+            "b": {"schedule": schedules.plateau(9.0, **options)},
+        }
     )
     outer = warmup_then(inner, steps=first + second)
     one, two = 2 + first, 2 + first + second
@@ -419,7 +463,12 @@ PLATEAU_STATE = {"rate": 0.5, "best": 0.25, "bad_evaluations": 1, "cooldown_left
 
 def test_schedules_plateau_saves_its_state_in_plain_json():
     ours = schedules.plateau(1.0, factor=0.5, patience=1)
-    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == {**PLATEAU_STATE, "rate": 1.0, "best": None, "bad_evaluations": 0}
+    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == {
+        **PLATEAU_STATE,
+        "rate": 1.0,
+        "best": None,
+        "bad_evaluations": 0,
+    }
     values_after(ours, [0.25, 0.2, 0.2, math.nan])
     assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == PLATEAU_STATE
 
@@ -428,7 +477,10 @@ def test_schedules_plateau_saves_its_state_in_plain_json():
     "state, said",
     [
         (None, "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found None"),
-        ({"rate": 0.5}, "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found ['rate']"),
+        (
+            {"rate": 0.5},
+            "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found ['rate']",
+        ),
         ({**PLATEAU_STATE, "rate": -1.0}, "'rate' to be a number of at least 0, found -1.0"),
         ({**PLATEAU_STATE, "best": math.inf}, "'best' to be a number that is finite, found inf"),
         ({**PLATEAU_STATE, "bad_evaluations": -1}, "'bad_evaluations' to be a whole number of at least 0, found -1"),
@@ -477,7 +529,9 @@ def test_schedules_sequence_equals_torchs(rate, steps):
 
 
 def test_schedules_sequence_keeps_the_last_value_of_what_ends():
-    ours = schedules.sequence({"a": {"steps": 4, "schedule": [3.0, 2.0]}, "b": {"steps": 2, "schedule": iter([1.0, 0.5, 0.25])}})
+    ours = schedules.sequence(
+        {"a": {"steps": 4, "schedule": [3.0, 2.0]}, "b": {"steps": 2, "schedule": iter([1.0, 0.5, 0.25])}}
+    )
     assert list(islice(ours, 8)) == [3.0, 2.0, 2.0, 2.0, 1.0, 0.5, 0.5, 0.5]
 
 
@@ -486,9 +540,17 @@ def test_schedules_sequence_runs_its_parts_in_the_order_of_the_config():
     names = ["3", "1", "zebra", "10", "11", "2"]
     text = '[s]\n@schedules = "thinc-torchopt.sequence.v1"\n\n[s.parts]\n'
     for i, name in enumerate(names):
-        text += f'\n[s.parts.{name}]\nsteps = 1\n\n[s.parts.{name}.schedule]\n@schedules = "constant.v1"\nrate = {i}.0\n'
+        text += (
+            f'\n[s.parts.{name}]\nsteps = 1\n\n[s.parts.{name}.schedule]\n@schedules = "constant.v1"\nrate = {i}.0\n'
+        )
     config = Config().from_str(text)
-    for same_config in (config, Config().from_str(config.to_str()), registry.fill(config), config.copy(), config.merge({"x": {"y": 1}})):
+    for same_config in (
+        config,
+        Config().from_str(config.to_str()),
+        registry.fill(config),
+        config.copy(),
+        config.merge({"x": {"y": 1}}),
+    ):
         assert list(islice(registry.resolve(same_config)["s"], 7)) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
     longer = Config().from_str(text, overrides={"s.parts.3.steps": 2})
     assert list(islice(registry.resolve(longer)["s"], 3)) == [0.0, 0.0, 1.0]
@@ -578,39 +640,52 @@ BAD = [
       for name in ("warmup_linear", "warmup_cosine", "polynomial") for rate in (-0.1, "0.1", math.nan, math.inf)],
     *[(name, {**WARMUP, "warmup_steps": steps}, "'warmup_steps' to be a whole number of at least 0, found")
       for name in ("warmup_linear", "warmup_cosine", "polynomial") for steps in (-1, "1")],
-    ("warmup_linear", {**WARMUP, "warmup_steps": 0, "total_steps": 0}, "'total_steps' to be a whole number of at least 1, found 0"),
-    ("warmup_cosine", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
+    ("warmup_linear", {**WARMUP, "warmup_steps": 0, "total_steps": 0}, "'total_steps' to be a whole number of at "
+    "least 1, found 0"),
+    ("warmup_cosine", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number .* at most 0.1, found 0.2"),
     ("warmup_cosine", {**WARMUP, "cycles": 0}, "'cycles' to be a whole number of at least 1, found 0"),
     ("polynomial", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
     ("polynomial", {**WARMUP, "power": 0.0}, "'power' to be a number above 0, found 0.0"),
     ("inverse_sqrt", {"initial_rate": -1.0, "warmup_steps": 5}, "'initial_rate'"),
     ("inverse_sqrt", {"initial_rate": 0.1, "warmup_steps": -1}, "'warmup_steps'"),
-    ("inverse_sqrt", {"initial_rate": 0.1, "warmup_steps": 5, "timescale": 0}, "'timescale' to be a whole number of at least 1, found 0"),
+    ("inverse_sqrt", {"initial_rate": 0.1, "warmup_steps": 5, "timescale": 0}, "'timescale' to be a whole number of "
+    "at least 1, found 0"),
     ("one_cycle", {"max_rate": -0.1, "total_steps": 5}, "'max_rate'"),
     ("one_cycle", {"max_rate": 0.1, "total_steps": 0}, "'total_steps' to be a whole number of at least 1, found 0"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 1.5}, "'pct_start' to be a number of at least 0 and at most 1, found"),
+    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 1.5}, "'pct_start' to be a number of at least 0 "
+    "and at most 1, found"),
     ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 0.6, "three_phase": True}, "at most 0.5, found 0.6"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "div_factor": 0.0}, "'div_factor' to be a number above 0, found 0.0"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "final_div_factor": 0.0}, "'final_div_factor' to be a number above 0, found 0.0"),
+    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "div_factor": 0.0}, "'div_factor' to be a number above 0, found "
+    "0.0"),
+    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "final_div_factor": 0.0}, "'final_div_factor' to be a number "
+    "above 0, found 0.0"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 6}, "at least 11 (warmup_steps + decay_steps), found 10"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number of at least 0, found -1"),
+    ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number .* 0, found -1"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "initial_rate": -0.1}, "'initial_rate'"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1"),
+    ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 "
+    "and at most 0.1"),
     ("plateau", {"initial_rate": -0.1}, "'initial_rate' to be a number of at least 0, found -0.1"),
     ("plateau", {"initial_rate": 0.1, "factor": 1.0}, "'factor' to be a number of at least 0 and below 1, found 1.0"),
     ("plateau", {"initial_rate": 0.1, "factor": -0.1}, "'factor' to be a number of at least 0 and below 1, found -0.1"),
     ("plateau", {"initial_rate": 0.1, "patience": -1}, "'patience' to be a whole number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "'threshold' to be a number of at least 0, found -0.1"),
     ("plateau", {"initial_rate": 0.1, "cooldown": -1}, "'cooldown' to be a whole number of at least 0, found -1"),
-    ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
+    ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, "
+    "found 0.2"),
     ("plateau", {"initial_rate": 0.1, "eps": -1.0}, "'eps' to be a number of at least 0, found -1.0"),
     ("sequence", {"parts": {}}, "'parts' to be a section with at least one part, found {}"),
-    ("sequence", {"parts": {"a": {"steps": 1}}}, "'parts.a' to be a section with 'steps' and 'schedule', found ['steps']"),
-    ("sequence", {"parts": {"a": {"schedule": 0.1, "stops": 3}}}, "'parts.a' to be a section with 'steps' and 'schedule', found"),
-    ("sequence", {"parts": {"a": {"schedule": 0.1}, "b": {"schedule": 0.1}}}, "'parts.a' to be a section with 'steps', as only the last"),
-    ("sequence", {"parts": {"a": {"schedule": 0.1, "steps": 0}}}, "'parts.a.steps' to be a whole number of at least 1, found 0"),
-    ("sequence", {"parts": {"a": {"schedule": []}}}, "'parts.a.schedule' to be a number, or a list or schedule of numbers, found []"),
-    ("sequence", {"parts": {"a": {"schedule": iter("x")}}}, "'parts.a.schedule' to be a number, or a list or schedule of numbers, found"),
+    ("sequence", {"parts": {"a": {"steps": 1}}}, "'parts.a' to be a section with 'steps' and 'schedule', found "
+    "['steps']"),
+    ("sequence", {"parts": {"a": {"schedule": 0.1, "stops": 3}}}, "'parts.a' to be a section with 'steps' and "
+    "'schedule', found"),
+    ("sequence", {"parts": {"a": {"schedule": 0.1}, "b": {"schedule": 0.1}}}, "'parts.a' to be a section with "
+    "'steps', as only the last"),
+    ("sequence", {"parts": {"a": {"schedule": 0.1, "steps": 0}}}, "'parts.a.steps' to be a whole number of at least "
+    "1, found 0"),
+    ("sequence", {"parts": {"a": {"schedule": []}}}, "'parts.a.schedule' to be a number, or a list or schedule of "
+    "numbers, found []"),
+    ("sequence", {"parts": {"a": {"schedule": iter("x")}}}, "'parts.a.schedule' to be a number, or a list or schedule "
+    "of numbers, found"),
 ]  # fmt: skip
 
 
@@ -618,7 +693,9 @@ BAD = [
 def test_schedules_refuse_bad_arguments_when_the_config_is_read(name, arguments, said):
     with pytest.raises(ScheduleError) as error:
         registry.resolve({"s": {"@schedules": f"thinc-torchopt.{name}.v1", **arguments}})
-    assert f"Can't build the schedule 'thinc-torchopt.{name}.v1': expected" in str(error.value) and said in str(error.value)
+    assert f"Can't build the schedule 'thinc-torchopt.{name}.v1': expected" in str(error.value) and said in str(
+        error.value
+    )
     assert isinstance(error.value, ConfigError)
 
 

@@ -154,7 +154,9 @@ def test_scheduled_values_name_a_bad_value_after_a_score():
 
 @given(values=RATES, position=st.integers(0, 30), more=st.integers(0, 10))
 def test_scheduled_values_move_to_a_position(values, position, more):
-    """Warnings too: a source that ended on the way was reported by the run that stopped there, one that ends later was not."""
+    """Warnings too: a source that ended on the way was reported by the run that stopped there, one that ends later was
+    not.
+    """
     stepped, moved = tracked(x=list(values)), tracked(x=list(values))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -178,7 +180,9 @@ def said_by(step):
 def test_scheduled_values_move_only_forwards(position):
     schedule = tracked(x=itertools.count()).by_name["x"]
     schedule.move_to(3)
-    with pytest.raises(ScheduleError, match=f"'x': expected a step of at least 3, at which it stands, found {position!r}"):
+    with pytest.raises(
+        ScheduleError, match=f"'x': expected a step of at least 3, at which it stands, found {position!r}"
+    ):
         schedule.move_to(position)
     assert schedule.position == 3 and schedule.value == 3.0
 
@@ -186,7 +190,12 @@ def test_scheduled_values_move_only_forwards(position):
 NUMBERS = st.floats(0.0, 1.0)
 THINCS = [
     {"@schedules": "constant.v1", "rate": 0.1},
-    {"@schedules": "constant_then.v1", "rate": 0.1, "steps": 3, "schedule": {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 0.5}},
+    {
+        "@schedules": "constant_then.v1",
+        "rate": 0.1,
+        "steps": 3,
+        "schedule": {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 0.5},
+    },
     {"@schedules": "decaying.v1", "base_rate": 0.1, "decay": 0.5},
     {"@schedules": "compounding.v1", "start": 1.0, "stop": 9.0, "compound": 1.3},
     {"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 4, "total_steps": 12},
@@ -238,12 +247,19 @@ def run(schedules, scores):
         said = said_by(schedules.step)
         if score is not None:
             schedules.observe(score)
-        values.append(({name: (schedule.value, schedule.position) for name, schedule in schedules.by_name.items()}, said))
+        values.append(
+            ({name: (schedule.value, schedule.position) for name, schedule in schedules.by_name.items()}, said)
+        )
     return values
 
 
 @settings(deadline=None)
-@given(sources=st.lists(PLATEAUS | SOURCES, min_size=1, max_size=3), shared=st.tuples(*[st.booleans()] * 3), before=RUNS, after=RUNS)
+@given(
+    sources=st.lists(PLATEAUS | SOURCES, min_size=1, max_size=3),
+    shared=st.tuples(*[st.booleans()] * 3),
+    before=RUNS,
+    after=RUNS,
+)
 def test_scheduled_values_go_on_exactly_where_a_saved_run_stood(sources, shared, before, after):
     """Values, positions and warnings. Through JSON, into objects that were built anew."""
     through, resumed = built(sources, shared), built(sources, shared)
@@ -268,7 +284,9 @@ def test_scheduled_values_load_a_state_that_holds_the_position_too(steps):
 
 def of_kinds():
     source = plateau(1.0, factor=0.5, patience=0)
-    return tracked(learn_rate=source, grad_clip=itertools.count(), x=source, y=sequence({"a": {"schedule": plateau(2.0)}}))
+    return tracked(
+        learn_rate=source, grad_clip=itertools.count(), x=source, y=sequence({"a": {"schedule": plateau(2.0)}})
+    )
 
 
 STATE = {
@@ -292,13 +310,25 @@ def test_scheduled_values_state_is_by_config_path():
     [
         ({"grad_clip": None}, r"found none for \['grad_clip'\], and unexpected ones for \[\]"),
         ({"algorithm.eps": {"position": 2}}, r"found none for \[\], and unexpected ones for \['algorithm.eps'\]"),
-        ({"grad_clip": {"position": 2, "source": {}}}, r"'grad_clip': expected \['position'\], found \['position', 'source'\]"),
+        (
+            {"grad_clip": {"position": 2, "source": {}}},
+            r"'grad_clip': expected \['position'\], found \['position', 'source'\]",
+        ),
         ({"grad_clip": [2]}, r"'grad_clip': expected \['position'\], found \[2\]"),
         ({"grad_clip": {"position": -1}}, "'grad_clip': expected a step of at least 0"),
         ({"y": {"position": 2}}, r"'y': expected \['position', 'source'\], found \['position'\]"),
-        ({"y": {"position": 2, "source": {"b": {}}}}, r"'parts' to be a section with \['a'\], found \['b'\]. This is the schedule of 'y'"),
-        ({"y": {"position": 2, "source": {"a": {}}}}, "plateau.v1': expected 'state' to be a section.*This is the schedule of 'y'"),
-        ({"x": {**STATE["x"], "position": 3}}, "expected one state for 'learn_rate' and 'x', which share a schedule, found"),
+        (
+            {"y": {"position": 2, "source": {"b": {}}}},
+            r"'parts' to be a section with \['a'\], found \['b'\]. This is the schedule of 'y'",
+        ),
+        (
+            {"y": {"position": 2, "source": {"a": {}}}},
+            "plateau.v1': expected 'state' to be a section.*This is the schedule of 'y'",
+        ),
+        (
+            {"x": {**STATE["x"], "position": 3}},
+            "expected one state for 'learn_rate' and 'x', which share a schedule, found",
+        ),
     ],
 )
 def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said):

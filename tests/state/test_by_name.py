@@ -1,4 +1,6 @@
-"""An optimizer's state by name: another process goes on exactly where this one stood, and what does not fit is refused whole."""
+"""An optimizer's state by name: another process goes on exactly where this one stood, and what does not fit is refused
+whole.
+"""
 
 import copy
 import subprocess
@@ -18,7 +20,15 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
-from thinc_torchopt.errors import CheckpointWarning, ConfigError, PipelineError, ScheduleError, StateError, TorchOptError, TorchOptWarning
+from thinc_torchopt.errors import (
+    CheckpointWarning,
+    ConfigError,
+    PipelineError,
+    ScheduleError,
+    StateError,
+    TorchOptError,
+    TorchOptWarning,
+)
 from thinc_torchopt.schedules import plateau
 
 from ..conftest import needs_gpu
@@ -27,8 +37,26 @@ from ..models import backprop, params_of, same, slots, toy_pipeline
 
 ALGORITHMS = {
     name: getattr(torch_optimizers, name)
-    for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "Muon")
-} | {"SGD momentum": lambda: SGD(momentum=0.9), "amsgrad": lambda: AdamW(amsgrad=True), "prodigy": lambda: create("prodigy")}
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "AdamW",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        "Muon",
+    )
+} | {
+    "SGD momentum": lambda: SGD(momentum=0.9),
+    "amsgrad": lambda: AdamW(amsgrad=True),
+    "prodigy": lambda: create("prodigy"),
+}
 
 
 def pipeline(order=("torch", "thinc")):
@@ -170,7 +198,10 @@ BAD = [
 def test_state_that_does_not_fit_changes_nothing(path, value, error, message):
     nlp, models = pipeline()
     optimizer = TorchOptimizer(
-        AdamW(), warmup_linear(0.01, 3, 30), use_averages=True, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}}
+        AdamW(),
+        warmup_linear(0.01, 3, 30),
+        use_averages=True,
+        param_groups={"top": {"params": [NAME], "lr_scale": 0.5}},
     )
     optimizer.initialize(nlp)
     steps(optimizer, models, 3)
@@ -219,7 +250,10 @@ def test_state_with_and_without_averages(had):
 
 
 OTHERS = {
-    "amsgrad": (lambda: AdamW(amsgrad=True), r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with the options that it has now"),
+    "amsgrad": (
+        lambda: AdamW(amsgrad=True),
+        r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with the options that it has now",
+    ),
     "NAdam": (torch_optimizers.NAdam, "expected that of torch.NAdam.v1, found that of torch.AdamW.v1"),
     "Adafactor": (torch_optimizers.Adafactor, "expected that of torch.Adafactor.v1"),
     "SGD": (SGD, "expected that of torch.SGD.v1"),
@@ -242,7 +276,10 @@ def test_state_of_another_algorithm_is_refused(name):
 
 def test_state_of_params_that_thawed_into_the_group_of_others():
     """A torch group is called after who came first; all come at once in a run that goes on."""
-    groups = {"shared": {"params": ["torch-x/*"], "lr_scale": 0.5}, "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 2}}
+    groups = {
+        "shared": {"params": ["torch-x/*"], "lr_scale": 0.5},
+        "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 2},
+    }
     nlp, models = pipeline()
     first, second = (TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=groups) for _ in range(2))
     for optimizer in (first, second):
@@ -263,7 +300,9 @@ def test_state_of_params_that_thawed_into_the_group_of_others():
 
 
 def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
-    """One of two params had its first gradient before the state was saved, the other has it after: torch's fused SGD wants to know."""
+    """One of two params had its first gradient before the state was saved, the other has it after: torch's fused SGD
+    wants to know.
+    """
 
     def build():
         nlp, models = pipeline()
@@ -289,7 +328,23 @@ def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
 
 # ---------------------------------------------------------------------- any tree at all
 
-JUNK = [None, True, -1, 3, 10**12, 0.5, float("nan"), "x", [], [1], {}, {"x": 1}, (1, 2), torch.ones(3), torch.tensor(float("nan"))]
+JUNK = [
+    None,
+    True,
+    -1,
+    3,
+    10**12,
+    0.5,
+    float("nan"),
+    "x",
+    [],
+    [1],
+    {},
+    {"x": 1},
+    (1, 2),
+    torch.ones(3),
+    torch.tensor(float("nan")),
+]
 SETTINGS = {
     "use_averages": True,
     "spike_factor": 5.0,
@@ -338,9 +393,13 @@ def scaler_on(models):
 
 
 @given(st.data())
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(
+    deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(hypothesis.HealthCheck)
+)
 def test_state_is_loaded_whole_or_not_at_all(state_to_damage, data):
-    """A part is gone, or another, or one too many: it is loaded, or refused by an error of ours, and then nothing has changed."""
+    """A part is gone, or another, or one too many: it is loaded, or refused by an error of ours, and then nothing has
+    changed.
+    """
     nlp, models, saved = state_to_damage
     for model in models:
         for param, _ in slots(model):
@@ -390,7 +449,11 @@ def test_state_of_another_version():
     nlp, _ = pipeline()
     optimizer = TorchOptimizer(AdamW())
     optimizer.initialize(nlp)
-    for version, message in ((99, "found version 99.*newer"), (0, "at least version 1, found version 0"), ("1", "found version '1'")):
+    for version, message in (
+        (99, "found version 99.*newer"),
+        (0, "at least version 1, found version 0"),
+        ("1", "found version '1'"),
+    ):
         with pytest.raises(StateError, match=message):
             optimizer.load_state_dict({"version": version, "something": "else"})
 

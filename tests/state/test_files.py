@@ -29,7 +29,11 @@ from thinc_torchopt.state.files import (
 )
 
 TREE = {
-    "weights": {"a": torch.arange(12.0).reshape(3, 4), "half": torch.ones(5, dtype=torch.bfloat16), "count": torch.tensor(3)},
+    "weights": {
+        "a": torch.arange(12.0).reshape(3, 4),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+        "count": torch.tensor(3),
+    },
     "values": [1, 2.5, math.inf, None, True, "text", (1, (2.0, "x")), {"x", "y"}],
 }
 
@@ -43,7 +47,8 @@ values = st.recursive(
     max_leaves=12,
 )
 tensors = st.tuples(
-    st.lists(st.integers(0, 3), max_size=3), st.sampled_from([torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool])
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool]),
 ).map(lambda found: (torch.rand(found[0]) * 9).to(found[1]))
 
 
@@ -131,7 +136,10 @@ def test_files_refuse_what_a_stranger_made(tmp_path):
         write_folder(tmp_path / "state", TREE)
         (tmp_path / "state" / VALUES).write_text(text)
         parts = {
-            name: {"bytes": (tmp_path / "state" / name).stat().st_size, "crc32": files.crc32_of(tmp_path / "state" / name)}
+            name: {
+                "bytes": (tmp_path / "state" / name).stat().st_size,
+                "crc32": files.crc32_of(tmp_path / "state" / name),
+            }
             for name in (TENSORS, VALUES)
         }
         crc32 = zlib.crc32(json.dumps(parts, sort_keys=True).encode())
@@ -205,7 +213,12 @@ def killed(write, monkeypatch, *, at):
 
     if (child := os.fork()) == 0:
         try:
-            for owner, name in ((files.Path, "rename"), (os, "replace"), (files, "_exchange"), (files.shutil, "rmtree")):
+            for owner, name in (
+                (files.Path, "rename"),
+                (os, "replace"),
+                (files, "_exchange"),
+                (files.shutil, "rmtree"),
+            ):
                 monkeypatch.setattr(owner, name, dies(getattr(owner, name)))
             write()
         finally:
@@ -301,7 +314,11 @@ def test_files_keep_the_strides_of_dense_tensors(name, tmp_path):
 
 
 def test_files_make_tensors_with_gaps_plain(tmp_path):
-    tree = {"part": torch.arange(18.0).reshape(3, 6)[:, :3], "expanded": torch.ones(1, 4).expand(4, 4), "empty": torch.zeros(0, 3).T}
+    tree = {
+        "part": torch.arange(18.0).reshape(3, 6)[:, :3],
+        "expanded": torch.ones(1, 4).expand(4, 4),
+        "empty": torch.zeros(0, 3).T,
+    }
     write_folder(tmp_path / "state", tree)
     found = read_folder(tmp_path / "state")
     assert same(found, tree) and all(tensor.is_contiguous() for tensor in found.values())
@@ -310,7 +327,11 @@ def test_files_make_tensors_with_gaps_plain(tmp_path):
 def test_files_tell_their_own_marks_from_keys(tmp_path):
     tensor, other = torch.ones(2), torch.zeros(2)
     tree = {
-        "marks": [{mark: value} for mark in ("$tensor", "$set", "$tuple", "$number", "$dict") for value in (1, "nan", [1], tensor)],
+        "marks": [
+            {mark: value}
+            for mark in ("$tensor", "$set", "$tuple", "$number", "$dict")
+            for value in (1, "nan", [1], tensor)
+        ],
         "a:b": {"c": tensor},
         "a": {"b:c": other},
         "__metadata__": tensor + 2,
@@ -325,7 +346,11 @@ def test_files_keep_the_kinds_of_keys_and_values(tmp_path):
         "keys": {0.9: torch.ones(1), 1: "a", "1": "b", (2, None): 3, False: 4, None: 5},
         "sets": [frozenset({1, 2}), {frozenset({1}), (1, 2)}],
         "numpy": [numpy.float32(0.1), numpy.int64(3), numpy.bool_(True), numpy.float64("nan"), numpy.uint8(200)],
-        "arrays": [numpy.arange(6.0).reshape(2, 3), numpy.zeros((0, 2), "f"), numpy.asfortranarray(numpy.ones((2, 3), "i"))],
+        "arrays": [
+            numpy.arange(6.0).reshape(2, 3),
+            numpy.zeros((0, 2), "f"),
+            numpy.asfortranarray(numpy.ones((2, 3), "i")),
+        ],
         "bytes": b"\x00\xff",
     }
     write_folder(tmp_path / "state", tree)

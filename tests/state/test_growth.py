@@ -1,4 +1,6 @@
-"""State that follows its param in a pipeline: new labels, new layers, components that come, go, and change their names."""
+"""State that follows its param in a pipeline: new labels, new layers, components that come, go, and change their
+names.
+"""
 
 import numpy
 import pytest
@@ -95,7 +97,9 @@ def test_growth_is_noticed_in_the_next_update(component):
     before = {info.name: (info.shape, info.updates) for info in optimizer.describe()}
     nlp.get_pipe(component).add_label("NEW")
     nlp.update(examples, sgd=optimizer)
-    assert {info.name: info.updates for info in optimizer.describe()} == {name: n + 1 for name, (_, n) in before.items()}
+    assert {info.name: info.updates for info in optimizer.describe()} == {
+        name: n + 1 for name, (_, n) in before.items()
+    }
     assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
     assert optimizer.learn_rates == {"default": 0.01}
 
@@ -252,7 +256,9 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
     nlp.get_pipe(component).add_label("NEW")
     other = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     other.initialize(nlp)
-    with pytest.raises(StateError, match=r"of another shape \(.*, was \(.*labels were added since: then load it with on_growth"):
+    with pytest.raises(
+        StateError, match=r"of another shape \(.*, was \(.*labels were added since: then load it with on_growth"
+    ):
         other.from_disk(tmp_path / "state")
     assert not any(other.nr_update.values()) and not other.torch_optimizers["algorithm"].state
     saved = read_folder(tmp_path / "state")
@@ -264,7 +270,9 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
     expected, found = moments(optimizer), moments(other)
     assert found.keys() == expected.keys()
     for name in expected:
-        assert all(torch.equal(found[name][key], expected[name][key]) for key in ("step", "exp_avg", "exp_avg_sq")), name
+        assert all(torch.equal(found[name][key], expected[name][key]) for key in ("step", "exp_avg", "exp_avg_sq")), (
+            name
+        )
     assert other.nr_update == optimizer.nr_update
     ours, theirs = other.averages, optimizer.averages
     assert ours.keys() == theirs.keys() and all(numpy.array_equal(ours[key], theirs[key]) for key in theirs)
@@ -279,7 +287,9 @@ def test_growth_of_state_that_cannot_grow():
     nlp, model, optimizer = torch_pipeline(create("soap"))
     module = model.layers[0].shims[0]._model
     module.embed = torch.nn.Embedding(6, 5)
-    with pytest.warns(GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"):
+    with pytest.warns(
+        GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"
+    ):
         optimizer.initialize(nlp)
     updates = {info.name: info.updates for info in optimizer.describe()}
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
@@ -296,7 +306,9 @@ def looks_at(nlp, optimizer):
 
 @pytest.mark.parametrize("kind", ["thinc", "torch", "mixed"])
 def test_growth_copied_models_keep_their_state(kind):
-    """`Model.copy` gives new ids, new arrays and new torch params; averages and moments go on as without it, at once."""
+    """`Model.copy` gives new ids, new arrays and new torch params; averages and moments go on as without it, at
+    once.
+    """
     ends, seen = [], []
     for copies in (False, True):
         torch.manual_seed(0)

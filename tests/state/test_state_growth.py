@@ -47,8 +47,21 @@ OPTIMIZERS = [
 ]
 IDS = [f"{name}-{'-'.join(options)}" for name, options in OPTIMIZERS]
 EVERY = pytest.mark.parametrize("name, options", OPTIMIZERS, ids=IDS)
-NON_NEGATIVE = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "step_size", "row_var", "col_var", "variance"}
-shapes = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)  # of each dimension: before, after
+NON_NEGATIVE = {
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "exp_inf",
+    "acc_delta",
+    "step_size",
+    "row_var",
+    "col_var",
+    "variance",
+}
+shapes = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4
+)  # of each dimension: before, after
 
 
 class Params(nn.Module):
@@ -103,7 +116,9 @@ def same(a, b):
 
 
 def naive(old, shape, fill, scale):
-    """Cell by cell: an old cell, or the mean over all old cells whose index is the same wherever the dimension did not grow."""
+    """Cell by cell: an old cell, or the mean over all old cells whose index is the same wherever the dimension did not
+    grow.
+    """
     old = old[tuple(slice(size) for size in shape)]
     grown = numpy.empty(shape)
     for index in itertools.product(*map(range, shape)):
@@ -165,8 +180,12 @@ def test_fit_state_keeps_second_moments_above_zero(sizes, kind, seed):
     assert fitted.max() <= value.max() * (1 + 1e-6)  # a mean of float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.uint8])
-@pytest.mark.parametrize("shape, kind", [((5, 3), None), ((2, 6), None), ((2, 2), None), ((7, 5), "reshape"), ((4, 3), None)])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.uint8]
+)
+@pytest.mark.parametrize(
+    "shape, kind", [((5, 3), None), ((2, 6), None), ((2, 2), None), ((7, 5), "reshape"), ((4, 3), None)]
+)
 def test_fit_state_keeps_dtypes(dtype, shape, kind):
     value = torch.full((4, 3), 3).to(dtype)
     fitted = fit_state(value, shape, kind=kind)
@@ -181,7 +200,9 @@ def test_fit_state_copies_no_more_than_it_must():
     assert smaller.untyped_storage().nbytes() == 2 * 3 * 4  # no view that keeps the old cells in memory
 
 
-@pytest.mark.parametrize("old, new", [((0, 3), (2, 5)), ((0, 3), (2, 3)), ((4, 3), (0, 3)), ((0,), (2, 2)), ((), (3,)), ((3,), ())])
+@pytest.mark.parametrize(
+    "old, new", [((0, 3), (2, 5)), ((0, 3), (2, 3)), ((4, 3), (0, 3)), ((0,), (2, 2)), ((), (3,)), ((3,), ())]
+)
 def test_fit_state_of_shapes_without_cells_or_dimensions(old, new):
     fitted = fit_state(torch.ones(old), new)
     assert fitted.shape == new and torch.equal(fitted, torch.full(new, float(numpy.prod(old) > 0)))
@@ -216,13 +237,19 @@ def test_fit_param_state_keeps_factored_state_factored():
         fitted = fit_param_state(torch.optim.Adafactor, state, old, grown)
         assert fitted["row_var"].shape == (*new[:-1], 1) and fitted["col_var"].shape == (*new[:-2], 1, new[-1])
         kept = tuple(map(slice, old))
-        assert torch.equal(fitted["row_var"][kept], state["row_var"]) and torch.equal(fitted["col_var"][kept], state["col_var"])
+        assert torch.equal(fitted["row_var"][kept], state["row_var"]) and torch.equal(
+            fitted["col_var"][kept], state["col_var"]
+        )
         assert fitted["step"] is state["step"]
 
 
 def test_fit_param_state_knows_factored_state_without_the_summed_dimension():
     """As transformers' Adafactor has it, and pytorch-optimizer's."""
-    state = {"step": 3, "exp_avg_sq_row": torch.tensor([1.0, 3.0, 5.0, 7.0]), "exp_avg_sq_col": torch.tensor([2.0, 2.0, 2.0, 6.0])}
+    state = {
+        "step": 3,
+        "exp_avg_sq_row": torch.tensor([1.0, 3.0, 5.0, 7.0]),
+        "exp_avg_sq_col": torch.tensor([2.0, 2.0, 2.0, 6.0]),
+    }
     fitted = fit_param_state(torch.optim.Optimizer, state, (4, 4), torch.zeros(5, 6))
     assert fitted["step"] == 3
     assert fitted["exp_avg_sq_row"].tolist() == [1.0, 3.0, 5.0, 7.0, 4.0]
@@ -238,7 +265,10 @@ def test_fit_param_state_refuses_state_of_an_unknown_shape(value):
 
 
 def test_fit_param_state_names_the_param_whose_kind_does_not_fit():
-    with pytest.raises(StateError, match=r"state of param 'head\.W' by 'contract': expected no dimension to grow, found \(4, 3\) before"):
+    with pytest.raises(
+        StateError,
+        match=r"state of param 'head\.W' by 'contract': expected no dimension to grow, found \(4, 3\) before",
+    ):
         fit_param_state(torch.optim.Adam, {"step": 1}, (4, 3), torch.zeros(5, 3), kind="contract", name="head.W")
 
 
@@ -246,19 +276,29 @@ def test_fit_param_state_takes_a_counter_for_no_moment():
     """A param without dimensions has the shape of its step."""
     state = {"step": torch.tensor(7.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.tensor(2.0)}
     fitted = fit_param_state(torch.optim.NAdam, state, (), torch.zeros(3))
-    assert fitted["step"].tolist() == 7.0 and fitted["mu_product"].tolist() == 0.5 and fitted["exp_avg"].tolist() == [2.0, 2.0, 2.0]
+    assert (
+        fitted["step"].tolist() == 7.0
+        and fitted["mu_product"].tolist() == 0.5
+        and fitted["exp_avg"].tolist() == [2.0, 2.0, 2.0]
+    )
 
 
 @pytest.mark.parametrize("new", [(9, 3), (3, 8), (5, 4)])
 def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
-    """With one gradient everywhere, all the time, there is no variance but by rounding: torch would take a root of less than zero."""
+    """With one gradient everywhere, all the time, there is no variance but by rounding: torch would take a root of less
+    than zero.
+    """
     rng = numpy.random.default_rng(0)
     for value in rng.uniform(0.1, 2.0, size=200).astype("f"):
         grad_avg = torch.full((7, 3), float(value))
         square_avg = grad_avg.square()
-        fitted = fit_param_state(torch.optim.RMSprop, {"square_avg": square_avg, "grad_avg": grad_avg}, (7, 3), torch.zeros(new))
+        fitted = fit_param_state(
+            torch.optim.RMSprop, {"square_avg": square_avg, "grad_avg": grad_avg}, (7, 3), torch.zeros(new)
+        )
         kept = tuple(slice(min(pair)) for pair in zip((7, 3), new))
-        assert torch.equal(fitted["square_avg"][kept], square_avg[kept]) and torch.equal(fitted["grad_avg"][kept], grad_avg[kept])
+        assert torch.equal(fitted["square_avg"][kept], square_avg[kept]) and torch.equal(
+            fitted["grad_avg"][kept], grad_avg[kept]
+        )
         variance = fitted["square_avg"].addcmul(fitted["grad_avg"], fitted["grad_avg"], value=-1)
         variance[kept] = 0  # those are torch's own
         assert variance.min() >= 0
@@ -284,22 +324,30 @@ def test_fit_param_state_follows_the_memory_format_of_the_param():
     assert fitted["exp_avg"].stride() == new.stride()
     assert torch.equal(fitted["exp_avg"][:4], optimizer.state[old]["exp_avg"])
     contiguous = nn.Parameter(torch.zeros(4, 3, 2, 2))  # the same shape, built anew
-    assert fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)["exp_avg"].stride() == contiguous.stride()
+    assert (
+        fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)["exp_avg"].stride()
+        == contiguous.stride()
+    )
 
 
 @pytest.mark.parametrize("old, new", [((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))])
 def test_fit_param_state_treats_factored_state_as_its_param(old, new):
-    """One dimension shrinks, another grows. Those of the factored state may have as many cells as before, and still it is no reshape."""
+    """One dimension shrinks, another grows. Those of the factored state may have as many cells as before, and still it
+    is no reshape.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = {"row_var": lambda shape: (*shape[:-1], 1), "col_var": lambda shape: (*shape[:-2], 1, shape[-1])}
     state = {key: torch.rand(shape(old), generator=generator, dtype=torch.float64) for key, shape in shapes.items()}
     fitted = fit_param_state(torch.optim.Adafactor, state, old, torch.zeros(new))
     for key, shape in shapes.items():
-        numpy.testing.assert_allclose(fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12)  # float64
+        numpy.testing.assert_allclose(
+            fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12
+        )  # float64
 
 
 @pytest.mark.parametrize(
-    "name, options, is_sum", [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)]
+    "name, options, is_sum",
+    [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)],
 )
 def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_sum):
     """With one gradient all the time, a sum becomes several times what is added at each step; an average never."""
@@ -312,8 +360,14 @@ def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_
         optimizer.step()
     assert (optimizer.state[param]["momentum_buffer"].mean().item() > 1.5) == is_sum
     state, cls = {"momentum_buffer": torch.tensor([1.0, 3.0])}, type(optimizer)
-    assert fit_param_state(cls, state, (2,), torch.zeros(3))["momentum_buffer"].tolist() == pytest.approx([1, 3, 0.2 if is_sum else 2])
-    assert fit_param_state(cls, state, (2,), torch.zeros(3), on_growth="zero")["momentum_buffer"].tolist() == [1.0, 3.0, 0.0]
+    assert fit_param_state(cls, state, (2,), torch.zeros(3))["momentum_buffer"].tolist() == pytest.approx(
+        [1, 3, 0.2 if is_sum else 2]
+    )
+    assert fit_param_state(cls, state, (2,), torch.zeros(3), on_growth="zero")["momentum_buffer"].tolist() == [
+        1.0,
+        3.0,
+        0.0,
+    ]
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
@@ -324,7 +378,9 @@ def test_fit_param_state_takes_new_cells_of_copies_from_the_param():
     found = set()
     for name in library.get_supported_optimizers():
         cls, param, options = library.load_optimizer(name), nn.Parameter(torch.randn(4, 3) + 2), {"lr": 1e-9}
-        options |= {"num_iterations": 20} if name == "ranger21" else {"use_shadow": True} if name.startswith("emo") else {}
+        options |= (
+            {"num_iterations": 20} if name == "ranger21" else {"use_shadow": True} if name.startswith("emo") else {}
+        )
         before = param.detach().clone()
         try:
             optimizer = cls([param], **options)
@@ -333,7 +389,11 @@ def test_fit_param_state_takes_new_cells_of_copies_from_the_param():
         except Exception:  # it needs a closure, or more
             continue
         state, new = dict(optimizer.state[param]), nn.Parameter(torch.cat([before, torch.randn(2, 3)]))
-        copies = [key for key, value in tensors(state).items() if value.shape == (4, 3) and torch.allclose(value.float(), before, atol=0.1)]
+        copies = [
+            key
+            for key, value in tensors(state).items()
+            if value.shape == (4, 3) and torch.allclose(value.float(), before, atol=0.1)
+        ]
         if not copies:
             continue
         found.add(cls.__name__)
@@ -394,13 +454,17 @@ def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, 
 def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_growth, seed):
     sizes = data.draw(st.lists(shapes, min_size=1, max_size=4))
     model = Params(seed, **{f"p{i}": [before for before, _ in pairs] for i, pairs in enumerate(sizes)}, gone=(2, 2))
-    new_model = Params(seed + 1, new=(3, 2), **{f"p{i}": [after for _, after in pairs] for i, pairs in enumerate(sizes)})
+    new_model = Params(
+        seed + 1, new=(3, 2), **{f"p{i}": [after for _, after in pairs] for i, pairs in enumerate(sizes)}
+    )
     optimizer = build(name, model.parameters(), options)
     train(optimizer, model, seed=seed)
     before = snapshot(optimizer)
     made = preserve_optimizer_state(optimizer, new_model, model, on_growth=on_growth)
     assert same(snapshot(optimizer), before)
-    assert {id(param) for group in made.param_groups for param in group["params"]} == {id(param) for param in new_model.parameters()}
+    assert {id(param) for group in made.param_groups for param in group["params"]} == {
+        id(param) for param in new_model.parameters()
+    }
     for i, pairs in enumerate(sizes):
         old, new = model.get_parameter(f"p{i}"), new_model.get_parameter(f"p{i}")
         was, is_now = optimizer.state[old], made.state[new]
@@ -426,7 +490,10 @@ def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_gro
 def test_preserve_optimizer_state_starts_new_params_as_the_class_does(name, options):
     """A param that joins learns what it would learn in a fresh optimizer."""
     if options.get("dampening"):
-        pytest.skip("torch spares a param's very first gradient the dampening: that of a param which joins is dampened as all others are")
+        pytest.skip(
+            "torch spares a param's very first gradient the dampening: that of a param which joins is dampened as all "
+            "others are"
+        )
     model = Params(layers__0__W=(5, 3))
     new_model = Params(layers__0__W=(5, 3), layers__1__W=(4, 3))
     optimizer = build(name, model.parameters(), options)
@@ -460,15 +527,25 @@ def test_preserve_optimizer_state_keeps_groups_and_options():
     model = Params(encoder__W=(4, 3), encoder__b=(4,), head__W=(2, 4), head__b=(2,))
     new_model = Params(head__b=(3,), head__W=(3, 4), encoder__b=(4,), encoder__W=(4, 3), encoder__2__W=(4, 4))
     groups = [
-        {"params": [("head.W", model.head.W), ("encoder.W", model.encoder.W)], "lr": 0.5, "betas": (0.5, 0.6), "id": "ours"},
+        {
+            "params": [("head.W", model.head.W), ("encoder.W", model.encoder.W)],
+            "lr": 0.5,
+            "betas": (0.5, 0.6),
+            "id": "ours",
+        },
         {"params": [("encoder.b", model.encoder.b), ("head.b", model.head.b)], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.1, fused=True)
     train(optimizer, model)
     made = preserve_optimizer_state(optimizer, new_model, model)
-    assert [group["param_names"] for group in made.param_groups] == [["head.W", "encoder.W", "encoder.2.W"], ["encoder.b", "head.b"]]
+    assert [group["param_names"] for group in made.param_groups] == [
+        ["head.W", "encoder.W", "encoder.2.W"],
+        ["encoder.b", "head.b"],
+    ]
     for ours, theirs in zip(made.param_groups, optimizer.param_groups):
-        assert [id(new_model.get_parameter(name)) for name in ours["param_names"]] == [id(param) for param in ours["params"]]
+        assert [id(new_model.get_parameter(name)) for name in ours["param_names"]] == [
+            id(param) for param in ours["params"]
+        ]
         assert list(ours) == list(theirs)
         assert all(ours[key] == theirs[key] for key in ours if key not in ("params", "param_names"))
     assert made.defaults == optimizer.defaults
@@ -482,7 +559,13 @@ def test_preserve_optimizer_state_lets_new_params_join_their_nearest_relatives()
     optimizer = torch.optim.SGD([{"params": decayed}, {"params": plain}, {"params": [model.head.W]}], momentum=0.9)
     train(optimizer, model)
     new_model = Params(
-        encoder__0__W=(3, 3), encoder__0__b=(3,), encoder__1__W=(3, 3), encoder__1__b=(3,), head__W=(2, 3), head__b=(2,), x=(2,)
+        encoder__0__W=(3, 3),
+        encoder__0__b=(3,),
+        encoder__1__W=(3, 3),
+        encoder__1__b=(3,),
+        head__W=(2, 3),
+        head__b=(2,),
+        x=(2,),
     )
     made = preserve_optimizer_state(optimizer, new_model, model)
     names = {id(param): name for name, param in new_model.named_parameters()}
@@ -510,7 +593,8 @@ def test_preserve_optimizer_state_leaves_out_what_did_not_learn():
     new_model.head.s.requires_grad = False
     made = preserve_optimizer_state(optimizer, new_model, model)
     names = {id(param): name for name, param in new_model.named_parameters()}
-    # encoder.W was frozen; other.0.W was another optimizer's, and other.1.W is its neighbour's; an adapter in a frozen encoder learns.
+    # encoder.W was frozen; other.0.W was another optimizer's, and other.1.W is its neighbour's; an adapter in a frozen
+    # encoder learns.
     assert {names[id(param)] for param in made.param_groups[0]["params"]} == {"head.W", "encoder.adapter"}
 
 
@@ -546,10 +630,16 @@ def test_preserve_optimizer_state_by_mappings():
     new_model = Params(new__W=(6, 3), positions=(8, 2), fresh=(2,), rest=(3,))
     optimizer = torch.optim.Adam(model.parameters())
     train(optimizer, model)
-    mappings = [StateMapping("old.W", "new.W", "expand"), StateMapping("positions", "positions", "reshape"), StateMapping(None, "fresh")]
+    mappings = [
+        StateMapping("old.W", "new.W", "expand"),
+        StateMapping("positions", "positions", "reshape"),
+        StateMapping(None, "fresh"),
+    ]
     made = preserve_optimizer_state(optimizer, new_model, model, mappings)
     assert torch.equal(made.state[new_model.new.W]["exp_avg"][:4], optimizer.state[model.old.W]["exp_avg"])
-    stretched = nn.functional.interpolate(optimizer.state[model.positions]["exp_avg"].T[None], size=8, mode="linear")[0].T
+    stretched = nn.functional.interpolate(optimizer.state[model.positions]["exp_avg"].T[None], size=8, mode="linear")[
+        0
+    ].T
     torch.testing.assert_close(made.state[new_model.positions]["exp_avg"], stretched)
     assert not made.state[new_model.fresh]["exp_avg"].any() and made.state[new_model.fresh]["step"] == 0
     assert made.state[new_model.rest]["step"] == 4  # not named: matched as always
@@ -585,7 +675,10 @@ def test_preserve_optimizer_state_says_which_mapping_is_wrong(mappings, said):
         (lambda state: state["exp_avg"].fill_(float("nan")), "param 'W': expected finite values in exp_avg"),
         (lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(float("inf")), "expected finite values in exp_avg_sq"),
         (lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(-1.0), "no values below zero in exp_avg_sq, found -1"),
-        (lambda state: state.update(exp_avg=torch.zeros(2, 3)), r"param 'W': exp_avg has shape \(2, 3\), the param has \(4, 3\)"),
+        (
+            lambda state: state.update(exp_avg=torch.zeros(2, 3)),
+            r"param 'W': exp_avg has shape \(2, 3\), the param has \(4, 3\)",
+        ),
         (lambda state: state.update(exp_avg=torch.zeros(4, 3, dtype=torch.complex64)), "exp_avg is torch.complex64"),
         (lambda state: state.update(step=float("nan")), "expected finite values in step"),
     ],

@@ -48,27 +48,59 @@ VARIANTS = {
             "never": {"params": ["tok2vec/encode/0/*"], "freeze": True},
         },
         "training__optimizer__per_param_lr": {
-            "parser/*": {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 2, "total_steps": 20}
+            "parser/*": {
+                "@schedules": "thinc-torchopt.warmup_cosine.v1",
+                "initial_rate": 0.003,
+                "warmup_steps": 2,
+                "total_steps": 20,
+            }
         },
     },
     "thawed into the group of others": {
         "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 6}},
     },
     "plateau": {
-        "training__optimizer__learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0, "factor": 0.5}
+        "training__optimizer__learn_rate": {
+            "@schedules": "thinc-torchopt.plateau.v1",
+            "initial_rate": 0.002,
+            "patience": 0,
+            "factor": 0.5,
+        }
     },
     "policies": {
         "training__optimizer__skip_decay": "bias_and_norm",
         "training__optimizer__param_groups": {
-            "lower": {"params": ["tok2vec/embed/*"], "policy": "cosine", "max_rate": 0.01, "total_steps": 15, "warmup_steps": 4},
+            "lower": {
+                "params": ["tok2vec/embed/*"],
+                "policy": "cosine",
+                "max_rate": 0.01,
+                "total_steps": 15,
+                "warmup_steps": 4,
+            },
             "later": {"params": ["tok2vec/encode/0/*"], "policy": "warmup", "warmup_steps": 7, "unfreeze_at": 9},
-            "top": {"params": ["tagger/*"], "policy": "adaptive", "max_rate": 0.01, "patience": 0, "warmup_steps": 3, "threshold": 0.2},
-            "score": {"params": ["parser/*"], "policy": "adaptive", "metric": "score", "patience": 0, "threshold": 0.9, "mode": "max"},
+            "top": {
+                "params": ["tagger/*"],
+                "policy": "adaptive",
+                "max_rate": 0.01,
+                "patience": 0,
+                "warmup_steps": 3,
+                "threshold": 0.2,
+            },
+            "score": {
+                "params": ["parser/*"],
+                "policy": "adaptive",
+                "metric": "score",
+                "patience": 0,
+                "threshold": 0.9,
+                "mode": "max",
+            },
         },
     },
     "streamed": {"training__max_epochs": -1},
     "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
-    "rmsprop": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}},
+    "rmsprop": {
+        "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}
+    },
     "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
     "annotating": {"training__annotating_components": ["tagger"]},
 }
@@ -88,9 +120,13 @@ def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
 
 
 def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(corpus, tmp_path):
-    """thinc's params move on by momentum then, in a run that goes on as well: here the second half of the data has no trees."""
+    """thinc's params move on by momentum then, in a run that goes on as well: here the second half of the data has no
+    trees.
+    """
     docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
-    docs[36:] = [Doc(doc.vocab, words=[token.text for token in doc], tags=[token.tag_ for token in doc]) for doc in docs[36:]]
+    docs[36:] = [
+        Doc(doc.vocab, words=[token.text for token in doc], tags=[token.tag_ for token in doc]) for doc in docs[36:]
+    ]
     DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
     changes = {"steps": 6, "training__max_epochs": -1}
     paths = {**corpus, "train": tmp_path / "train.spacy"}
@@ -102,7 +138,9 @@ def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(
 
 
 def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
-    """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started again."""
+    """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started
+    again.
+    """
     config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
     run(config, tmp_path / "out", crash_at=18)
     best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
@@ -117,7 +155,10 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     config = config_for(tmp_path, corpus, steps=10)
     run(config, tmp_path / "out")
     before = digests(tmp_path / "out")
-    assert run(config, tmp_path / "out") == {} and "was finished, after step 10. To train longer, raise max_steps" in caplog.text
+    assert (
+        run(config, tmp_path / "out") == {}
+        and "was finished, after step 10. To train longer, raise max_steps" in caplog.text
+    )
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
     assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
@@ -165,10 +206,15 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
     with pytest.raises(StateError) as caught:
         run(changed, tmp_path / "out")
     assert "training.optimizer.algorithm.weight_decay: 0.01 before, 0.5 now" in str(caught.value)
-    assert "training.dropout: 0.1 before, 0.25 now" in str(caught.value) and "on_config_change warn" in str(caught.value)
+    assert "training.dropout: 0.1 before, 0.25 now" in str(caught.value) and "on_config_change warn" in str(
+        caught.value
+    )
     assert digests(tmp_path / "out") == before
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
-    with pytest.warns(CheckpointWarning, match="Resuming although the config has changed"), pytest.warns(LearnRateWarning):
+    with (
+        pytest.warns(CheckpointWarning, match="Resuming although the config has changed"),
+        pytest.warns(LearnRateWarning),
+    ):
         assert min(run(changed, tmp_path / "out")) == 11
     changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
@@ -184,7 +230,9 @@ def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
     config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     with (
         pytest.warns(CheckpointWarning),
-        pytest.raises(StateError, match="expected the params of this pipeline in the saved model, found others, or other shapes"),
+        pytest.raises(
+            StateError, match="expected the params of this pipeline in the saved model, found others, or other shapes"
+        ),
     ):
         run(config, tmp_path / "out")
 
@@ -202,7 +250,10 @@ def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpu
     assert digests(tmp_path / "out") == before
     config["training"]["optimizer"]["algorithm"]["amsgrad"] = True
     config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
-    with pytest.warns(CheckpointWarning), pytest.raises(StateError, match=r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps"):
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(StateError, match=r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps"),
+    ):
         run(config, tmp_path / "out")
     assert digests(tmp_path / "out") == before
 
@@ -229,7 +280,9 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_folder", full)
-    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"):
+    with pytest.warns(
+        CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"
+    ):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state")["progress"]["step"] == before
 
@@ -248,7 +301,12 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
     with pytest.warns(CheckpointWarning) as told:
         assert min(run(config, tmp_path / "out")) == 0
     for warning, text in zip(
-        told, ("of step 27, found that of 5. It was renamed", "values.json': expected", "the training starts from the beginning")
+        told,
+        (
+            "of step 27, found that of 5. It was renamed",
+            "values.json': expected",
+            "the training starts from the beginning",
+        ),
     ):
         assert text in str(warning.message)
     left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
@@ -264,7 +322,13 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
 
 def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
     """It is finished, as after max_steps: the last step is not made once more, and the best model is there."""
-    config = config_for(tmp_path, corpus, steps=0, training__max_epochs=1, training__optimizer__learn_rate=[0.01, 0.01, 1.0] + [3.0] * 30)
+    config = config_for(
+        tmp_path,
+        corpus,
+        steps=0,
+        training__max_epochs=1,
+        training__optimizer__learn_rate=[0.01, 0.01, 1.0] + [3.0] * 30,
+    )
     config["training"]["eval_frequency"] = 2
     first = run(config, tmp_path / "out")
     before, last = digests(tmp_path / "out"), max(first)
@@ -279,7 +343,9 @@ def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
 
 
 def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
-    """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than the one before."""
+    """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than
+    the one before.
+    """
     monkeypatch.chdir(tmp_path)
     config = config_for(tmp_path, corpus, steps=14, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
     run(config, Path("out"), crash_at=12)
@@ -323,7 +389,9 @@ def test_checkpoint_best_model_is_verified(corpus, tmp_path):
     (tmp_path / "out2").mkdir()
     with (tmp_path / "state" / "best" / "meta.json").open("a") as file:
         file.write(" ")
-    with pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*out2.*: Can't use the best model"):
+    with pytest.warns(
+        CheckpointWarning, match=r"Can't restore the best model so far to .*out2.*: Can't use the best model"
+    ):
         assert run(config, tmp_path / "out2") == {}
     assert sorted(os.listdir(tmp_path / "out2")) == ["model-last"]
 
@@ -352,7 +420,9 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
     with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(b"0" * 4096)
-    with pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training goes on"):
+    with pytest.warns(
+        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training goes on"
+    ):
         train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
 
@@ -373,11 +443,19 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
     run(config, tmp_path / "out", crash_at=5)
     docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
     words = [token.text for token in docs[0]]
-    other = Doc(docs[0].vocab, ["Other", *words[1:]], tags=[t.tag_ for t in docs[0]], heads=[0] * len(words), deps=["dep"] * len(words))
+    other = Doc(
+        docs[0].vocab,
+        ["Other", *words[1:]],
+        tags=[t.tag_ for t in docs[0]],
+        heads=[0] * len(words),
+        deps=["dep"] * len(words),
+    )
     DocBin(docs=[other, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
     changed = config.copy()
     changed["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
-    with pytest.raises(StateError, match="Can't resume in the training data: expected the same 4 batches as in the saved run"):
+    with pytest.raises(
+        StateError, match="Can't resume in the training data: expected the same 4 batches as in the saved run"
+    ):
         run(changed, tmp_path / "out")
     # The same texts with other annotations are other data too.
     for annotation in ("lemma_", "cats", "spans"):
@@ -474,9 +552,13 @@ class Score:
         return False
 
 
-@pytest.mark.parametrize("score", [numpy.array(0.5), numpy.float32(0.5), torch.tensor(0.5), float("nan"), Fraction(1, 2), Score()])
+@pytest.mark.parametrize(
+    "score", [numpy.array(0.5), numpy.float32(0.5), torch.tensor(0.5), float("nan"), Fraction(1, 2), Score()]
+)
 def test_progress_saves_whatever_losses_and_scores_there_are(score, tmp_path):
-    progress = Progress(step=5, results=[(score, 0), (score, 5)], losses={"a": score, "b": numpy.float32(0.1), "c": numpy.arange(3)})
+    progress = Progress(
+        step=5, results=[(score, 0), (score, 5)], losses={"a": score, "b": numpy.float32(0.1), "c": numpy.arange(3)}
+    )
     write_folder(tmp_path / "state", progress.state_dict())
     again = Progress()
     again.load_state_dict(read_folder(tmp_path / "state"))
@@ -487,7 +569,9 @@ def test_progress_saves_whatever_losses_and_scores_there_are(score, tmp_path):
 
 
 def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path):
-    """Though the exception is kept, as notebooks do, and with it all that the loop holds. Then the next training finds all in order."""
+    """Though the exception is kept, as notebooks do, and with it all that the loop holds. Then the next training finds
+    all in order.
+    """
 
     @registry.loggers("test-checkpoint.Raises.v1")
     def raises():
@@ -552,13 +636,19 @@ def rows(printed):
 
 
 def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
-    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: its rows, how often killed."""
+    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: its rows, how
+    often killed.
+    """
     found, killed = {}, 0
     while True:
         goes_on = state.exists() and steps_of(state)
         before = set(os.listdir(state)) if state.exists() else set()
         with start(args) as process:
-            while killed < times and process.poll() is None and (set(os.listdir(state)) if state.exists() else set()) == before:
+            while (
+                killed < times
+                and process.poll() is None
+                and (set(os.listdir(state)) if state.exists() else set()) == before
+            ):
                 time.sleep(0.01)
             if killed < times and process.poll() is None:
                 time.sleep(rng.random() * 0.6)  # also in the middle of writing
@@ -586,9 +676,13 @@ def run_whole(config, folder):
 # More kills are in the slow test below.
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1)], ids=["kill -9", "SIGTERM"])
 def test_checkpoint_survives_signals(number, times, corpus, tmp_path):
-    expected = run_whole(config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1), tmp_path)
+    expected = run_whole(
+        config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1), tmp_path
+    )
     broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
-    found, killed = kill_and_go_on(command(broken, tmp_path, "broken"), tmp_path / "b" / "state", times, random.Random(0), number)
+    found, killed = kill_and_go_on(
+        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", times, random.Random(0), number
+    )
     assert killed == times
     assert found == expected and len(found) == 13
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
@@ -620,7 +714,12 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
 @needs_corpora
 def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
     treebank = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
-    limits = {"corpora__train__limit": 40, "corpora__dev__limit": 10, "training__batcher__size": 250, "training__eval_frequency": 20}
+    limits = {
+        "corpora__train__limit": 40,
+        "corpora__dev__limit": 10,
+        "training__batcher__size": 250,
+        "training__eval_frequency": 20,
+    }
     args = {"steps": 120, "training__optimizer__checkpoint__every": 2, **limits}
     with start(command(config_for(tmp_path / "a", treebank, **args), tmp_path, "whole")) as process:
         printed = process.communicate()[0]
@@ -648,7 +747,11 @@ def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
         config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 30, 5
         config["training"]["optimizer"] |= {
             "use_averages": True,
-            "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / f"{name}-state"), "every": 3},
+            "checkpoint": {
+                "@misc": "thinc-torchopt.Checkpoint.v1",
+                "path": str(tmp_path / f"{name}-state"),
+                "every": 3,
+            },
         }
         infos = {}
         for crash_at in crashes:

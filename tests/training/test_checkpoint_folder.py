@@ -43,7 +43,13 @@ def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
-    others = ["step-backup", "step-notes", "step-5", "step-000000005", "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661"]
+    others = [
+        "step-backup",
+        "step-notes",
+        "step-5",
+        "step-000000005",
+        "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661",
+    ]
     for name in (*others, name_of(7)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text("mine")
@@ -57,7 +63,9 @@ def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
     assert set(os.listdir(tmp_path)) == {*others, "linked", *map(name_of, (0, 7, 9))}
     remove(steps_of(tmp_path))
     assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
-    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(whole_ones(tmp_path / name_of(7)), 0) == 0
+    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(
+        whole_ones(tmp_path / name_of(7)), 0
+    ) == 0
 
 
 def test_checkpoint_folder_goes_by_number(tmp_path):

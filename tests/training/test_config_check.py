@@ -7,7 +7,13 @@ from confection import Config
 from spacy.training.initialize import init_nlp
 
 from thinc_torchopt.errors import StateError
-from thinc_torchopt.training.config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
+from thinc_torchopt.training.config_check import (
+    collect_defaults,
+    collect_identity,
+    collect_values,
+    compare_configs,
+    compare_identities,
+)
 
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, run
@@ -61,7 +67,9 @@ def test_run_config_notices_other_vectors():
         nlp = spacy.blank("en")
         for word in words:
             nlp.vocab.strings.add(word)
-        nlp.vocab.vectors = spacy.vectors.Vectors(strings=nlp.vocab.strings, data=numpy.array(data, "f"), keys=words, name=name)
+        nlp.vocab.vectors = spacy.vectors.Vectors(
+            strings=nlp.vocab.strings, data=numpy.array(data, "f"), keys=words, name=name
+        )
         return collect_identity(nlp)
 
     rows = [[1, 2], [3, 4]]
@@ -118,7 +126,9 @@ def test_run_config_takes_a_setting_that_is_merely_new_for_no_change(corpus, tmp
     assert changes(training__optimizer__max_rollbacks=4) == [f"{optimizer}: not there before, 4 now"]
     assert changes(components__tagger__overwrite=True) == [f"{factory}: not there before, True now"]
     assert changes(training__dropout=0.2) == [f"{spacys}: not there before, 0.2 now"]
-    assert changes(training__optimizer__algorithm__betas=[0.8, 0.9]) == [f"{algorithm}: not there before, [0.8, 0.9] now"]
+    assert changes(training__optimizer__algorithm__betas=[0.8, 0.9]) == [
+        f"{algorithm}: not there before, [0.8, 0.9] now"
+    ]
     # A setting that was there, with another value, has changed, even if it is now at its default.
     before["training.optimizer.grad_clip"] = "2.0"
     assert changes() == ["training.optimizer.grad_clip: 2.0 before, 1.0 now"]

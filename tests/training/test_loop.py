@@ -131,7 +131,9 @@ def test_loop_evaluates_the_averages():
 
     options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
     data = ((0, examples) for _ in range(3))
-    for _ in train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=None, **options):
+    for _ in train_while_improving(
+        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=None, **options
+    ):
         assert not numpy.array_equal(layer.get_param("W"), seen[-1][0])
     assert len(seen) == 3 and all(numpy.array_equal(used, average) for used, average in seen)
 
@@ -161,10 +163,19 @@ def test_loop_calls_components_with_models_that_are_not_thincs():
     nlp.initialize(lambda: examples)
     Language.component("foreign", func=(pipe := Pipe()))
     nlp.add_pipe("foreign")
-    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "before_update": None}
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 1,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
     data = ((0, examples) for _ in range(3))
     list(
-        train_while_improving(nlp, TorchOptimizer(AdamW(), 0.01), data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+        train_while_improving(
+            nlp, TorchOptimizer(AdamW(), 0.01), data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+        )
     )
     assert pipe.finished == 3
 
@@ -189,7 +200,11 @@ def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
 # ---------------------------------------------------------------------- what is refused loses nothing
 
 REFUSED = {
-    "a typo in a pattern": ({"param_groups": {"x": {"params": ["tagge/*"], "freeze": True}}}, ConfigError, "'tagge/\\*' .* matches none"),
+    "a typo in a pattern": (
+        {"param_groups": {"x": {"params": ["tagge/*"], "freeze": True}}},
+        ConfigError,
+        "'tagge/\\*' .* matches none",
+    ),
     "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
     "a typo in the algorithm": (
         {"algorithm": {"@torch_optimizers": "torch.Muon.v1", "fallback_params": ["tagger/x"]}},
@@ -212,15 +227,26 @@ def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint
     before = contents(tmp_path / "out")
     config["training"]["optimizer"] |= changes
     with pytest.raises(error, match=message):
-        spacy.training.loop.train(init_nlp(config.interpolate()), tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO())
+        spacy.training.loop.train(
+            init_nlp(config.interpolate()), tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO()
+        )
     assert contents(tmp_path / "out") == before
 
 
 def test_loop_refuses_a_component_without_params_before_it_begins():
     nlp = toy_pipeline(["tagger"], shared=False)
-    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "before_update": None}
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 1,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
     with pytest.raises(PipelineError, match="Can't train component 'tagger': expected an initialized model"):
-        train_while_improving(nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+        train_while_improving(
+            nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+        )
 
 
 # ---------------------------------------------------------------------- nobody tells when a training is given up
@@ -235,10 +261,21 @@ def steps_of_a_training(folder=None):
     tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
     nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
     checkpoint = None if folder is None else Checkpoint(str(folder))
-    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"x": {"params": ["*/bias"], "freeze": True}}, checkpoint=checkpoint)
-    options = {"dropout": 0.0, "eval_frequency": 9, "accumulate_gradient": 1, "patience": 0, "max_steps": 3, "before_update": None}
+    optimizer = TorchOptimizer(
+        AdamW(), 0.01, param_groups={"x": {"params": ["*/bias"], "freeze": True}}, checkpoint=checkpoint
+    )
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 9,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 3,
+        "before_update": None,
+    }
     data = ((0, examples) for _ in range(9))
-    steps = train_while_improving(nlp, optimizer, data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options)
+    steps = train_while_improving(
+        nlp, optimizer, data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+    )
     return steps, module
 
 
@@ -268,24 +305,41 @@ def test_loop_shows_what_others_write_to_learning_rates_and_when_rates_are_held(
         if 2 <= args["step"] < 7:
             optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
 
-    options = {"dropout": 0.0, "eval_frequency": 4, "accumulate_gradient": 1, "patience": 0, "max_steps": 0, "exclude": []}
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 4,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "exclude": [],
+    }
     data = ((0, examples[:3]) for _ in range(9))
     with pytest.warns(LearnRateWarning, match="expected 0.01, found 5"):
         infos = [
             info
             for _, info, _ in train_while_improving(
-                nlp, optimizer, data, lambda: (0.0, {}), annotating_components=[], before_update=before_update, **options
+                nlp,
+                optimizer,
+                data,
+                lambda: (0.0, {}),
+                annotating_components=[],
+                before_update=before_update,
+                **options,
             )
         ]
     assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
     assert [info["conservative_mode"] for info in infos] == [0, 0, 0, 0, 1, 1, 1, 1, 1]
-    assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {info["learn_rates"]["default"] for info in infos} == {0.01}
+    assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {
+        info["learn_rates"]["default"] for info in infos
+    } == {0.01}
     assert [info["overruns"]["rate_step"] for info in infos] == list(range(1, 10))
     assert optimizer.controller.outside_writes == 5 and optimizer.controller.conservative
 
 
 def test_loop_tells_the_controller_epoch_losses_and_scores():
-    """Policies of a foreign torch optimizer hear them as well. Nobody asks for them otherwise, and then they are not computed."""
+    """Policies of a foreign torch optimizer hear them as well. Nobody asks for them otherwise, and then they are not
+    computed.
+    """
 
     class Recorder:
         def __init__(self):
@@ -303,11 +357,20 @@ def test_loop_tells_the_controller_epoch_losses_and_scores():
     assert not optimizer.controller.goes_by_metrics
     optimizer.controller.register_optimizer("other", torch.optim.SGD([torch.ones(2)], lr=0.1), recorder)
     assert optimizer.controller.goes_by_metrics
-    options = {"dropout": 0.0, "eval_frequency": 3, "accumulate_gradient": 2, "patience": 0, "max_steps": 0, "before_update": None}
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 3,
+        "accumulate_gradient": 2,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
     data = ((i // 2, examples[:4]) for i in range(5))
     evaluate = lambda: (0.5, {"tag_acc": 0.5, "ents_f": None})  # noqa: E731
     losses = []
-    for _, info, is_best in train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options):
+    for _, info, is_best in train_while_improving(
+        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options
+    ):
         losses.append((sum(info["losses"].values()), is_best is not None))
     steps = [total - (0.0 if i == 0 or losses[i - 1][1] else losses[i - 1][0]) for i, (total, _) in enumerate(losses)]
     scores = {"tag_acc": 0.5, "ents_f": None, "score": 0.5}

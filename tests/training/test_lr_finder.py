@@ -1,4 +1,6 @@
-"""The range test, against problems whose answer is known: gradient descent in a bowl diverges above 2 / curvature, and nowhere else."""
+"""The range test, against problems whose answer is known: gradient descent in a bowl diverges above 2 / curvature, and
+nowhere else.
+"""
 
 import copy
 import math
@@ -19,7 +21,15 @@ from thinc.api import Model, fix_random_seed
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.schedules import warmup_linear
-from thinc_torchopt.training.lr_finder import RangeTest, _analyse, learn_rate_settings, make_ramp, run_range_test, smooth, with_ramp
+from thinc_torchopt.training.lr_finder import (
+    RangeTest,
+    _analyse,
+    learn_rate_settings,
+    make_ramp,
+    run_range_test,
+    smooth,
+    with_ramp,
+)
 
 from ..conftest import CONFIGS
 from ..spacy_cli import toy_corpus
@@ -108,12 +118,16 @@ def test_lr_finder_keeps_ratios_of_groups(tmp_path):
         "still": {"params": ["still/*"], "policy": "frozen"},
     }
     curvatures = {"flat": 10.0, "steep": 100.0, "scaled": 20.0, "still": 0.1}
-    nlp, config = bowls(tmp_path, {name: {"curvature": value} for name, value in curvatures.items()}, param_groups=groups)
+    nlp, config = bowls(
+        tmp_path, {name: {"curvature": value} for name, value in curvatures.items()}, param_groups=groups
+    )
     before = copy.deepcopy(config)
     found = run_range_test(nlp, config)
     assert config == before
     for rates, ramp in zip(found.group_rates, found.rates):
-        assert rates == pytest.approx({"default": ramp, "steep": 0.1 * ramp, "scaled": 0.5 * ramp, "still": 0.0}, rel=1e-12)
+        assert rates == pytest.approx(
+            {"default": ramp, "steep": 0.1 * ramp, "scaled": 0.5 * ramp, "still": 0.0}, rel=1e-12
+        )
     rates = found.rates_by_group()
     assert set(rates) == {"default", "steep", "scaled"}
     for group, of_group in rates.items():
@@ -137,7 +151,10 @@ def test_lr_finder_sees_through_noise(tmp_path):
         ({"curvature": 1e-9}, "expected a loss that falls"),
         ({"curvature": 3e7}, "lower --min-lr if the loss diverged at once"),
         ({"curvature": 1e9}, "Lower --min-lr"),
-        ({"curvature": 1.0, "goes_wrong": "loss"}, "found 0 before the loss or a gradient was not finite, at a rate of 1e-07"),
+        (
+            {"curvature": 1.0, "goes_wrong": "loss"},
+            "found 0 before the loss or a gradient was not finite, at a rate of 1e-07",
+        ),
         ({"curvature": 1.0, "goes_wrong": "gradient"}, "found 0 before the loss or a gradient was not finite"),
         ({"curvature": 1.0, "goes_wrong": "raises"}, "found 0 before the loss or a gradient was not finite"),
     ],
@@ -150,7 +167,9 @@ def test_lr_finder_says_when_there_is_nothing_to_suggest(tmp_path, settings, mes
 
 
 def test_lr_finder_loss_is_that_of_the_components_that_have_one(tmp_path):
-    """tok2vec reports its squared gradient under the name of a loss. The oracle is spaCy's own update, on the same batch."""
+    """tok2vec reports its squared gradient under the name of a loss. The oracle is spaCy's own update, on the same
+    batch.
+    """
     corpus = toy_corpus(tmp_path)
     overrides = {"paths.train": str(corpus["train"]), "paths.dev": str(corpus["dev"]), "training.dropout": 0.0}
     raw = spacy.util.load_config(CONFIGS / "param_groups.cfg", overrides=overrides, interpolate=False)
@@ -180,7 +199,9 @@ def test_lr_finder_loss_is_that_of_the_components_that_have_one(tmp_path):
 def test_lr_finder_settings_and_their_peaks():
     config = spacy.util.load_config(CONFIGS / "param_groups.cfg")
     peaks = learn_rate_settings(config)
-    assert peaks == pytest.approx({("learn_rate",): 0.002, ("per_param_lr", "ner/*"): 0.001, ("per_param_lr", "tagger/*"): 0.003})
+    assert peaks == pytest.approx(
+        {("learn_rate",): 0.002, ("per_param_lr", "ner/*"): 0.001, ("per_param_lr", "tagger/*"): 0.003}
+    )
     # A training that ends in the warm-up never comes higher.
     config["training"]["max_steps"] = 9
     assert learn_rate_settings(config)["learn_rate",] == pytest.approx(max(islice(warmup_linear(0.002, 100, 2000), 10)))
@@ -248,13 +269,19 @@ def test_lr_finder_finds_a_fall_at_any_smoothing(smoothing):
 
 def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):
     corpus = toy_corpus(tmp_path)
-    overrides = {"paths.train": str(corpus["train"]), "paths.dev": str(corpus["dev"]), "paths.state": str(tmp_path / "state")}
+    overrides = {
+        "paths.train": str(corpus["train"]),
+        "paths.dev": str(corpus["dev"]),
+        "paths.state": str(tmp_path / "state"),
+    }
     nlp = init_nlp(spacy.util.load_config(CONFIGS / "guards.cfg", overrides=overrides, interpolate=False))
     found = run_range_test(nlp, nlp.config.interpolate(), steps=10)
     assert len(found.rates) <= 10 and not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 1.0, 100), (1.0, 1.0, 100), (1e-7, math.inf, 100), (1e-7, 10.0, 9), (math.nan, 1.0, 100)])
+@pytest.mark.parametrize(
+    "arguments", [(0.0, 1.0, 100), (1.0, 1.0, 100), (1e-7, math.inf, 100), (1e-7, 10.0, 9), (math.nan, 1.0, 100)]
+)
 def test_lr_finder_refuses_a_ramp_that_does_not_rise(arguments):
     with pytest.raises(ConfigError, match="Can't run the range test: expected"):
         make_ramp(*arguments)

@@ -153,7 +153,9 @@ def thaw_once(nlp, step):
 
 
 def with_lazy_torch():
-    return chain(Linear(5, 5), PyTorchWrapper(torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 3)))).initialize()
+    return chain(
+        Linear(5, 5), PyTorchWrapper(torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 3)))
+    ).initialize()
 
 
 def lazy_forward(model, X, is_train):
@@ -226,9 +228,15 @@ def add_component(nlp, step):
 
 
 REFUSED = {
-    "other layers": (change_layers, "expected the pipeline as it was when training began, found other components, params or shapes"),
+    "other layers": (
+        change_layers,
+        "expected the pipeline as it was when training began, found other components, params or shapes",
+    ),
     "other components": (add_component, "found other components.*component 'sentencizer'.*add_pipe"),
-    "second model": (second_model, "Can't save the state of param .*a second model of a component.*Make the model part of"),
+    "second model": (
+        second_model,
+        "Can't save the state of param .*a second model of a component.*Make the model part of",
+    ),
 }
 
 
@@ -245,7 +253,9 @@ def test_model_state_of_a_model_outside_the_pipeline_is_refused():
     optimizer.initialize(nlp)
     backprop(outside, numpy.random.default_rng(0))
     outside.finish_update(optimizer)
-    with pytest.raises(StateError, match=r"Can't save the state of param 'linear/.*': expected params of the models of components"):
+    with pytest.raises(
+        StateError, match=r"Can't save the state of param 'linear/.*': expected params of the models of components"
+    ):
         optimizer.state_dict()
 
 
@@ -324,7 +334,11 @@ def checkpoint_to_damage(tmp_path_factory):
 
 @given(st.data())
 @hypothesis.settings(
-    deadline=None, derandomize=True, max_examples=30, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck)
+    deadline=None,
+    derandomize=True,
+    max_examples=30,
+    phases=[hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
 def test_model_state_of_a_stranger_gives_errors_of_ours(checkpoint_to_damage, data):
     """A part of a checkpoint is gone, or another: the run goes on from it, or refuses it, and does not hang."""

@@ -100,7 +100,9 @@ lr_scale = 0.5
 
 
 def train(folder):
-    """Train the pipeline, or go on with it, with the checkpoints in `folder/state`. RETURNS: params, and their averages."""
+    """Train the pipeline, or go on with it, with the checkpoints in `folder/state`. RETURNS: params, and their
+    averages.
+    """
     nlp = spacy.blank("en")
     words, tags = ["Anna", "likes", "red", "London", "boats", "."], ["NNP", "VBZ", "JJ", "NNP", "NNS", "."]
     docs = [Doc(nlp.vocab, words=words[i % 4 : 6 - i % 2], tags=tags[i % 4 : 6 - i % 2]) for i in range(30)]
@@ -118,7 +120,9 @@ def train(folder):
 
 
 def test_old_checkpoint_goes_on_to_the_same_end(tmp_path, caplog):
-    """To the last bit where it was written. Another processor may round differently: by 2e-7 with torch's kernels for old ones."""
+    """To the last bit where it was written. Another processor may round differently: by 2e-7 with torch's kernels for
+    old ones.
+    """
     shutil.copytree(OLD, tmp_path / "state", ignore=shutil.ignore_patterns("README.md", "end.safetensors"))
     found, expected = train(tmp_path), load_file(OLD / "end.safetensors")
     assert "Resuming after step 6" in caplog.text
@@ -137,14 +141,21 @@ def test_checkpoint_of_a_newer_version_is_refused_and_not_passed_over(tmp_path):
     """Whatever else is in it: the next older one would lose what was trained since."""
     copy_with(tmp_path)
     write_folder(tmp_path / "state" / "step-00000009", {"version": VERSION + 1, "what": "is not known"})
-    with pytest.raises(StateError, match=rf"expected at most version {VERSION}, found version {VERSION + 1}. It was written by a newer"):
+    with pytest.raises(
+        StateError, match=rf"expected at most version {VERSION}, found version {VERSION + 1}. It was written by a newer"
+    ):
         train(tmp_path)
 
 
 def test_checkpoint_without_parts_that_came_later_is_read(tmp_path, caplog):
     """What the first versions did not write at all: values of variables, labels; and some of the progress."""
     progress = read_folder(OLD / "step-00000006")["progress"]
-    copy_with(tmp_path, values=None, identity=None, progress={"step": 6, "results": progress["results"], "losses": progress["losses"]})
+    copy_with(
+        tmp_path,
+        values=None,
+        identity=None,
+        progress={"step": 6, "results": progress["results"], "losses": progress["losses"]},
+    )
     found, expected = train(tmp_path), load_file(OLD / "end.safetensors")
     assert "Resuming after step 6" in caplog.text
     assert all(torch.allclose(found[name], tensor, rtol=1e-4) for name, tensor in expected.items())

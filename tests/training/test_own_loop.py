@@ -1,4 +1,6 @@
-"""Training without a config: loops of the user's own, and their checkpoints. What was stopped and went on ends as what was not."""
+"""Training without a config: loops of the user's own, and their checkpoints. What was stopped and went on ends as what
+was not.
+"""
 
 import json
 import os
@@ -52,7 +54,9 @@ def batches_of(examples, epochs=4):
 
 
 def train(folder, parts, *, stop_at=None, epochs=4, joint=False, every=3, **settings):
-    """A run of 12 steps. parts (tuple): Pipeline, optimizer and examples. RETURNS: all that there is at its end, and the steps made."""
+    """A run of 12 steps. parts (tuple): Pipeline, optimizer and examples. RETURNS: all that there is at its end, and
+    the steps made.
+    """
     nlp, optimizer, examples = parts
     made = []
     with Checkpoints(folder, nlp, optimizer, **settings) as checkpoints:
@@ -86,7 +90,10 @@ def flat(nlp, optimizer):
         weights += [tensor for tensors in pipeline_params(nlp).values() for tensor in tensors]
     state = optimizer.state_dict()["params"]
     return weights + [
-        value.clone() for name in sorted(state) for _, value in sorted(state[name]["state"].items()) if isinstance(value, torch.Tensor)
+        value.clone()
+        for name in sorted(state)
+        for _, value in sorted(state[name]["state"].items())
+        if isinstance(value, torch.Tensor)
     ]
 
 
@@ -123,7 +130,9 @@ def test_python_loop_goes_on_in_another_process(tmp_path):
     )
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).resolve().parents[2]
-    run = subprocess.run([sys.executable, "-c", code, tmp_path / "parts", "8"], cwd=root, env=env, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "parts", "8"], cwd=root, env=env, capture_output=True, text=True
+    )
     assert run.returncode == 9, run.stderr
     assert [path.name for path in steps_of(tmp_path / "parts")] == ["step-00000003", "step-00000006"]
     whole, found = train(tmp_path / "whole", pipeline()), train(tmp_path / "parts", pipeline())
@@ -172,7 +181,11 @@ def test_python_loop_says_what_is_wrong(tmp_path):
         ((tmp_path, nlp, optimizer), {"keep": 0}, "Can't set 'keep'"),
         ((tmp_path, nlp, optimizer), {"resume": True}, "Can't set 'resume'"),
         ((tmp_path, nlp, optimizer), {"progress_bar": "yes"}, "Can't set 'progress_bar'"),
-        ((tmp_path, nlp.get_pipe("ner"), optimizer), {}, "Can't set 'nlp' in thinc_torchopt.Checkpoints: expected a spaCy pipeline"),
+        (
+            (tmp_path, nlp.get_pipe("ner"), optimizer),
+            {},
+            "Can't set 'nlp' in thinc_torchopt.Checkpoints: expected a spaCy pipeline",
+        ),
         ((tmp_path, nlp, None), {}, "Can't set 'optimizer'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,6 @@
-"""Going back to a checkpoint when updates go wrong. The oracles: what was saved there, and the same run without a stop."""
+"""Going back to a checkpoint when updates go wrong. The oracles: what was saved there, and the same run without a
+stop.
+"""
 
 import io
 import re
@@ -19,7 +21,10 @@ from ..runs import config_for, digests, run
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 # A rate that makes all params infinite or NaN, after which no gradient is finite.
-ROLLBACK = {"training__optimizer__rollback_after": 2, "training__optimizer__averages": {"@misc": "thinc-torchopt.EMA.v1"}}
+ROLLBACK = {
+    "training__optimizer__rollback_after": 2,
+    "training__optimizer__averages": {"@misc": "thinc-torchopt.EMA.v1"},
+}
 ROLLBACK |= {"training__optimizer__use_averages": False}
 
 
@@ -40,17 +45,24 @@ def numbers(tree):
 
 @pytest.mark.parametrize("algorithm", ["torch.AdamW.v1", "torch.Adagrad.v1"])
 def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_path):
-    """The rate of step 8 ruins the params, so 9 and 10 go wrong. After 10 all is as it was after 5. At 7 the embeddings thaw.
+    """The rate of step 8 ruins the params, so 9 and 10 go wrong. After 10 all is as it was after 5. At 7 the embeddings
+    thaw.
 
     Adagrad makes a param's state before the first step.
     """
-    config = config_for(tmp_path, corpus, steps=10, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK)
+    config = config_for(
+        tmp_path, corpus, steps=10, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+    )
     config["training"]["optimizer"]["algorithm"] = {"@torch_optimizers": algorithm}
     config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 3}
-    config["training"]["optimizer"]["param_groups"] = {"lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 7, "lr_scale": 0.5}}
+    config["training"]["optimizer"]["param_groups"] = {
+        "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 7, "lr_scale": 0.5}
+    }
     with (
         pytest.warns(NonFiniteGradWarning),
-        pytest.warns(RollbackWarning, match=r"params of step 5 after step 10.* 0.5 times .*rollback 1 of max_rollbacks = 3"),
+        pytest.warns(
+            RollbackWarning, match=r"params of step 5 after step 10.* 0.5 times .*rollback 1 of max_rollbacks = 3"
+        ),
     ):
         infos = run(config, tmp_path / "out")
     assert sorted(infos) == list(range(11))
@@ -66,7 +78,11 @@ def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_p
     assert after["optimizer"]["learn_rates"]["step_count"] > before["optimizer"]["learn_rates"]["step_count"]
     config["training"]["max_steps"] = 11
     infos = run(config, tmp_path / "out")
-    assert "'default': 0.005, 'lower': 0.0025" in infos[11] and "('rollbacks', 1)" in infos[11] and "('skipped_updates', 2)" in infos[11]
+    assert (
+        "'default': 0.005, 'lower': 0.0025" in infos[11]
+        and "('rollbacks', 1)" in infos[11]
+        and "('skipped_updates', 2)" in infos[11]
+    )
     last = read_folder(tmp_path / "state" / "step-00000011")["optimizer"]["params"]
     assert {last[name]["updates"] - old[name]["updates"] for name in old} == {1}
 
@@ -97,7 +113,9 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
     config["training"]["max_steps"] = 13
     assert "'default': 0.0025" in run(config, tmp_path / "out")[13]
     # At the oldest that there is, it stays.
-    config = config_for(tmp_path / "second", corpus, steps=16, training__optimizer__learn_rate=rates(0, rate=1e30), **ROLLBACK)
+    config = config_for(
+        tmp_path / "second", corpus, steps=16, training__optimizer__learn_rate=rates(0, rate=1e30), **ROLLBACK
+    )
     config["training"]["eval_frequency"] = 50
     with (
         pytest.warns(NonFiniteGradWarning),
@@ -106,7 +124,11 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
     ):
         run(config, tmp_path / "out2")
     told = [str(warning.message) for warning in found if warning.category is RollbackWarning]
-    assert [re.findall(r"of step (\d+) after step (\d+)", text) for text in told] == [[("0", "2")], [("0", "4")], [("0", "6")]]
+    assert [re.findall(r"of step (\d+) after step (\d+)", text) for text in told] == [
+        [("0", "2")],
+        [("0", "4")],
+        [("0", "6")],
+    ]
 
 
 def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
@@ -121,7 +143,8 @@ def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
         pytest.warns(NonFiniteGradWarning),
         pytest.warns(CheckpointWarning, match="No space left"),
         pytest.raises(
-            RollbackError, match=r"Can't go back to a checkpoint: the last 2 updates .*undamaged one with finite params .*found none"
+            RollbackError,
+            match=r"Can't go back to a checkpoint: the last 2 updates .*undamaged one with finite params .*found none",
         ),
     ):
         run(config, tmp_path / "out")
@@ -138,7 +161,9 @@ def test_rollback_at_an_evaluation(corpus, tmp_path):
 
 
 def test_rollback_passes_over_params_that_are_not_finite(corpus, tmp_path):
-    config = config_for(tmp_path, corpus, steps=12, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK)
+    config = config_for(
+        tmp_path, corpus, steps=12, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+    )
     config["training"]["optimizer"]["checkpoint"] |= {"every": 1, "keep": 2}
     with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
         run(config, tmp_path / "out")
@@ -146,7 +171,9 @@ def test_rollback_passes_over_params_that_are_not_finite(corpus, tmp_path):
 
 
 def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
-    """The last update was bad. The run is finished all the same; and if it is made longer, it goes on with the second bad one."""
+    """The last update was bad. The run is finished all the same; and if it is made longer, it goes on with the second
+    bad one.
+    """
     config = config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rates(8, rate=1e30), **ROLLBACK)
     with pytest.warns(NonFiniteGradWarning):
         run(config, tmp_path / "out")
@@ -165,12 +192,16 @@ def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path):
 
         return before_update
 
-    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK)
+    config = config_for(
+        tmp_path, corpus, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+    )
     config["training"]["before_update"] = {"@callbacks": "test-rollback.AddLabel.v1"}
     (tmp_path / "out").mkdir()
     nlp = init_nlp(config.interpolate())
     with (
         pytest.warns(NonFiniteGradWarning),
-        pytest.raises(RollbackError, match=r"Can't go back to the checkpoint of step 6: .* and the model has grown since"),
+        pytest.raises(
+            RollbackError, match=r"Can't go back to the checkpoint of step 6: .* and the model has grown since"
+        ),
     ):
         spacy_train(nlp, tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO())

@@ -24,7 +24,9 @@ lock.release()
 
 
 def hold(folder):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "taken\n"
     return process
 
@@ -32,7 +34,9 @@ def hold(folder):
 def test_run_lock_is_for_one_process(tmp_path):
     lock = RunLock(tmp_path / "state")
     with hold(tmp_path / "state") as process:
-        with pytest.raises(StateError, match=rf"found one that another run uses: process {process.pid} on .*, since 20") as caught:
+        with pytest.raises(
+            StateError, match=rf"found one that another run uses: process {process.pid} on .*, since 20"
+        ) as caught:
             lock.take()
         assert "'path' in [training.optimizer.checkpoint]" in str(caught.value)
         process.communicate("\n")
@@ -64,7 +68,10 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
     first.release()
     del first
     second.check()
-    code = "import sys; from pathlib import Path; from thinc_torchopt.training.run_lock import RunLock; RunLock(Path(sys.argv[1])).take()"
+    code = (
+        "import sys; from pathlib import Path; from thinc_torchopt.training.run_lock import RunLock; "
+        "RunLock(Path(sys.argv[1])).take()"
+    )
     other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert other.returncode and "another run uses" in other.stderr
     second.release()
@@ -84,7 +91,9 @@ def test_run_lock_is_taken_again_if_the_folder_was_removed(tmp_path):
 @pytest.mark.parametrize("path", ["file/state", "/proc/state", "x" * 300])
 def test_run_lock_refuses_a_folder_that_can_not_be_written(path, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"Can't save checkpoints in .*: expected a folder that can be written to, found \w+Error"):
+    with pytest.raises(
+        ConfigError, match=r"Can't save checkpoints in .*: expected a folder that can be written to, found \w+Error"
+    ):
         RunLock(tmp_path / path).take()
 
 

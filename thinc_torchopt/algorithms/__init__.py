@@ -1,7 +1,8 @@
 """Algorithms: what `@torch_optimizers` can name, and all that differs from one torch optimizer class to the next.
 
-Open algorithm.py first. torch_classes.py offers torch's own classes, pytorch_optimizer.py those of that library, thinc.py has thinc's
-arithmetic for the drop-ins. library_state.py and state_fit.py know what state such a class keeps of a param.
+Open algorithm.py first. torch_classes.py offers torch's own classes, pytorch_optimizer.py those of that library,
+thinc.py has thinc's arithmetic for the drop-ins. library_state.py and state_fit.py know what state such a class keeps
+of a param.
 """
 
 from .algorithm import IN_ALGORITHM, Algorithm, may_move, small_matrix

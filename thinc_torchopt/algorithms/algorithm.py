@@ -60,7 +60,8 @@ class Algorithm:
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
     kernel (FusedKernel): Its fused kernel in torch.
-    counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in pytorch-optimizer.
+    counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
+        pytorch-optimizer.
     trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.
     """
 
@@ -92,7 +93,8 @@ class Algorithm:
         shared = sorted(set(checked) - trial.in_group)
         if shared:
             raise ConfigError(
-                f"Can't set {', '.join(shared)} in {where}: '{self.label}' takes one value for all params. Set it in {IN_ALGORITHM}."
+                f"Can't set {', '.join(shared)} in {where}: '{self.label}' takes one value for all params. Set it in "
+                f"{IN_ALGORITHM}."
             )
         return checked
 
@@ -104,13 +106,15 @@ class Algorithm:
         """
         if averages and self.trial.has_eval_form:
             raise ConfigError(
-                f"Can't keep averages in [training.optimizer] with '{self.label}': expected none, found some. The algorithm averages by "
-                "itself, and its own averages are evaluated and saved. Remove 'use_averages' or [training.optimizer.averages]."
+                f"Can't keep averages in [training.optimizer] with '{self.label}': expected none, found some. The "
+                "algorithm averages by itself, and its own averages are evaluated and saved. Remove 'use_averages' or "
+                "[training.optimizer.averages]."
             )
         if checkpoint and self.trial.not_saved:
             raise ConfigError(
-                f"Can't keep checkpoints in [training.optimizer.checkpoint] with '{self.label}': expected state that can be saved, found "
-                f"state that can't. {self.trial.not_saved} Remove the block, or choose another algorithm."
+                f"Can't keep checkpoints in [training.optimizer.checkpoint] with '{self.label}': expected state that "
+                f"can be saved, found state that can't. {self.trial.not_saved} Remove the block, or choose another "
+                "algorithm."
             )
 
 
@@ -130,7 +134,11 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
         return value
     # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
     entries = [option_entry(name, place) for place in range(len(default))]
-    if not isinstance(value, (tuple, list, dict)) or len(value) != len(entries) or (isinstance(value, dict) and set(value) != set(entries)):
+    if (
+        not isinstance(value, (tuple, list, dict))
+        or len(value) != len(entries)
+        or (isinstance(value, dict) and set(value) != set(entries))
+    ):
         raise ConfigError(
             f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
             f"or a section with {' and '.join(entries)}, found {value}."
@@ -161,8 +169,8 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
 
     Values of schedules can't be checked here. Random generators are left as they were.
-    RAISES (ConfigError): It refuses an option, moves one that it reads once only, can't be driven by gradients alone, or has no learning
-        rate.
+    RAISES (ConfigError): It refuses an option, moves one that it reads once only, can't be driven by gradients alone,
+        or has no learning rate.
     """
     fixed = {name: value for name, value in options.items() if not may_move(value)}
     _check_finite(build, label, fixed, where)
@@ -172,7 +180,9 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
         with _same_generators(device):
             optimizer = build([param], lr=_RATE, **fixed)
             if isinstance(getattr(type(optimizer), "param_groups", None), property):
-                raise TypeError("it wraps another optimizer and takes no params itself. Name the other optimizer instead")
+                raise TypeError(
+                    "it wraps another optimizer and takes no params itself. Name the other optimizer instead"
+                )
             entry = _Watched(optimizer.param_groups[0])
             before = dict(entry)
             optimizer.param_groups = [entry]
@@ -193,7 +203,8 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     stuck = sorted(set(options) - set(fixed) - set(before))
     if stuck:
         raise ConfigError(
-            f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. Set a number."
+            f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. "
+            "Set a number."
         )
     return Trial(
         frozenset(before),
@@ -207,7 +218,9 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
 
 
 def takes_any_strides(build: Callable[..., Any], options: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a torch optimizer takes params that are not contiguous. `try_out` comes before. shapes (Sequence): Of such as it takes."""
+    """Whether a torch optimizer takes params that are not contiguous. `try_out` comes before. shapes (Sequence): Of
+    such as it takes.
+    """
     fixed = {name: value for name, value in options.items() if not may_move(value)}
     params = [torch.ones(shape[::-1]).permute(*reversed(range(len(shape)))).requires_grad_() for shape in shapes]
     try:
@@ -260,7 +273,9 @@ class _Watched(dict[str, Any]):
 
 
 def _same(value: Any, other: Any) -> bool:
-    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and bool(value == other))
+    return value is other or (
+        type(value) is type(other) and not isinstance(value, torch.Tensor) and bool(value == other)
+    )
 
 
 def _why_not_saved(optimizer: torch.optim.Optimizer, param: torch.Tensor, options: Mapping[str, Any]) -> str:
@@ -279,7 +294,9 @@ def _check_finite(build: Callable[..., Any], label: str, options: Mapping[str, A
         for number in value if isinstance(value, tuple) else (value,):
             is_default = name in known and known[name].default == value
             if isinstance(number, float) and not math.isfinite(number) and not is_default:
-                raise ConfigError(f"Can't set '{name}' of '{label}' in {where}: expected a finite number, found {number}.")
+                raise ConfigError(
+                    f"Can't set '{name}' of '{label}' in {where}: expected a finite number, found {number}."
+                )
 
 
 def may_move(value: Any) -> bool:

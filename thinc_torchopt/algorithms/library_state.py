@@ -1,8 +1,9 @@
-"""What torch optimizers of other libraries keep, as a tree that trees.py takes: dicts, lists, tuples, numbers, texts and tensors.
+"""What torch optimizers of other libraries keep, as a tree that trees.py takes: dicts, lists, tuples, numbers, texts
+and tensors.
 
-torch's own classes keep nothing else, and all of it by param or by group. Others keep queues, objects that hold matrices, counters beside
-the params. An object is taken apart if its class comes from the optimizer's own library; it is put together again without running any code
-of it.
+torch's own classes keep nothing else, and all of it by param or by group. Others keep queues, objects that hold
+matrices, counters beside the params. An object is taken apart if its class comes from the optimizer's own library; it
+is put together again without running any code of it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _KIND = "__kind__"
 _PLAIN = (bool, int, float, str, bytes, set, frozenset, Tensor, numpy.generic, numpy.ndarray)
 # The parts of what an optimizer keeps beside its params and groups.
 BESIDE = ("attributes", "parts", "state")
-# Attributes of an optimizer that are kept elsewhere, or are no state. A list of rates by group is in the groups: see groups/building.py.
-# FlashAdamW's `param_absmax` is computed again.
+# Attributes of an optimizer that are kept elsewhere, or are no state. A list of rates by group is in the groups: see
+# groups/building.py. FlashAdamW's `param_absmax` is computed again.
 _NO_STATE = ("state", "param_groups", "defaults", "grad_scale", "found_inf", "base_lrs", "param_absmax")
 
 
@@ -57,7 +58,10 @@ def to_tree(value: Any, library: str, where: str) -> Any:
             return {_KIND: "enum", **found, "name": value.name}
         if hasattr(value, "__dict__") and not callable(value):
             return {_KIND: "object", **found, "attributes": to_tree(vars(value), library, where)}
-    raise StateError(f"Can't save {where}: expected numbers, texts, tensors, and objects of '{library}', found {type(value).__name__}.")
+    raise StateError(
+        f"Can't save {where}: expected numbers, texts, tensors, and objects of '{library}', found "
+        f"{type(value).__name__}."
+    )
 
 
 def from_tree(tree: Any, library: str) -> Any:
@@ -77,7 +81,8 @@ def from_tree(tree: Any, library: str) -> Any:
         if isinstance(error, StateError):
             raise
         raise StateError(
-            f"Can't load the state of the optimizer: expected a {tree[_KIND]!r} as this package writes it, found {error!r}. It is damaged."
+            f"Can't load the state of the optimizer: expected a {tree[_KIND]!r} as this package writes it, found "
+            f"{error!r}. It is damaged."
         ) from error
 
 
@@ -121,10 +126,16 @@ def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             parts[key] = to_tree(value.state_dict(), library, f"'{key}' of {name}")
         elif isinstance(value, dict) and not params.isdisjoint(value):
-            raise StateError(f"Can't save '{key}' of {name}: expected state by param, found it by the param's address in memory.")
+            raise StateError(
+                f"Can't save '{key}' of {name}: expected state by param, found it by the param's address in memory."
+            )
         elif not callable(value) and not isinstance(value, ModuleType):
             attributes[key] = to_tree(value, library, f"'{key}' of {name}")
-    state = {key: to_tree(value, library, f"state['{key}'] of {name}") for key, value in optimizer.state.items() if type(key) is str}
+    state = {
+        key: to_tree(value, library, f"state['{key}'] of {name}")
+        for key, value in optimizer.state.items()
+        if type(key) is str
+    }
     return {kind: values for kind, values in zip(BESIDE, (attributes, parts, state)) if values}
 
 
@@ -138,8 +149,9 @@ def restore_beside(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     has_parts = all(hasattr(getattr(optimizer, name, None), "load_state_dict") for name in parts)
     if not has_parts or not all(_may_be_state(name) and not hasattr(type(optimizer), name) for name in attributes):
         raise StateError(
-            f"Can't load the state of {type(optimizer).__name__}: expected what it keeps beside its params, found {sorted(attributes)} and "
-            f"{sorted(parts)}. The state is damaged, or was written with another version of '{library_of(optimizer)}'."
+            f"Can't load the state of {type(optimizer).__name__}: expected what it keeps beside its params, found "
+            f"{sorted(attributes)} and {sorted(parts)}. The state is damaged, or was written with another version of "
+            f"'{library_of(optimizer)}'."
         )
     for name, value in attributes.items():
         setattr(optimizer, name, value)
@@ -167,8 +179,9 @@ def _class_of(tree: Mapping[str, Any], library: str, base: type = object) -> Any
         cls = getattr(cls, part, None)
     if not isinstance(cls, type) or not issubclass(cls, base) or not _is_of(cls, library):
         raise StateError(
-            f"Can't load the state of the optimizer: expected an object of a class in '{library}', found {tree['module']}.{tree['class']}. "
-            "The state is damaged, or was written with another version of that library."
+            f"Can't load the state of the optimizer: expected an object of a class in '{library}', found "
+            f"{tree['module']}.{tree['class']}. The state is damaged, or was written with another version of that "
+            "library."
         )
     return cls
 

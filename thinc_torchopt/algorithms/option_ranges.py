@@ -1,8 +1,9 @@
 """Valid values of the options that schedules move.
 
-A torch class checks its options when it is built, and never again: a NaN that a schedule puts in `weight_decay` later goes into the
-weights. So each value is checked before it is written. What a class takes it says when a small one is built with the value. That is too
-slow for every step, so each option has a range: the span of all values that were tried and taken, a few of them at first.
+A torch class checks its options when it is built, and never again: a NaN that a schedule puts in `weight_decay` later
+goes into the weights. So each value is checked before it is written. What a class takes it says when a small one is
+built with the value. That is too slow for every step, so each option has a range: the span of all values that were
+tried and taken, a few of them at first.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class OptionRanges:
         if refusal is not None:
             raise ScheduleError(
                 f"Can't use the schedule of '{schedule.name}' at step {schedule.position}: expected a value that "
-                f"'{self.algorithm.label}' takes for {option_entry(name, place)}, found {value}. {refusal.rstrip('.')}. No param was "
-                "updated at this step. Give the schedule values in the range of the option."
+                f"'{self.algorithm.label}' takes for {option_entry(name, place)}, found {value}. "
+                f"{refusal.rstrip('.')}. No param was updated at this step. Give the schedule values in the range of "
+                "the option."
             )
         low, high = self._ranges[name, place]
         self._ranges[name, place] = min(low, value), max(high, value)

@@ -21,8 +21,8 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     Its Muons and others that are for matrices alone leave the rest to torch.AdamW.v1.
 
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
-    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups: `cautious`, or GaLore's
-        `rank`. Numbers may be schedules.
+    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups:
+        `cautious`, or GaLore's `rank`. Numbers may be schedules.
     RAISES (ConfigError): Unknown name, an option that it refuses, or an optimizer that needs more than gradients.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
@@ -34,14 +34,24 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     if name.lower() not in library.get_supported_optimizers():
         near = ", ".join(get_close_matches(name.lower(), library.get_supported_optimizers(), n=5, cutoff=0.3))
         raise ConfigError(
-            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Similar names: {near or 'none'}."
+            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Similar names: "
+            f"{near or 'none'}."
         )
     if name.lower() in _NOT_FOR_PIPELINES:
-        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another algorithm.")
+        raise ConfigError(
+            f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another "
+            "algorithm."
+        )
     cls = library.load_optimizer(name)
-    known = {key: p for key, p in inspect.signature(cls.__init__).parameters.items() if key not in {"self", "params", "lr", "kwargs"}}
+    known = {
+        key: p
+        for key, p in inspect.signature(cls.__init__).parameters.items()
+        if key not in {"self", "params", "lr", "kwargs"}
+    }
     defaults = {key: p.default for key, p in known.items() if p.default is not inspect.Parameter.empty}
-    options = defaults | {key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()}
+    options = defaults | {
+        key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()
+    }
     matrices_only = name.lower() in _MATRICES_ONLY
     build = partial(_build, cls, frozenset(known), {"use_muon": True} if matrices_only else {})
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
@@ -72,6 +82,8 @@ _MATRICES_ONLY = {"adago", "adamuon", "muon", "muonclip", "normuon", "spectralsp
 def _build(
     cls: Callable[..., torch.optim.Optimizer], known: frozenset[str], flags: Dict[str, Any], params: Any, **options: Any
 ) -> torch.optim.Optimizer:
-    """Build one of them. What its constructor does not name, such as GaLore's `rank`, its steps read from the param group."""
+    """Build one of them. What its constructor does not name, such as GaLore's `rank`, its steps read from the param
+    group.
+    """
     in_group = flags | {name: options.pop(name) for name in list(options) if name not in known and name != "lr"}
     return cls([{"params": params, **in_group}], **options)

@@ -5,12 +5,13 @@ What becomes of a state tensor is told by its *kind*:
 identity: same shape. The very same tensor goes on.
 expand: dimensions grew. Old cells keep index and value, new ones are filled.
 contract: dimensions shrank. The leading cells keep index and value.
-reshape: the cells have no index in common. With as many cells as before they keep their order (as in `torch.reshape`); or else they are
-    interpolated linearly, along each dimension, or along all cells in their order if the number of dimensions is another.
+reshape: the cells have no index in common. With as many cells as before they keep their order (as in `torch.reshape`);
+    or else they are interpolated linearly, along each dimension, or along all cells in their order if the number of
+    dimensions is another.
 
-A *fill* is made dimension after dimension: new rows are the mean of the old rows, then new columns the mean of the old columns, over old
-and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an interpolation of second moments is
-below zero.
+A *fill* is made dimension after dimension: new rows are the mean of the old rows, then new columns the mean of the old
+columns, over old and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an
+interpolation of second moments is below zero.
 """
 
 from __future__ import annotations
@@ -33,13 +34,20 @@ Shape = tuple[int, ...]
 _SECOND_MOMENTS = frozenset(["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance"])
 _PER_ELEMENT = _SECOND_MOMENTS | {"exp_avg", "momentum_buffer", "grad_avg", "prev", "step_size", "ax"}
 _PER_PARAM = frozenset(["step", "mu_product", "mu", "eta"])
-# Factored second moments: along which dimension they were summed up. That has size 1 there (torch), or is missing (others).
+# Factored second moments: along which dimension they were summed up. That has size 1 there (torch), or is missing
+# (others).
 _FACTORED = {"row_var": -1, "col_var": -2, "exp_avg_sq_row": -1, "exp_avg_sq_col": -2}
 _NON_NEGATIVE = _SECOND_MOMENTS | _FACTORED.keys() | {"step", "step_size"}
 # What stands there before a param's first step, if not 0: a number, or the option that holds it.
-_FIRST_VALUES: dict[str, float | str] = {"mu_product": 1.0, "mu": 1.0, "eta": "lr", "step_size": "lr", "sum": "initial_accumulator_value"}
-# Whose momentum is a sum of gradients, and no average, and what it is called: in full it would throw new cells far. The first two are
-# torch's, the others pytorch-optimizer's.
+_FIRST_VALUES: dict[str, float | str] = {
+    "mu_product": 1.0,
+    "mu": 1.0,
+    "eta": "lr",
+    "step_size": "lr",
+    "sum": "initial_accumulator_value",
+}
+# Whose momentum is a sum of gradients, and no average, and what it is called: in full it would throw new cells far. The
+# first two are torch's, the others pytorch-optimizer's.
 _SUMS = {
     "SGD": ("momentum_buffer",),
     "RMSprop": ("momentum_buffer",),
@@ -52,7 +60,8 @@ _SUMS = {
     "TAM": ("momentum_buffer",),
 }
 _SUM_SCALE = 0.1
-# Whose state has values of the param itself, and what they are called: there, new cells are those of the param. pytorch-optimizer's.
+# Whose state has values of the param itself, and what they are called: there, new cells are those of the param.
+# pytorch-optimizer's.
 _COPIES = {
     "A2Grad": ("x_k",),
     "AccSGD": ("momentum_buffer",),
@@ -87,8 +96,8 @@ def fit_param_state(
 ) -> dict[str, Any]:
     """Fit the whole state of one param to the shape that it now has.
 
-    State of the param's shape is fitted, factored state along the dimensions that it has, numbers are kept. What needs no change is not
-    copied.
+    State of the param's shape is fitted, factored state along the dimensions that it has, numbers are kept. What needs
+    no change is not copied.
 
     optimizer_class (type): The class whose state it is.
     state (Mapping[str, Any]): As the optimizer keeps it.
@@ -97,8 +106,10 @@ def fit_param_state(
     on_growth (Fill): What new cells get.
     kind (Kind | None): None: found from the shapes.
     name (str): Name of the param, for errors.
-    old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep theirs.
-    options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's device.
+    old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep
+        theirs.
+    options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's
+        device.
     RETURNS (dict[str, Any]): The same keys.
     RAISES (StateError): The kind does not fit the shapes, or there is state of an unknown shape.
     """
@@ -107,7 +118,9 @@ def fit_param_state(
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state goes as its param does: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
-    sums, copies = ({key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES))
+    sums, copies = (
+        {key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES)
+    )
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
     fitted: dict[str, Any] = {}
     for key, value in state.items():
@@ -126,21 +139,26 @@ def fit_param_state(
             if key in copies and old != new and not is_reshape:
                 kept = _leading(fitted[key], old).clone()
                 _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
-    if math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys():  # or else there are no new cells
+    if (
+        math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys()
+    ):  # or else there are no new cells
         _keep_variance(fitted["square_avg"], fitted["grad_avg"], None if is_reshape else state["square_avg"])
     return fitted
 
 
-def fit_state(value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: Fill = "mean", scale: float = 1.0) -> Tensor:
+def fit_state(
+    value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: Fill = "mean", scale: float = 1.0
+) -> Tensor:
     """Fit one state tensor to a shape.
 
     value (Tensor): State before, e.g. exp_avg. Shape: any.
     shape (Sequence[int]): The shape to come.
-    kind (Kind | None): What becomes of the cells. None: found from the shapes; dimensions may grow and shrink at once, and are then first
-        contracted.
+    kind (Kind | None): What becomes of the cells. None: found from the shapes; dimensions may grow and shrink at once,
+        and are then first contracted.
     fill (Fill): What new cells get: the mean over the old ones along the dimension that grew, or zero.
     scale (float): Multiplies what new cells get.
-    RETURNS (Tensor): Of the same dtype and device. `value` itself if nothing changes; a view of it if only the dimensions are other ones.
+    RETURNS (Tensor): Of the same dtype and device. `value` itself if nothing changes; a view of it if only the
+        dimensions are other ones.
     RAISES (StateError): The kind does not fit the shapes.
     """
     old, new = tuple(value.shape), tuple(shape)
@@ -154,7 +172,8 @@ def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> Non
     """Check that states are such that their params can be trained with them.
 
     states (Iterable): Names, states and params.
-    RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not be.
+    RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not
+        be.
     """
     of_device: dict[torch.device, list[tuple[str, str, Tensor, Tensor]]] = defaultdict(list)
     for name, state, param in states:
@@ -214,13 +233,21 @@ def check_kind(kind: Kind | None, old: Shape, new: Shape, what: str) -> None:
     if kind not in fits:
         raise StateError(f"Can't fit {what}: expected one of {list(get_args(Kind))} as kind, found {kind!r}.")
     if not fits[kind]:
-        expected = {"identity": "the same shape", "expand": "no dimension to shrink", "contract": "no dimension to grow"}[kind]
-        raise StateError(f"Can't fit {what} by '{kind}': expected {expected}, found {old} before and {new} now. Leave the kind out.")
+        expected = {
+            "identity": "the same shape",
+            "expand": "no dimension to shrink",
+            "contract": "no dimension to grow",
+        }[kind]
+        raise StateError(
+            f"Can't fit {what} by '{kind}': expected {expected}, found {old} before and {new} now. Leave the kind out."
+        )
 
 
 def check_on_growth(on_growth: str) -> None:
     if on_growth not in get_args(Fill):
-        raise ConfigError(f"Can't grow optimizer state: expected on_growth to be one of {list(get_args(Fill))}, found {on_growth!r}.")
+        raise ConfigError(
+            f"Can't grow optimizer state: expected on_growth to be one of {list(get_args(Fill))}, found {on_growth!r}."
+        )
 
 
 # ---------------------------------------------------------------------- one tensor
@@ -237,7 +264,9 @@ def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: Fill, scale: float
 def _contract(value: Tensor, shape: Shape) -> Tensor:
     if all(size >= old for size, old in zip(shape, value.shape)):
         return value
-    return _leading(value, shape).clone(memory_format=torch.contiguous_format)  # a view would keep all of the old cells in memory
+    return _leading(value, shape).clone(
+        memory_format=torch.contiguous_format
+    )  # a view would keep all of the old cells in memory
 
 
 def _expand(value: Tensor, shape: Shape, fill: Fill, scale: float) -> Tensor:
@@ -274,7 +303,9 @@ def _interpolate(value: Tensor, shape: Shape) -> Tensor:
 
 
 def _resample(value: Tensor, dim: int, size: int) -> Tensor:
-    """Interpolate linearly along one dimension, as `torch.nn.functional.interpolate` does along the last one of floats."""
+    """Interpolate linearly along one dimension, as `torch.nn.functional.interpolate` does along the last one of
+    floats.
+    """
     old_size = value.shape[dim]
     if size == old_size:
         return value
@@ -295,14 +326,17 @@ def _leading(value: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _with_strides_of(param: Tensor, value: Tensor) -> Tensor:
-    """State in the memory format of its param: torch's fused steps go through both cell by cell, as they lie in memory."""
+    """State in the memory format of its param: torch's fused steps go through both cell by cell, as they lie in
+    memory.
+    """
     if value.shape != param.shape or value.stride() == param.stride():
         return value
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _keep_variance(square_avg: Tensor, grad_avg: Tensor, old_square_avg: Tensor | None) -> None:
-    """Centered RMSprop takes the root of `square_avg - grad_avg**2`: see to it that rounding in the new cells brings it not below zero.
+    """Centered RMSprop takes the root of `square_avg - grad_avg**2`: see to it that rounding in the new cells brings it
+    not below zero.
 
     old_square_avg (Tensor | None): Its cells stay as they are. None: there are none left.
     """
@@ -349,32 +383,35 @@ def _factored(shape: Shape, key: str, ndim: int) -> Shape:
 
 def _refuse_state(name: str, key: str, found: str, old: Shape) -> NoReturn:
     raise StateError(
-        f"Can't fit the state of param '{name}' to its new shape: expected '{key}' to have the param's shape, {old}, or to be a number, "
-        f"found {found}."
+        f"Can't fit the state of param '{name}' to its new shape: expected '{key}' to have the param's shape, {old}, "
+        f"or to be a number, found {found}."
     )
 
 
 def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
     if value.shape != param.shape:
         raise StateError(
-            f"Can't use the state of param '{name}': {key} has shape {tuple(value.shape)}, the param has {tuple(param.shape)}. It is the "
-            "state of another param, or of the same before it grew."
+            f"Can't use the state of param '{name}': {key} has shape {tuple(value.shape)}, the param has "
+            f"{tuple(param.shape)}. It is the state of another param, or of the same before it grew."
         )
     if value.device != param.device or value.is_complex() != param.is_complex():
         raise StateError(
-            f"Can't use the state of param '{name}': {key} is {value.dtype} on {value.device}, the param {param.dtype} on {param.device}. "
-            "Convert and move the model before its state."
+            f"Can't use the state of param '{name}': {key} is {value.dtype} on {value.device}, the param {param.dtype} "
+            f"on {param.device}. Convert and move the model before its state."
         )
 
 
 def _check_range(name: str, key: str, low: float, high: float) -> None:
     if not -math.inf < low <= high < math.inf:
         raise StateError(
-            f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A gradient was not "
-            "finite at some point. Load an earlier state, or start with a new optimizer."
+            f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A "
+            "gradient was not finite at some point. Load an earlier state, or start with a new optimizer."
         )
     if low < 0 and key in _NON_NEGATIVE:
-        raise StateError(f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is damaged.")
+        raise StateError(
+            f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is "
+            "damaged."
+        )
 
 
 def _is_reshape(old: Shape, new: Shape) -> bool:

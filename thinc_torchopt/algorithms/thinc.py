@@ -4,7 +4,8 @@ thinc's Adam adds `eps` before the bias correction and decays after the step:
 
     w <- (w - lr sqrt(1 - b2^t) / (1 - b1^t) x m / (sqrt(v) + eps)) x (1 - lr L2)
 
-torch's fused AdamW computes `w (1 - lr' wd') - lr' / (1 - b1^t) x m / (sqrt(v / (1 - b2^t)) + eps')`. The two are one with
+torch's fused AdamW computes `w (1 - lr' wd') - lr' / (1 - b1^t) x m / (sqrt(v / (1 - b2^t)) + eps')`. The two are one
+with
 
     lr' = lr (1 - lr L2)        wd' = L2 / (1 - lr L2)        eps' = eps / sqrt(1 - b2^t)
 
@@ -30,11 +31,15 @@ from .algorithm import as_plain, may_move
 
 
 class _ThincOptimizer(torch.optim.Optimizer):
-    """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the step."""
+    """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the
+    step.
+    """
 
     @torch.no_grad()
     def before_clipping(self, group: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the gradients."""
+        """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the
+        gradients.
+        """
         if group["L2"] != 0 and not group["L2_is_weight_decay"]:
             kernels.add_(_grads(tensors), list(tensors), alpha=group["L2"])
 
@@ -45,8 +50,8 @@ class _ThincOptimizer(torch.optim.Optimizer):
         keep = 1.0 - group["lr"] * decay
         if keep <= 0.0:
             raise ConfigError(
-                f"Can't use 'L2' in [training.optimizer] as weight decay: expected learn_rate x L2 below 1, found {group['lr']} x {decay}, "
-                "which would turn the signs of the weights. Lower 'L2' or 'learn_rate'."
+                "Can't use 'L2' in [training.optimizer] as weight decay: expected learn_rate x L2 below 1, found "
+                f"{group['lr']} x {decay}, which would turn the signs of the weights. Lower 'L2' or 'learn_rate'."
             )
         return group["lr"] * keep, decay / keep
 
@@ -72,7 +77,9 @@ class ThincAdam(_ThincOptimizer):
         L2_is_weight_decay: bool = True,
     ):
         check_numbers(beta1=betas[0], beta2=betas[1], eps=eps, L2=L2)
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "L2": L2, "L2_is_weight_decay": L2_is_weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -84,7 +91,9 @@ class ThincAdam(_ThincOptimizer):
                     if not state:
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     state["step"] += 1
-                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(param)
+                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(
+                        param
+                    )
             for (step, *_, fused), params in alike.items():
                 self._step_alike(group, params, step, fused)
 
@@ -92,7 +101,12 @@ class ThincAdam(_ThincOptimizer):
         beta1, beta2 = group["betas"]
         lr, weight_decay = self.fold_decay(group)
         states = [self.state[param] for param in params]
-        tensors = params, _grads(params), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        tensors = (
+            params,
+            _grads(params),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+        )
         options: dict[str, Any] = {
             "lr": lr,
             "beta1": beta1,
@@ -141,7 +155,8 @@ class ThincSGD(_ThincOptimizer):
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
-    """Check options that are numbers, and return them as torch takes them. Schedules are checked step by step: see option_ranges.py.
+    """Check options that are numbers, and return them as torch takes them. Schedules are checked step by step: see
+    option_ranges.py.
 
     RAISES (ConfigError): One is out of its range.
     """

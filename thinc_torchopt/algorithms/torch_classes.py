@@ -1,15 +1,17 @@
-"""The algorithms of the registry `@torch_optimizers`: torch's own, and with an extra those of the library pytorch-optimizer.
+"""The algorithms of the registry `@torch_optimizers`: torch's own, and with an extra those of the library
+pytorch-optimizer.
 
-Each registered function takes the arguments of its class in torch, by torch's names and with torch's defaults (read off the
-installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
-which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself differentiated.
+Each registered function takes the arguments of its class in torch, by torch's names and with torch's defaults (read off
+the installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are
+`params` and `lr`, which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself
+differentiated.
 
-Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section with the
-entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section
+with the entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
 
-`fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise torch
-decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel can't take (kernels.py) are
-updated without it, also where `fused` is true.
+`fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise
+torch decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel
+can't take (kernels.py) are updated without it, also where `fused` is true.
 """
 
 import inspect
@@ -50,8 +52,13 @@ def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, r
             raise ConfigError(f"Can't train with '{label}' in [training.optimizer.algorithm]: {refusal}")
         unknown = sorted(set(given) - {param.name for param in params})
         if unknown:
-            raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(p.name for p in params)}.")
-        options = {p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
+            raise ConfigError(
+                f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: "
+                f"{', '.join(p.name for p in params)}."
+            )
+        options = {
+            p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
+        }
         return Algorithm(label, cls, options, kernel=kernel, trial=try_out(cls, label, options))
 
     factory.__name__ = factory.__qualname__ = name
@@ -96,17 +103,22 @@ NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp
 RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
 RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
 Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
-SGD = _offer("SGD", "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html", kernel=kernels.SGD)
+SGD = _offer(
+    "SGD",
+    "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
+    kernel=kernels.SGD,
+)
 LBFGS = _offer(
     "LBFGS",
     "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
-    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients before the "
-    "optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
+    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients "
+    "before the optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
 )
 SparseAdam = _offer(
     "SparseAdam",
     "torch, https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html",
-    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use 'torch.Adam.v1'.",
+    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
+    "'torch.Adam.v1'.",
 )
 _muon = _offer("Muon", "Jordan 2024, https://kellerjordan.github.io/posts/muon/")
 
@@ -114,11 +126,12 @@ _muon = _offer("Muon", "Jordan 2024, https://kellerjordan.github.io/posts/muon/"
 def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [], **options: Any) -> Algorithm:
     """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
 
-    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for AdamW fits.
+    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for
+    AdamW fits.
 
     fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
-    fallback_params (list[str]): Patterns of matrices that go to the fallback too: embeddings and output layers, by Muon's
-        author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
+    fallback_params (list[str]): Patterns of matrices that go to the fallback too: embeddings and output layers, by
+        Muon's author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
     SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
     """
     section = Section(IN_ALGORITHM)
@@ -126,7 +139,10 @@ def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [
         section.refuse("fallback_params", 'a list of patterns, as in ["*/E"]', fallback_params)
     if fallback is not None:
         section.kind(
-            "fallback", fallback, Algorithm, "a block with @torch_optimizers, or in Python what a function of torch_optimizers.py returns"
+            "fallback",
+            fallback,
+            Algorithm,
+            "a block with @torch_optimizers, or in Python what a function of torch_optimizers.py returns",
         )
     muon = _muon(**options)
     return Algorithm(

@@ -1,7 +1,9 @@
-"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula: average_settings.py.
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula:
+average_settings.py.
 
-Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the first value. Nor do
-those of rows that come with a new label; what rows there were goes on as if nothing had come (average_regions.py).
+Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the
+first value. Nor do those of rows that come with a new label; what rows there were goes on as if nothing had come
+(average_regions.py).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Averages:
         self.settings.check_decay()
         if self.settings.begins_as_param:
             for param in params:
-                if param.steps >= self.settings.start_step and (param.key not in self._of or not self._of[param.key].taken):
+                if param.steps >= self.settings.start_step and (
+                    param.key not in self._of or not self._of[param.key].taken
+                ):
                     self._of[param.key] = self._begin(param.tensor, param)
 
     @torch.no_grad()
@@ -103,7 +107,8 @@ class Averages:
     def inherit(self, param: Param, released: Average, old: Released, on_growth: OnGrowth) -> None:
         """Let a param go on with the average of one that had its name before, and perhaps another shape.
 
-        Old cells go on as they were. New ones are as the param is, until they take a value; then they warm up by themselves.
+        Old cells go on as they were. New ones are as the param is, until they take a value; then they warm up by
+        themselves.
 
         param (Param): Of as many dimensions as the old one, else it begins anew.
         """
@@ -119,9 +124,9 @@ class Averages:
         """The averages in the form that `Model.use_params` and `nlp.use_params` take.
 
         shims (Iterable[Shim]): Those whose torch params are among the averages.
-        RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these are of the param's
-            device and dtype. For a torch module a whole state dict, which its shim insists on, under `pytorch_{shim.id}_{name}`:
-            averages, and what has none as it is.
+        RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
+            are of the param's device and dtype. For a torch module a whole state dict, which its shim insists on, under
+            `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
         """
         found = AveragedParams()
         for key, average in self._of.items():
@@ -132,7 +137,9 @@ class Averages:
             for name, param in shim._model.named_parameters(remove_duplicate=False):
                 if (tensor := self.tensor_of(id(param))) is not None:
                     averaged[name] = tensor
-            averaged |= {name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None}
+            averaged |= {
+                name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None
+            }
             if averaged:
                 for name, value in shim._model.state_dict().items():
                     found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
@@ -145,9 +152,9 @@ class Averages:
 
         shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
-            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of them took;
-            `regions`, where not all cells took as many; `module_steps`, how many updates the modules with buffers had, by path;
-            `settings`, which are not read again.
+            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of
+            them took; `regions`, where not all cells took as many; `module_steps`, how many updates the modules with
+            buffers had, by path; `settings`, which are not read again.
         """
         used = {average.param.name: average for average in self._of.values() if average.is_in_use}
         steps: dict[str, int] = {}
@@ -155,12 +162,19 @@ class Averages:
             buffers = self._of_buffers.get(shim)
             if buffers is not None and buffers.steps:
                 steps[path] = buffers.steps
-                used |= {_buffer_name(path, name): average for name, average in buffers.averages.items() if average is not None}
+                used |= {
+                    _buffer_name(path, name): average
+                    for name, average in buffers.averages.items()
+                    if average is not None
+                }
         return {
             "settings": self.settings.as_saved(),
             "taken": {name: average.taken for name, average in used.items()},
             "regions": {
-                name: [{"cells": [list(ends) for ends in region.cells], "taken": region.taken} for region in average.regions]
+                name: [
+                    {"cells": [list(ends) for ends in region.cells], "taken": region.taken}
+                    for region in average.regions
+                ]
                 for name, average in used.items()
                 if average.regions is not None
             },
@@ -170,9 +184,15 @@ class Averages:
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], params: Iterable[Param], shim_paths: Iterable[tuple[str, Shim]], *, may_grow: bool = False
+        self,
+        state: Mapping[str, Any],
+        params: Iterable[Param],
+        shim_paths: Iterable[tuple[str, Shim]],
+        *,
+        may_grow: bool = False,
     ) -> None:
-        """Load a state. Its averages replace the current ones; a param without an average in the state has none afterwards.
+        """Load a state. Its averages replace the current ones; a param without an average in the state has none
+        afterwards.
 
         state (Mapping): What `state_dict` gave. Tensors are copied.
         params (Iterable[Param]): All params, with lasting names.
@@ -182,7 +202,10 @@ class Averages:
         """
         tensors, taken, regions, module_steps = _check_state(state)
         if self.settings.buffers == "copy":
-            tensors, module_steps = {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)}, {}
+            tensors, module_steps = (
+                {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)},
+                {},
+            )
         unknown = set(tensors)
 
         def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
@@ -192,17 +215,21 @@ class Averages:
             if tensors[name].shape != value.shape:
                 if may_grow and param is not None:
                     same_dimensions = tensors[name].ndim == value.ndim
-                    return self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
+                    return (
+                        self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
+                    )
                 raise StateError(
-                    f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found {tuple(tensors[name].shape)}. "
-                    "The state is of another pipeline, or labels were added since."
+                    f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found "
+                    f"{tuple(tensors[name].shape)}. The state is of another pipeline, or labels were added since."
                 )
             average = self._begin(value, param)
             average.tensor.copy_(tensors[name])
             average.taken, average.regions = taken[name], regions.get(name)
             return average
 
-        found = {param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None}
+        found = {
+            param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None
+        }
         modules: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
         for path, shim in shim_paths:
             if path in module_steps:
@@ -225,14 +252,20 @@ class Averages:
 
     def _begin(self, value: torch.Tensor, param: Param | None) -> Average:
         # In half precision a share of 1e-4 would be rounded away.
-        dtype = getattr(torch, self.settings.dtype) if self.settings.dtype else torch.promote_types(value.dtype, torch.float32)
+        dtype = (
+            getattr(torch, self.settings.dtype)
+            if self.settings.dtype
+            else torch.promote_types(value.dtype, torch.float32)
+        )
         device = self.settings.device or value.device
         if self.settings.begins_as_param:
             return Average(param, value.detach().to(device, dtype, copy=True))
         return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
     def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> Average:
-        """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many dimensions."""
+        """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
+        dimensions.
+        """
         average = self._begin(param.tensor, param)
         average.tensor.copy_(param.tensor)
         common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
@@ -348,7 +381,9 @@ class BufferAverages:
         self.module = module
         self.averages: dict[str, Average | None] = {}
         self.steps = 0
-        named = {path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()}
+        named = {
+            path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()
+        }
         saved = module.state_dict().keys() if named else ()
         parts = {path: path.rpartition(".") for path in named if path in saved}
         self.slots = [Slot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
@@ -362,7 +397,9 @@ class BufferAverages:
 
 
 class AveragedParams(dict[Any, Any]):
-    """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block raised: hooks.py."""
+    """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block
+    raised: hooks.py.
+    """
 
 
 def _buffer_name(path: str, buffer: str) -> str:
@@ -376,7 +413,8 @@ def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], d
     RAISES (StateError): It is damaged.
     """
     tensors, taken, regions, steps = (
-        (state.get(part) if isinstance(state, Mapping) else None) or {} for part in ("tensors", "taken", "regions", "module_steps")
+        (state.get(part) if isinstance(state, Mapping) else None) or {}
+        for part in ("tensors", "taken", "regions", "module_steps")
     )
     if not (
         all(isinstance(part, Mapping) for part in (state, tensors, taken, regions, steps))
@@ -385,8 +423,8 @@ def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], d
         and all(type(count) is int and count > 0 for count in [*taken.values(), *steps.values()])
     ):
         raise StateError(
-            "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found something else. "
-            "The state is damaged, or was not written by this package."
+            "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found "
+            "something else. The state is damaged, or was not written by this package."
         )
     found = {name: read_regions(name, parts, tensors[name].shape, taken[name]) for name, parts in regions.items()}
     return tensors, taken, found, steps

@@ -1,7 +1,8 @@
-"""Regions of an average whose param has grown: cells that were added together, and how many values were averaged in them.
+"""Regions of an average whose param has grown: cells that were added together, and how many values were averaged in
+them.
 
-An average begins, and warms up, by the number of values that it took. When labels come, old rows have taken hundreds and new ones none:
-so each region counts for itself. Old cells go on as if nothing had happened.
+An average begins, and warms up, by the number of values that it took. When labels come, old rows have taken hundreds
+and new ones none: so each region counts for itself. Old cells go on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Region:
 
     def clipped(self, shape: Shape) -> Region:
         """The part of the region that lies in a smaller tensor."""
-        return Region(tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken)
+        return Region(
+            tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
+        )
 
     @property
     def size(self) -> int:
@@ -70,7 +73,10 @@ def read_regions(name: str, saved: Any, shape: Shape, taken: int) -> list[Region
     RAISES (StateError): They are not the regions of such an average.
     """
     try:
-        regions = [Region(tuple((check_count(name, a), check_count(name, b)) for a, b in part["cells"]), part["taken"]) for part in saved]
+        regions = [
+            Region(tuple((check_count(name, a), check_count(name, b)) for a, b in part["cells"]), part["taken"])
+            for part in saved
+        ]
         fit = all(
             len(region.cells) == len(shape)
             and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
@@ -78,12 +84,17 @@ def read_regions(name: str, saved: Any, shape: Shape, taken: int) -> list[Region
             for region in regions
         )
         overlap = any(_overlap(one, other) for i, one in enumerate(regions) for other in regions[:i])
-        if not fit or overlap or sum(region.size for region in regions) != math.prod(shape) or regions[0].taken != taken:
+        if (
+            not fit
+            or overlap
+            or sum(region.size for region in regions) != math.prod(shape)
+            or regions[0].taken != taken
+        ):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise StateError(
-            f"Can't load the average of '{name}': expected regions that make up its shape {tuple(shape)}, the first with {taken} values, "
-            f"found {saved!r:.200}. The state is damaged."
+            f"Can't load the average of '{name}': expected regions that make up its shape {tuple(shape)}, the first "
+            f"with {taken} values, found {saved!r:.200}. The state is damaged."
         ) from None
     return regions
 

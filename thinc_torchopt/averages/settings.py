@@ -1,14 +1,17 @@
 """How averages are kept: EMA, SWA, and the share that each value has.
 
-An average counts the values that it takes, from 1: the param after update `start_step + 1`, and after each `every`-th update from there.
-At the n-th value it keeps this share of itself, and takes the rest from the value:
+An average counts the values that it takes, from 1: the param after update `start_step + 1`, and after each `every`-th
+update from there. At the n-th value it keeps this share of itself, and takes the rest from the value:
 
-    EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero. SOURCE: thinc.backends.Ops.update_averages.
-    EMA, warmup "torch_ema"   the same, and begins as the param was before. SOURCE: torch_ema.ExponentialMovingAverage (0.3).
-    EMA, warmup "torch"       0 at first, then decay. SOURCE: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn.
-    EMA, warmup "ignite"      decay, and begins as the param was before. SOURCE: ignite.handlers.EMAHandler; torch_ema without
-                              use_num_updates.
-    SWA                       (n - 1) / n: the mean. SOURCE: AveragedModel as it is; https://arxiv.org/abs/1803.05407.
+    EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero
+    EMA, warmup "torch_ema"   the same, and begins as the param was before
+    EMA, warmup "torch"       0 at first, then decay
+    EMA, warmup "ignite"      decay, and begins as the param was before
+    SWA                       (n - 1) / n: the mean
+
+SOURCE: "thinc": thinc.backends.Ops.update_averages; "torch_ema": torch_ema.ExponentialMovingAverage (0.3); "torch":
+torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn; "ignite": ignite.handlers.EMAHandler, and torch_ema
+without use_num_updates; SWA: AveragedModel as it is, https://arxiv.org/abs/1803.05407.
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ def EMA(
     """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
 
     decay (float | schedule): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
-    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How it begins: as in thinc, torch's AveragedModel, or one of these libraries. See
-        above.
-    start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and saved.
+    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How it begins: as in thinc, torch's AveragedModel, or one of
+        these libraries. See above.
+    start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and
+        saved.
     every (int): Take the values after every so many updates.
     device (str): Where averages are kept, e.g. "cpu". None: where their params are.
     dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
@@ -57,7 +61,12 @@ def EMA(
 
 
 def SWA(
-    start_step: int, *, every: int = 1, device: Optional[str] = None, dtype: Optional[DType] = None, buffers: Buffers = "average"
+    start_step: int,
+    *,
+    every: int = 1,
+    device: Optional[str] = None,
+    dtype: Optional[DType] = None,
+    buffers: Buffers = "average",
 ) -> AverageSettings:
     """Keep the mean of the values from a step on: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
 
@@ -88,7 +97,11 @@ class AverageSettings:
         for name, least in (("start_step", 0), ("every", 1)):
             object.__setattr__(self, name, _SECTION.whole(name, getattr(self, name), at_least=least))
         if self.dtype not in (None, "float32", "float64"):
-            _SECTION.refuse("dtype", "null, 'float32' or 'float64', as narrower dtypes lose the small steps of an average", self.dtype)
+            _SECTION.refuse(
+                "dtype",
+                "null, 'float32' or 'float64', as narrower dtypes lose the small steps of an average",
+                self.dtype,
+            )
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError):
@@ -115,8 +128,8 @@ class AverageSettings:
         """
         if isinstance(self.decay, Schedule) and not 0.0 <= self.decay.value <= 1.0:
             raise ScheduleError(
-                f"Can't use the schedule of '{self.decay.name}' at step {self.decay.position}: expected a number from 0 to 1, found "
-                f"{self.decay.value}."
+                f"Can't use the schedule of '{self.decay.name}' at step {self.decay.position}: expected a number from "
+                f"0 to 1, found {self.decay.value}."
             )
 
     def as_saved(self) -> dict[str, Any]:
@@ -154,11 +167,14 @@ def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> Ave
     """
     if averages is None:
         return THINC if use_averages else None
-    expected = 'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python what the functions EMA and SWA return'
+    expected = (
+        'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python what the '
+        "functions EMA and SWA return"
+    )
     OPTIMIZER.kind("averages", averages, AverageSettings, expected)
     if use_averages:
         raise ConfigError(
-            "Can't set 'use_averages' in [training.optimizer]: expected false beside [training.optimizer.averages], found true. "
-            "Remove it, or the block."
+            "Can't set 'use_averages' in [training.optimizer]: expected false beside [training.optimizer.averages], "
+            "found true. Remove it, or the block."
         )
     return averages

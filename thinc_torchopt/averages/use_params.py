@@ -42,7 +42,8 @@ def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
                 else:
                     used = shim.use_params(averages)
                     used.__enter__()
-                    # As if all went well: such a shim restores at the end of its block, which an exception does not reach.
+                    # As if all went well: such a shim restores at the end of its block, which an exception does not
+                    # reach.
                     restore.callback(used.__exit__, None, None, None)
         yield
 
@@ -52,7 +53,9 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
         return
     named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
     # What has no average is there as it is: nothing to do, and nothing to keep a copy of.
-    swaps = [(live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()]
+    swaps = [
+        (live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()
+    ]
     if not swaps:
         return
     for owner in module.modules():

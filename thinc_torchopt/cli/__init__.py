@@ -20,7 +20,9 @@ app.add_typer(torchopt_cli)
 # What is left over are overrides of settings in the config, as in spaCy's own commands.
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 _CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
-_LOGS = Arg(..., help="Logs that JSONLinesLogger wrote. Several: their runs in one picture", exists=True, dir_okay=False)
+_LOGS = Arg(
+    ..., help="Logs that JSONLinesLogger wrote. Several: their runs in one picture", exists=True, dir_okay=False
+)
 _CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
@@ -43,9 +45,10 @@ def params_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    List every param of a pipeline: name, shape, size, device, kind, group, learning rate, weight decay, and whether it is frozen; sums by
-    group and by component; patterns in the config that match nothing. The pipeline is built and initialized as `spacy train` would, so
-    overrides such as --paths.train train.spacy are needed here too; a trained pipeline is loaded. Nothing is trained or written.
+    List every param of a pipeline: name, shape, size, device, kind, group, learning rate, weight decay, and whether it
+    is frozen; sums by group and by component; patterns in the config that match nothing. The pipeline is built and
+    initialized as `spacy train` would, so overrides such as --paths.train train.spacy are needed here too; a trained
+    pipeline is loaded. Nothing is trained or written.
     """
     from .params import show_params
 
@@ -56,7 +59,9 @@ def params_cli(
 def schedule_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG,
-    steps: Optional[int] = Opt(None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"),
+    steps: Optional[int] = Opt(
+        None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"
+    ),
     output_path: Optional[Path] = _PICTURE,
     log: bool = Opt(False, "--log", help="Rates on a logarithmic scale"),
     as_json: bool = _JSON,
@@ -64,13 +69,21 @@ def schedule_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Show the learning rate of each param group over the steps: as text, as JSON, or as a picture. The pipeline is built and initialized as
-    `spacy train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing is trained.
+    Show the learning rate of each param group over the steps: as text, as JSON, or as a picture. The pipeline is built
+    and initialized as `spacy train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing
+    is trained.
     """
     from .schedule import show_schedule
 
     show_schedule(
-        config_path, ctx.args, steps=steps, output_path=output_path, log=log, as_json=as_json, code_path=code_path, use_gpu=use_gpu
+        config_path,
+        ctx.args,
+        steps=steps,
+        output_path=output_path,
+        log=log,
+        as_json=as_json,
+        code_path=code_path,
+        use_gpu=use_gpu,
     )
 
 
@@ -81,16 +94,18 @@ def find_lr_cli(
     min_rate: float = Opt(1e-7, "--min-lr", help="Learning rate of the first step"),
     max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
     steps: int = Opt(100, "--steps", "-n", help="How many steps to train at most"),
-    smoothing: float = Opt(0.9, "--smoothing", min=0.0, max=0.999, help="How much to smooth the losses: 0 is not at all"),
+    smoothing: float = Opt(
+        0.9, "--smoothing", min=0.0, max=0.999, help="How much to smooth the losses: 0 is not at all"
+    ),
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it diverges. The
-    pipeline is built or loaded for the test only; nothing but the picture is written. The rates of param groups keep their ratios.
-    Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it
+    diverges. The pipeline is built or loaded for the test only; nothing but the picture is written. The rates of param
+    groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
     """
     from .find_lr import show_range_test
 
@@ -116,9 +131,10 @@ def init_cli(
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
-    Give a config one of our optimizers. [training.optimizer] is rewritten: drop-in: the same arithmetic, computed by torch; adamw: torch's
-    AdamW; fine-tune: a low rate for what was trained before, a higher one for what is new; low-memory: Adafactor; robust: guards,
-    checkpoints and averages. Learning rate, schedules and decay are carried over. All else in the config stays as it is, comments too.
+    Give a config one of our optimizers. [training.optimizer] is rewritten: drop-in: the same arithmetic, computed by
+    torch; adamw: torch's AdamW; fine-tune: a low rate for what was trained before, a higher one for what is new;
+    low-memory: Adafactor; robust: guards, checkpoints and averages. Learning rate, schedules and decay are carried
+    over. All else in the config stays as it is, comments too.
     """
     from .init import init_config
 
@@ -133,9 +149,9 @@ def explain_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Say in plain words what a training will do: which params learn at which rate when, what is frozen until when, what is clipped, averaged
-    and saved where, and what happens on NaN. The pipeline is built and initialized as `spacy train` would, so overrides such as
-    --paths.train train.spacy are needed here too. Nothing is trained or written.
+    Say in plain words what a training will do: which params learn at which rate when, what is frozen until when, what
+    is clipped, averaged and saved where, and what happens on NaN. The pipeline is built and initialized as `spacy
+    train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing is trained or written.
     """
     from .explain import explain
 
@@ -148,8 +164,8 @@ def checkpoint_cli(
     as_json: bool = _JSON,
 ) -> None:
     """
-    Show what is inside the checkpoints of a run: step, epoch, scores, param groups with their learning rates, sizes, and whether they are
-    whole or damaged. Nothing is changed.
+    Show what is inside the checkpoints of a run: step, epoch, scores, param groups with their learning rates, sizes,
+    and whether they are whole or damaged. Nothing is changed.
     """
     from .checkpoint import show_checkpoint
 
@@ -163,8 +179,9 @@ def report_cli(
     as_json: bool = _JSON,
 ) -> None:
     """
-    Draw a training from its log, or several to compare them: losses, scores, learning rates, the norm of the gradients and the speed, with
-    spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is printed.
+    Draw a training from its log, or several to compare them: losses, scores, learning rates, the norm of the gradients
+    and the speed, with spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is
+    printed.
     """
     from .report import show_report
 

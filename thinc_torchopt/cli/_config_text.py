@@ -1,7 +1,8 @@
 """The text of a config with one section that can be changed, and everything around it as it was, to the last byte.
 
-confection reads a config and writes it anew, without its comments and in an order of its own. Here the lines of the section, and of those
-below it, are found as Python's configparser finds them; what is changed is written anew, and nothing else.
+confection reads a config and writes it anew, without its comments and in an order of its own. Here the lines of the
+section, and of those below it, are found as Python's configparser finds them; what is changed is written anew, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Section:
         return key in self.settings or key in self.sections
 
     def put(self, key: str, value: Any, *comments: str) -> None:
-        """Set a setting. value (Any): A number, a text, a list; or a `Raw`. comments (str): What to say of it, in lines above."""
+        """Set a setting. value (Any): A number, a text, a list; or a `Raw`. comments (str): What to say of it, in lines
+        above.
+        """
         text = value.text if isinstance(value, Raw) else json.dumps(value)
         known = self.settings.get(key)
         lines = tuple(f"# {line}\n" for line in comments)
@@ -73,7 +76,9 @@ class Section:
         self.settings[key] = Setting(key, text, (*(known.above if known is not None else ()), *lines))
 
     def section(self, key: str, *comments: str) -> Section:
-        """The section of a name below this one. It is added if there is none. comments (str): What to say of it then."""
+        """The section of a name below this one. It is added if there is none. comments (str): What to say of it
+        then.
+        """
         if key not in self.sections:
             self.sections[key] = Section(above=[f"# {line}\n" for line in comments])
         return self.sections[key]
@@ -158,7 +163,9 @@ class ConfigText:
         return self._all[section].settings.get(key) if section in self._all else None
 
     def __str__(self) -> str:
-        """The text with all changes. Sections that were not changed stay where they are; new ones come after the one above them."""
+        """The text with all changes. Sections that were not changed stay where they are; new ones come after the one
+        above them.
+        """
         staying = {path for path, section in self._walk() if path != self.path and section.is_as_found(path)}
         new = self._render(staying)
         gone: set[int] = set()
@@ -243,7 +250,9 @@ def _comments_of(entry: Entry) -> list[str]:
 
 
 def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
-    """Find the sections of a config and their settings, as configparser does: what is indented deeper than a setting goes on with it."""
+    """Find the sections of a config and their settings, as configparser does: what is indented deeper than a setting
+    goes on with it.
+    """
     starts: list[tuple[str, int, list[tuple[int, int]]]] = []  # name, header, first and last line of each setting
     indent, in_setting = 0, False
     for i, line in enumerate(lines):
@@ -266,7 +275,9 @@ def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
         yield name, _read_section(lines, name, header, spans, following)
 
 
-def _read_section(lines: Sequence[str], name: str, header: int, spans: Sequence[tuple[int, int]], following: int) -> Section:
+def _read_section(
+    lines: Sequence[str], name: str, header: int, spans: Sequence[tuple[int, int]], following: int
+) -> Section:
     """following (int): The line of the next header, or the end."""
     settings, end = [], header
     for first, last in spans:
@@ -295,7 +306,8 @@ def _begin_of_comments(lines: Sequence[str], header: int) -> int:
 
 
 def moved_value(value: str, interpolated: Any) -> str:
-    """A value that is to stand in another section. Variables that are relative, or point to the optimizer, become what they stand for.
+    """A value that is to stand in another section. Variables that are relative, or point to the optimizer, become what
+    they stand for.
 
     value (str): As it stands in the text. interpolated (Any): What it stands for.
     """

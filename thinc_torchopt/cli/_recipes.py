@@ -1,7 +1,8 @@
-"""What `spacy torchopt init` writes: from the optimizer that a config has to one of ours, and what each recipe makes of that.
+"""What `spacy torchopt init` writes: from the optimizer that a config has to one of ours, and what each recipe makes of
+that.
 
-A recipe changes the text of [training.optimizer]; values that it doesn't change are carried over as they stand, variables and schedules
-included. It says what it did in `told`, and what the user should look at in `warned`.
+A recipe changes the text of [training.optimizer]; values that it doesn't change are carried over as they stand,
+variables and schedules included. It says what it did in `told`, and what the user should look at in `warned`.
 """
 
 from __future__ import annotations
@@ -57,14 +58,19 @@ class Draft(Translation):
         """
         if self.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
             raise ConfigError(
-                f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) or one of "
-                f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by hand, '
-                "docs/optimizers.md has one to copy; or remove [training.optimizer], and a recipe begins with spaCy's default."
+                f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) "
+                "or one of "
+                f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by '
+                "hand, "
+                "docs/optimizers.md has one to copy; or remove [training.optimizer], and a recipe begins with spaCy's "
+                "default."
             )
         if self.kind == TORCH and recipe == Recipe.drop_in:
             raise ConfigError(
-                f'Can\'t use the recipe drop-in: expected an optimizer of thinc in [training.optimizer], found "{TORCH}", which is ours '
-                f"already. The other recipes keep what it has: {', '.join(other.value for other in Recipe if other != recipe)}."
+                "Can't use the recipe drop-in: expected an optimizer of thinc in [training.optimizer], found "
+                f'"{TORCH}", which is ours '
+                "already. The other recipes keep what it has: "
+                f"{', '.join(other.value for other in Recipe if other != recipe)}."
             )
         if self.kind != TORCH:
             self._check_thinc()
@@ -79,17 +85,25 @@ class Draft(Translation):
         if self.kind != TORCH and recipe != Recipe.drop_in:
             name = self._algorithm_name(self.section.sections["algorithm"])
             place = next(i for i, line in enumerate(self.told) if line.startswith("@optimizers")) + 1
-            self.told.insert(place, f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.')
+            self.told.insert(
+                place,
+                f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.',
+            )
 
     def _drop_in(self) -> None:
         if self.kind.startswith(PREFIX):
             self.told.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
             self.is_unchanged = True
             return
-        self._set_optimizer(PREFIX + self.kind, f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.')
+        self._set_optimizer(
+            PREFIX + self.kind,
+            f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.',
+        )
         self.told.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
         if self.kind == "RAdam.v1":
-            self.warned.append("thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md.")
+            self.warned.append(
+                "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md."
+            )
         if self._value("use_averages"):
             self.told.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
 
@@ -106,15 +120,29 @@ class Draft(Translation):
     def _low_memory(self) -> None:
         was_torch = self.kind == TORCH
         if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
-            self.told.append('@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.')
+            self.told.append(
+                '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
+            )
         else:
             self._as_torch()
             self._use_algorithm("torch.Adafactor.v1", "weight_decay")
             algorithm = self.section.sections["algorithm"]
-            _comment(algorithm, "@torch_optimizers", "Of a matrix it keeps a number for each row and column; Adam keeps two for each cell.")
-            algorithm.put("eps", [None, 1.0], "With 1.0 learn_rate means what it means in Adam; it is not relative to the weights.")
-            self.told.append("torch.Adafactor.v1 keeps a number for each row and column of a matrix; Adam keeps two for each cell.")
-            self.told.append("eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative.")
+            _comment(
+                algorithm,
+                "@torch_optimizers",
+                "Of a matrix it keeps a number for each row and column; Adam keeps two for each cell.",
+            )
+            algorithm.put(
+                "eps",
+                [None, 1.0],
+                "With 1.0 learn_rate means what it means in Adam; it is not relative to the weights.",
+            )
+            self.told.append(
+                "torch.Adafactor.v1 keeps a number for each row and column of a matrix; Adam keeps two for each cell."
+            )
+            self.told.append(
+                "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
+            )
             if not was_torch:
                 self._tell_decay("torch.Adafactor.v1")
                 self._tell_rate("torch.Adafactor.v1")
@@ -129,17 +157,35 @@ class Draft(Translation):
         section = self.section
         told = self.told
         for key, value, comment in (
-            ("max_nonfinite", 20, "An update with a NaN or infinite gradient is skipped; after so many in a row the training stops."),
-            ("spike_factor", 10.0, "Gradients with a norm above so many times the usual are a spike: they are scaled down to that."),
+            (
+                "max_nonfinite",
+                20,
+                "An update with a NaN or infinite gradient is skipped; after so many in a row the training stops.",
+            ),
+            (
+                "spike_factor",
+                10.0,
+                "Gradients with a norm above so many times the usual are a spike: they are scaled down to that.",
+            ),
             ("on_spike", "clip", '"skip" if single batches are known to be bad.'),
-            ("rollback_after", 5, "After so many such updates in a row: back to the last checkpoint, and on at half the learning rate."),
+            (
+                "rollback_after",
+                5,
+                "After so many such updates in a row: back to the last checkpoint, and on at half the learning rate.",
+            ),
             ("rollback_factor", 0.5, ""),
             ("max_rollbacks", 3, "After so many times the training stops."),
         ):
             if key not in section:
                 section.put(key, value, *([comment] if comment else []))
-        told.append("max_nonfinite, spike_factor, on_spike: updates with a NaN are skipped, far too large gradients are scaled down.")
-        told.append("rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training goes back.")
+        told.append(
+            "max_nonfinite, spike_factor, on_spike: updates with a NaN are skipped, far too large gradients are "
+            "scaled down."
+        )
+        told.append(
+            "rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training "
+            "goes back."
+        )
         if "averages" not in section and not self._value("use_averages"):
             section.put("use_averages", True, "Averages of all params are evaluated and saved.")
             told.append("use_averages = true: averages of all params are evaluated and saved.")
@@ -160,16 +206,16 @@ class Draft(Translation):
         for key in _GROUPS:
             if key in self.section:
                 raise ConfigError(
-                    f"Can't use the recipe fine-tune: expected no groups of params yet, found [training.optimizer.{key}]. Change it there, "
-                    "or remove it and try again."
+                    "Can't use the recipe fine-tune: expected no groups of params yet, found "
+                    f"[training.optimizer.{key}]. Change it there, or remove it and try again."
                 )
         self._adamw()
         found = find_pretrained(self.build_nlp(), self.config)
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
             self.warned.append(
-                "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a source, no "
-                "init_tok2vec. So all params learn at one rate, as with the recipe adamw."
+                "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a "
+                "source, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
             )
         self.section.put("skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers.")
         self.told.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
@@ -182,7 +228,9 @@ class Draft(Translation):
         # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
-        groups = self.section.section("param_groups", "Which params learn at which rate. A param that is in no group learns at learn_rate.")
+        groups = self.section.section(
+            "param_groups", "Which params learn at which rate. A param that is in no group learns at learn_rate."
+        )
 
         def add(name: str, params: list[str], rate: float, what: str) -> None:
             scale = _rounded(rate / peak) if peak else 1.0
@@ -197,7 +245,12 @@ class Draft(Translation):
                 self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {times}.")
 
         add("heads", found.heads, head_rate, "New components")
-        add("encoder", found.encoders, peak if is_encoders else _ENCODER_RATE, "The transformer, which was trained before")
+        add(
+            "encoder",
+            found.encoders,
+            peak if is_encoders else _ENCODER_RATE,
+            "The transformer, which was trained before",
+        )
         add("trained", found.sourced, head_rate / 10, "Components that were trained before")
         add(
             "static_vectors",
@@ -206,10 +259,14 @@ class Draft(Translation):
             "The layer that maps static vectors, which themselves are never trained",
         )
         if found.encoders:
-            decay = self.section.section("layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it.")
+            decay = self.section.section(
+                "layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it."
+            )
             for pattern in found.encoders:
                 decay.put(pattern, 0.9)
-            self.told.append("layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer.")
+            self.told.append(
+                "layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer."
+            )
         if not groups.sections:
             self.section.drop("param_groups")
 
@@ -228,7 +285,9 @@ class Draft(Translation):
         if not isinstance(rate, (int, float)):
             return
         given = self.section.take("learn_rate")
-        schedule = Section(above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"])
+        schedule = Section(
+            above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
+        )
         steps = self.max_steps
         name = "warmup_linear" if steps else "inverse_sqrt"
         schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
@@ -243,7 +302,10 @@ class Draft(Translation):
             has_setting = "max_steps" in self.config.get("training", {})
             schedule.put("total_steps", Raw("${training.max_steps}") if has_setting else steps)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
-        self.told.append(f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from there.")
+        self.told.append(
+            f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from "
+            "there."
+        )
 
 
 def _comment(section: Section, key: str, comment: str) -> None:

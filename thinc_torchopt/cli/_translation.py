@@ -1,4 +1,6 @@
-"""From thinc's optimizers to torch's, in the text of a config: which settings are carried over, and under which names."""
+"""From thinc's optimizers to torch's, in the text of a config: which settings are carried over, and under which
+names.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Translation:
     section (Section): [training.optimizer] as text, which is changed.
     config (Config): The whole config, interpolated, as it was.
 
-    Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `told` and `warned` (what was done, for people).
+    Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `told` and `warned` (what was done,
+    for people).
     """
 
     section: Section
@@ -56,7 +59,8 @@ class Translation:
         unknown = sorted(set(self.values) - set(self._arguments) - {"@optimizers"})
         if unknown:
             raise ConfigError(
-                f'Can\'t rewrite [training.optimizer]: expected settings of "{self.kind}" ({", ".join(self._arguments)}), found '
+                f'Can\'t rewrite [training.optimizer]: expected settings of "{self.kind}" '
+                f"({', '.join(self._arguments)}), found "
                 f"{', '.join(unknown)}. Correct or remove what is not among them."
             )
 
@@ -67,7 +71,9 @@ class Translation:
             says = ["What spaCy fills in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
             self.section.put(key, self.values[key], *says)
         if missing:
-            self.told.append(f"Written down: {', '.join(missing)}, as spaCy fills them in for Adam.v1 and for no other optimizer.")
+            self.told.append(
+                f"Written down: {', '.join(missing)}, as spaCy fills them in for Adam.v1 and for no other optimizer."
+            )
 
     def _value(self, key: str) -> Any:
         """A setting of the optimizer as it was, also where it is left out."""
@@ -78,7 +84,9 @@ class Translation:
         known = rest.pop("@optimizers", None)
         self.section.settings.clear()
         lines = tuple(f"# {line}\n" for line in comments)
-        self.section.settings["@optimizers"] = Setting("@optimizers", f'"{name}"', (*(known.above if known else ()), *lines))
+        self.section.settings["@optimizers"] = Setting(
+            "@optimizers", f'"{name}"', (*(known.above if known else ()), *lines)
+        )
         self.section.settings |= rest
 
     def _as_torch(self) -> None:
@@ -87,7 +95,11 @@ class Translation:
             return
         kind, section = self.kind.removeprefix(PREFIX), self.section
         is_decay = self._value("L2_is_weight_decay")
-        name = {"Adam.v1": ADAMW if is_decay else "torch.Adam.v1", "RAdam.v1": "torch.RAdam.v1", "SGD.v1": "torch.SGD.v1"}[kind]
+        name = {
+            "Adam.v1": ADAMW if is_decay else "torch.Adam.v1",
+            "RAdam.v1": "torch.RAdam.v1",
+            "SGD.v1": "torch.SGD.v1",
+        }[kind]
         self._set_optimizer(TORCH)
         algorithm = Section()
         algorithm.put("@torch_optimizers", name)
@@ -101,16 +113,22 @@ class Translation:
         if "use_averages" not in section:  # thinc's default is another than TorchOptimizer's
             section.put("use_averages", bool(self._value("use_averages")))
         if self._value("grad_clip") != 0:
-            section.put("clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.')
+            section.put(
+                "clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.'
+            )
         section.sections = {"algorithm": algorithm, **section.sections}
         self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate and grad_clip are carried over.')
         if self._value("grad_clip") != 0:
-            self.told.append('clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.')
+            self.told.append(
+                'clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.'
+            )
 
     def _move_betas(self, algorithm: Section) -> None:
         """Two settings of thinc's are one list of torch's; or a section, if one of them is a schedule."""
         found = {key: self.section.take(key) for key in ("beta1", "beta2")}
-        comments = [line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()]
+        comments = [
+            line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()
+        ]
         values = {
             key: json.dumps(self._value(key)) if entry is None else moved_value(entry.value, self._value(key))
             for key, entry in found.items()
@@ -152,7 +170,9 @@ class Translation:
         for key in [key for key in (*old.settings, *old.sections) if key not in ("@torch_optimizers", *kept)]:
             old.drop(key)
             if self.kind == TORCH:
-                self.warned.append(f"'{key}' of {before} in [training.optimizer.algorithm] is gone: {name} does not have it.")
+                self.warned.append(
+                    f"'{key}' of {before} in [training.optimizer.algorithm] is gone: {name} does not have it."
+                )
         if self.kind == TORCH:
             self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
 
@@ -163,18 +183,23 @@ class Translation:
 
     def _tell_decay(self, name: str) -> None:
         L2 = self._value("L2")
-        shown = "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
+        shown = (
+            "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
+        )
         is_decay = self._value("L2_is_weight_decay")
         if is_decay or L2 == 0:
-            self.told.append(f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step.")
+            self.told.append(
+                f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step."
+            )
         else:
             self.warned.append(
-                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it is taken off the "
-                "weights, which is something else in strength. Try other values, 0.01 for example."
+                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it "
+                "is taken off the weights, which is something else in strength. Try other values, 0.01 for example."
             )
 
     def _tell_rate(self, name: str) -> None:
         if self.kind.endswith("SGD.v1"):
             self.warned.append(
-                f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy torchopt find-lr."
+                f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy "
+                "torchopt find-lr."
             )

@@ -116,7 +116,8 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
         raise ConfigError(
             "Can't use [training.optimizer]: expected an optimizer of thinc-torchopt, found "
             f'"{block.get("@optimizers")}". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1" and add a block '
-            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or let a command do it: spacy torchopt init.'
+            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or let a command do it: spacy '
+            "torchopt init."
         )
     return optimizer
 
@@ -168,17 +169,24 @@ def missing_section_named(path: Path) -> Iterator[None]:
 
 
 def _tell_missing(path: Path, place: Sequence[str], at: int) -> str:
-    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one that is not there."""
+    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one
+    that is not there.
+    """
     needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
     block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
     text = (
-        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all the sections around it, "
-        f"even if they are empty: add the line [{needed}]."
+        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all the "
+        f"sections around it, even if they are empty: add the line [{needed}]."
     )
     if block in ("per_param_lr", "layer_decay"):
-        text += f" If '{name}' is one pattern: a dot starts a new section, so write it with slashes: '{name.replace('.', '/')}'."
+        text += (
+            f" If '{name}' is one pattern: a dot starts a new section, so write it with slashes: "
+            f"'{name.replace('.', '/')}'."
+        )
     elif block == "param_groups":
-        text += f" If '{name}' is the name of one block: a dot starts a new section, so call it '{name.replace('.', '_')}'."
+        text += (
+            f" If '{name}' is the name of one block: a dot starts a new section, so call it '{name.replace('.', '_')}'."
+        )
     return text
 
 
@@ -201,7 +209,9 @@ def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
     found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
     if not found:
         return []
-    return [f"These depend on the scores in training: {', '.join(found)}. They are shown as if the score always got better."]
+    return [
+        f"These depend on the scores in training: {', '.join(found)}. They are shown as if the score always got better."
+    ]
 
 
 def _watches_scores(source: Any) -> bool:
@@ -217,7 +227,9 @@ def print_json(value: Any) -> None:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's own are."""
+    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's
+    own are.
+    """
     color_system: Literal["auto"] | None = "auto" if Printer(no_print=True).show_color else None
     console = Console(markup=False, emoji=False, highlight=False, color_system=color_system, stderr=stderr)
     if not console.is_terminal:
@@ -225,9 +237,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it. If it still is,
-    each row takes several lines.
+def print_table(
+    console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()
+) -> None:
+    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it.
+    If it still is, each row takes several lines.
 
     headers (Sequence[str]): The columns.
     rows (Sequence[Sequence[str]]): Their cells.
@@ -298,7 +312,8 @@ def short(value: float | None) -> str:
 def sparkline(console: Console, heights: Sequence[float], width: int) -> str:
     """A small chart of one line.
 
-    heights (Sequence[float]): 0 to 1. Where there is less room than that, the highest of those that fall together counts.
+    heights (Sequence[float]): 0 to 1. Where there is less room than that, the highest of those that fall together
+        counts.
     width (int): How many characters there may be.
     RETURNS (str): Empty where the output's encoding has no block characters.
     """

@@ -35,7 +35,8 @@ def show_checkpoint(path: Path, *, as_json: bool) -> None:
     if not whole:
         with errors_shown(as_json=as_json):
             raise StateError(
-                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. Start the training again."
+                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. Start the "
+                "training again."
             )
 
 
@@ -50,7 +51,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
 def _look_into(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise StateError(f"Can't read '{folder}': expected the folder of a checkpoint, found none.")
-    entry: dict[str, Any] = {"name": folder.name, "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file())}
+    entry: dict[str, Any] = {
+        "name": folder.name,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+    }
     try:
         saved = read_checkpoint(folder)
         progress, optimizer = saved["progress"], saved["optimizer"]
@@ -71,7 +75,10 @@ def _look_into(folder: Path) -> dict[str, Any]:
     except StateError as error:
         return entry | {"whole": False, "problem": str(error)}
     except (KeyError, TypeError, IndexError) as error:
-        return entry | {"whole": False, "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r})."}
+        return entry | {
+            "whole": False,
+            "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r}).",
+        }
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -88,27 +88,39 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):
         does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
-        yield "Spikes", f"An update whose gradients are more than {plain(settings['spike_factor'])} times as large as usual {does}."
+        times = plain(settings["spike_factor"])
+        yield "Spikes", f"An update whose gradients are more than {times} times as large as usual {does}."
     if (rollback := setup.optimizer.rollback) is not None:
         yield (
             "Goes back",
-            f"After {_count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, and on at "
-            f"{plain(rollback.factor)} times the learning rates; it stops when that has happened {_count(rollback.at_most, 'time')}.",
+            f"After {_count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, "
+            f"and on at {plain(rollback.factor)} times the learning rates; it stops when that has happened "
+            f"{_count(rollback.at_most, 'time')}.",
         )
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"])
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
     if is_thinc:
-        yield "Note", "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
+        yield (
+            "Note",
+            "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in",
+        )
 
 
 def _trained(rows: Sequence[Row]) -> str:
     trained = [row for row in rows if row.frozen_until is not None]
     if not trained:
         return "Nothing."
-    parts = [f"{found['component']} {found['trained_size']:,}" for found in sums_by_component(list(rows)) if found["trained_size"]]
+    parts = [
+        f"{found['component']} {found['trained_size']:,}"
+        for found in sums_by_component(list(rows))
+        if found["trained_size"]
+    ]
     where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
-    return f"{sum(row.size for row in trained):,} numbers in {_count(len(trained), 'param')} on {where}: {', '.join(parts)}."
+    return (
+        f"{sum(row.size for row in trained):,} numbers in {_count(len(trained), 'param')} on {where}: "
+        f"{', '.join(parts)}."
+    )
 
 
 def _not_trained(rows: Sequence[Row]) -> str:
@@ -118,7 +130,9 @@ def _not_trained(rows: Sequence[Row]) -> str:
             key = row.component, _REASONS.get(str(row.frozen), str(row.frozen))
             reasons[key] = reasons.get(key, 0) + row.size
     # spaCy does not initialize what is frozen, if it is not from elsewhere: then there are no numbers yet.
-    return "; ".join(f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items())
+    return "; ".join(
+        f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items()
+    )
 
 
 def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc: bool) -> str:
@@ -137,7 +151,9 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
     if not decays:
         return f"{text} No weight decay."
     none = sum(1 for info in infos if not _decay_of(info))
-    moves = any(isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2"))
+    moves = any(
+        isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2")
+    )
     text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
     return f"{text}, none for {_count(none, 'param')}." if none else f"{text}."
 
@@ -160,8 +176,13 @@ def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
         return f"Each number of a gradient is cut to {shown}."
     if optimizer.clip_by == "adaptive":
         return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
-    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[optimizer.clip_by]
-    return f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} scaled down to that."
+    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[
+        optimizer.clip_by
+    ]
+    return (
+        f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} "
+        "scaled down to that."
+    )
 
 
 def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
@@ -170,7 +191,10 @@ def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
     most = settings.get("max_nonfinite", 20)
     if not most:
         return "Nobody looks: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
-    return f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training stops with an error."
+    return (
+        f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training "
+        "stops with an error."
+    )
 
 
 def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
@@ -200,7 +224,13 @@ def _end(training: Mapping[str, Any]) -> str:
         ends.append("when the data ends (max_epochs = -1)")
     if training["patience"]:
         ends.append(f"when the score got no better for {training['patience']:,} steps (patience)")
-    text = f"{', or '.join(ends)}, whichever comes first." if len(ends) > 1 else f"{ends[0]}." if ends else "Never by itself."
+    text = (
+        f"{', or '.join(ends)}, whichever comes first."
+        if len(ends) > 1
+        else f"{ends[0]}."
+        if ends
+        else "Never by itself."
+    )
     return f"{text[0].upper()}{text[1:]} The score is taken every {_count(training['eval_frequency'], 'step')}."
 
 
@@ -286,7 +316,10 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
     if not runs:
         return f"{plain(first)} all the time" if first else "0 all the time: nothing is learned"
     if len(runs) > _MOST_TURNS:
-        return f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: spacy torchopt schedule"
+        return (
+            f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: "
+            "spacy torchopt schedule"
+        )
     texts = []
     for i, (direction, end) in enumerate(runs):
         step = begin + end
@@ -300,10 +333,14 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
 
 
 def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
-    """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it never moves."""
+    """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it
+    never moves.
+    """
     runs: list[tuple[int, int]] = []
     for i, (value, following) in enumerate(pairwise(values)):
-        direction = 0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
+        direction = (
+            0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
+        )
         if runs and runs[-1][0] == direction:
             runs[-1] = direction, i + 1
         else:

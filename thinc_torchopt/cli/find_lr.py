@@ -53,14 +53,24 @@ def show_range_test(
         peaks = learn_rate_settings(setup.config)
         with show_progress(steps, "Training at rising rates") as bar:
             found = run_range_test(
-                setup.nlp, setup.config, min_rate=min_rate, max_rate=max_rate, steps=steps, smoothing=smoothing, progress=bar.update
+                setup.nlp,
+                setup.config,
+                min_rate=min_rate,
+                max_rate=max_rate,
+                steps=steps,
+                smoothing=smoothing,
+                progress=bar.update,
             )
         if output_path is not None:
             plot_range_test(found.rates, found.losses, found.smoothed, found.suggestions, output_path)
     block = setup.config["training"]["optimizer"]
     highest = max(peaks.values())
     settings = [
-        {"setting": list(place), "peak": peak, **{name: peak / highest * rate for name, rate in found.suggestions.items()}}
+        {
+            "setting": list(place),
+            "peak": peak,
+            **{name: peak / highest * rate for name, rate in found.suggestions.items()},
+        }
         for place, peak in peaks.items()
     ]
     if as_json:
@@ -82,7 +92,13 @@ def show_range_test(
         sys.exit(1)
 
 
-def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], block: Mapping[str, Any], output_path: Path | None) -> None:
+def _print(
+    console: Console,
+    found: RangeTest,
+    settings: list[dict[str, Any]],
+    block: Mapping[str, Any],
+    output_path: Path | None,
+) -> None:
     console.print(
         f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
         f"{_ENDED[found.ended]}."
@@ -105,15 +121,20 @@ def _print(console: Console, found: RangeTest, settings: list[dict[str, Any]], b
         console,
         ["group", "steepest", "lowest/10"],
         [
-            [group, short(rates[group]["steepest"]), short(rates[group]["lowest/10"])] if group in rates else [group, "frozen", "frozen"]
+            [group, short(rates[group]["steepest"]), short(rates[group]["lowest/10"])]
+            if group in rates
+            else [group, "frozen", "frozen"]
             for group in found.group_rates[0]
         ],
         numbers=["steepest", "lowest/10"],
     )
-    console.print("steepest: the rate at which the loss fell fastest. lowest/10: a tenth of the rate at which it was lowest.")
+    console.print(
+        "steepest: the rate at which the loss fell fastest. lowest/10: a tenth of the rate at which it was lowest."
+    )
     if max(found.suggestions.values()) > _FAR_APART * min(found.suggestions.values()):
         console.print(
-            "Note: the two are far apart. The rate may have risen faster than the loss could follow: use the lower one, or more --steps."
+            "Note: the two are far apart. The rate may have risen faster than the loss could follow: use the lower "
+            "one, or more --steps."
         )
     console.print("To use the rates of 'steepest', change in the config:")
     for line in _config_lines(block, settings):
@@ -132,7 +153,11 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         if section != (section := ".".join(["training", "optimizer", *sections])):
             yield f"\n[{section}]"
         rate = f"{setting['steepest']:.2g}"
-        yield f"{key} = {rate}" if is_one else f"# {key}: its highest value should be {rate} instead of {short(setting['peak'])}"
+        yield (
+            f"{key} = {rate}"
+            if is_one
+            else f"# {key}: its highest value should be {rate} instead of {short(setting['peak'])}"
+        )
 
 
 def _find_peak(block: Mapping[str, Any], place: list[str], peak: float) -> Iterator[list[str]]:

@@ -103,8 +103,9 @@ def _check_rest(text: str, new: str) -> Config:
 
 def _refers(found: str) -> ConfigError:
     return ConfigError(
-        f"Can't rewrite [{_SECTION}]: expected no variable elsewhere that refers to a setting in there, which would change, found: "
-        f"{found.strip()}. Give the value a place of its own, e.g. in a section [vars], and let both refer to that."
+        f"Can't rewrite [{_SECTION}]: expected no variable elsewhere that refers to a setting in there, which would "
+        f"change, found: {found.strip()}. Give the value a place of its own, e.g. in a section [vars], and let both "
+        "refer to that."
     )
 
 
@@ -120,16 +121,22 @@ def _recipe_of(name: str) -> Recipe:
         return Recipe(name)
     except ValueError:
         known = ", ".join(recipe.value for recipe in Recipe)
-        raise ConfigError(f"Can't use the recipe '{name}': expected one of {known}. They are explained in docs/command-line.md.") from None
+        raise ConfigError(
+            f"Can't use the recipe '{name}': expected one of {known}. They are explained in docs/command-line.md."
+        ) from None
 
 
 def _read(path: Path) -> str:
     try:
         return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
     except OSError as error:
-        raise ConfigError(f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path.") from error
+        raise ConfigError(
+            f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?") from error
+        raise ConfigError(
+            f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?"
+        ) from error
 
 
 def _write(path: Path, text: str) -> None:

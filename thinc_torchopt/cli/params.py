@@ -58,7 +58,9 @@ class Row(NamedTuple):
     frozen_until: int | None
 
 
-def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int) -> None:
+def show_params(
+    path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int
+) -> None:
     """Print the table. Ends the program with 1 if training would refuse the optimizer's settings.
 
     path (Path): A config, or the folder of a trained pipeline.
@@ -101,14 +103,18 @@ def show_params(path: Path, args: list[str], *, steps: int | None, as_json: bool
 
 
 def tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
-    """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would refuse."""
+    """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would
+    refuse.
+    """
     names = all_names(setup.nlp)
     unmatched: list[dict[str, str]] = []
     for pattern in setup.optimizer.patterns:
         try:
             pattern.check(names)
         except ConfigError as error:
-            unmatched.append({"pattern": pattern.text, "where": pattern.where, "message": str(error).removesuffix(_LIST_THEM)})
+            unmatched.append(
+                {"pattern": pattern.text, "where": pattern.where, "message": str(error).removesuffix(_LIST_THEM)}
+            )
     if not unmatched:
         try:
             setup.initialize()
@@ -142,7 +148,20 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
             if info is None:
                 reason = reasons.get(id(model)) or ("no value" if not size else "requires_grad = false")
                 rate_later = None if later is None else 0.0
-                yield Row(found.name, component, shape, size, _device_of(value), kind, None, 0.0, rate_later, None, reason, None)
+                yield Row(
+                    found.name,
+                    component,
+                    shape,
+                    size,
+                    _device_of(value),
+                    kind,
+                    None,
+                    0.0,
+                    rate_later,
+                    None,
+                    reason,
+                    None,
+                )
             else:
                 yield Row(
                     found.name,
@@ -155,7 +174,11 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     info.learn_rate,
                     None if later is None else later[found.name].learn_rate,
                     info.options.get("weight_decay", info.options.get("L2")),
-                    None if not info.frozen_until else "freeze" if info.frozen_until == math.inf else f"until step {info.frozen_until:.0f}",
+                    None
+                    if not info.frozen_until
+                    else "freeze"
+                    if info.frozen_until == math.inf
+                    else f"until step {info.frozen_until:.0f}",
                     None if info.frozen_until == math.inf else int(info.frozen_until),
                 )
 
@@ -167,7 +190,9 @@ def _why_not_trained(nlp: Language, frozen: list[str]) -> dict[int, str]:
     for name, proc in nlp.components:
         model = getattr(proc, "model", None)
         if isinstance(model, Model) and id(model) not in trained:
-            reasons[id(model)] = "frozen_components" if name in frozen else "disabled" if name in nlp.disabled else "not trainable"
+            reasons[id(model)] = (
+                "frozen_components" if name in frozen else "disabled" if name in nlp.disabled else "not trainable"
+            )
     return reasons
 
 
@@ -210,7 +235,9 @@ def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- tables
 
 
-def _print(console: Console, rows: list[Row], groups: list[dict[str, Any]], components: list[dict[str, Any]], steps: int | None) -> None:
+def _print(
+    console: Console, rows: list[Row], groups: list[dict[str, Any]], components: list[dict[str, Any]], steps: int | None
+) -> None:
     rates = ["rate"] if steps is None else ["rate", f"at step {steps}"]
 
     def rates_of(now: float, later: float | None) -> list[str]:
@@ -249,7 +276,10 @@ def _print(console: Console, rows: list[Row], groups: list[dict[str, Any]], comp
         ],
         numbers=["params", "size", *rates],
     )
-    total = {"component": "all", **{key: sum(found[key] for found in components) for key in ("params", "size", "trained_size")}}
+    total = {
+        "component": "all",
+        **{key: sum(found[key] for found in components) for key in ("params", "size", "trained_size")},
+    }
     print_table(
         console,
         ["component", "params", "size", "trained"],

@@ -27,7 +27,10 @@ def show_report(paths: Sequence[Path], *, output_path: Path | None, as_json: boo
     console = make_console()
     rows = [facts_of(run) for run in runs]
     headers = [fact.name for i, fact in enumerate(rows[0]) if any(row[i].value for row in rows)]
-    cells = [[run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)] for run, row in zip(runs, rows)]
+    cells = [
+        [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)]
+        for run, row in zip(runs, rows)
+    ]
     print_table(console, ["run", *headers], cells, numbers=headers)
     print_notes(console, [note for run in runs for note in run.notes])
     if output_path is not None:

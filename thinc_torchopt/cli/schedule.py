@@ -11,7 +11,18 @@ from rich.console import Console
 from ..errors import ConfigError
 from ..optimizers import TorchOptimizer
 from ..report import check_picture, plot_schedule
-from ._util import build, errors_shown, make_console, note_on_scores, print_json, print_notes, print_table, schedule_notes, short, sparkline
+from ._util import (
+    build,
+    errors_shown,
+    make_console,
+    note_on_scores,
+    print_json,
+    print_notes,
+    print_table,
+    schedule_notes,
+    short,
+    sparkline,
+)
 
 _CHART_WIDTH = 60  # where there is no terminal to fit
 
@@ -41,8 +52,8 @@ def show_schedule(
         steps = steps or setup.config["training"]["max_steps"]
         if not steps:
             raise ConfigError(
-                "Can't show the schedule up to 'max_steps' in [training]: expected a number above 0, found 0, which means no limit. "
-                "Add --steps."
+                "Can't show the schedule up to 'max_steps' in [training]: expected a number above 0, found 0, which "
+                "means no limit. Add --steps."
             )
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)
@@ -60,7 +71,9 @@ def show_schedule(
 
 
 def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
-    """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a `max_steps`."""
+    """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a
+    `max_steps`.
+    """
     # One param stands for its group: to describe each of them at each step takes long.
     one_of = {info.group: info.name for info in optimizer.describe()}
     names = set(one_of.values())
@@ -79,7 +92,9 @@ def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: 
     numbers = headers[1:]
     width = _CHART_WIDTH
     if console.is_terminal:
-        width = max(10, console.width - max(map(cell_len, rates)) - 2 - sum(max(10, len(header) + 2) for header in numbers))
+        width = max(
+            10, console.width - max(map(cell_len, rates)) - 2 - sum(max(10, len(header) + 2) for header in numbers)
+        )
     rows = []
     for group, values in rates.items():
         highest = max(values)
@@ -97,4 +112,7 @@ def _heights(values: list[float], *, log: bool) -> list[float]:
         return [value / highest for value in values]
     lowest = min(value for value in values if value > 0.0)
     span = math.log(highest / lowest) or 1.0
-    return [math.log(value / lowest) / span if value > 0.0 and highest > lowest else float(value == highest) for value in values]
+    return [
+        math.log(value / lowest) / span if value > 0.0 and highest > lowest else float(value == highest)
+        for value in values
+    ]

@@ -1,10 +1,11 @@
-"""Buffers of torch modules as they were before a batch that is skipped: its NaN must not stay in BatchNorm's running statistics.
+"""Buffers of torch modules as they were before a batch that is skipped: its NaN must not stay in BatchNorm's running
+statistics.
 
-A forward pass writes to buffers long before the optimizer sees a gradient. So what they hold is kept after each update that is made, and
-put back after one that is not.
+A forward pass writes to buffers long before the optimizer sees a gradient. So what they hold is kept after each update
+that is made, and put back after one that is not.
 
-Floats are copied each time: BatchNorm's kernel writes to them and keeps their version. Others, such as masks and counts, are copied when
-the tensor's version says that somebody wrote.
+Floats are copied each time: BatchNorm's kernel writes to them and keeps their version. Others, such as masks and
+counts, are copied when the tensor's version says that somebody wrote.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class KeptBuffers:
 
     @torch.no_grad()
     def put_back(self, shims: Iterable[Shim]) -> None:
-        """Bring buffers back to what they held. Running statistics that were not kept are reset if they are not finite."""
+        """Bring buffers back to what they held. Running statistics that were not kept are reset if they are not
+        finite.
+        """
         for shim in shims:
             kept = self._of.get(shim)
             if kept is not None and kept.module is shim._model:
@@ -74,7 +77,12 @@ class _Buffer:
         now = self.owner._buffers.get(self.name)
         if now is None or now.is_inference():
             self.tensor = self.values = None
-        elif now is not self.tensor or self.values is None or self.values.shape != now.shape or self.values.device != now.device:
+        elif (
+            now is not self.tensor
+            or self.values is None
+            or self.values.shape != now.shape
+            or self.values.device != now.device
+        ):
             self.tensor, self.version, self.values = now, now._version, now.detach().clone()
         elif self._may_have_changed(now):
             self.values.copy_(now)

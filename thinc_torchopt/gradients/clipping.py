@@ -21,12 +21,15 @@ NORM_EPS = 1e-6
 UNIT_EPS = 1e-3
 
 
-def clip_grads(params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0) -> float:
+def clip_grads(
+    params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0
+) -> float:
     """Clip the gradients of params, or say by how much to clip.
 
     params (Sequence[Param]): Params, each with a gradient.
     norms (Sequence[float]): The norm of each gradient. Not needed for "value" and "adaptive".
-    limit (float): `grad_clip`: the largest norm or value, or for "adaptive" the largest norm of a gradient as a part of its param's.
+    limit (float): `grad_clip`: the largest norm or value, or for "adaptive" the largest norm of a gradient as a part of
+        its param's.
     by (ClipBy): What is clipped: see `clip_factors`, `clip_values`, `clip_units`.
     scale (float): What gradients are to be multiplied by beforehand.
     RETURNS (float): A factor for all gradients that is still to be applied.
@@ -92,10 +95,12 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
 
 @torch.no_grad()
 def clip_units(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], ratio: float) -> None:
-    """Adaptive gradient clipping: scale gradients in place, so that no unit's norm is above `ratio` times the norm of its weights.
+    """Adaptive gradient clipping: scale gradients in place, so that no unit's norm is above `ratio` times the norm of
+    its weights.
 
-    A unit is one index of the first dimension, in thinc as in torch: an output with all that leads to it (Maxout's pieces together), or a
-    row of an embedding. A tensor of one dimension, such as a bias, is one unit as a whole: so it is in the paper's code.
+    A unit is one index of the first dimension, in thinc as in torch: an output with all that leads to it (Maxout's
+    pieces together), or a row of an embedding. A tensor of one dimension, such as a bias, is one unit as a whole: so it
+    is in the paper's code.
 
     params (Sequence[Tensor]): Params of any shapes.
     grads (Sequence[Tensor]): The gradient of each. Shape: as the param.

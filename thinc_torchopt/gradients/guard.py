@@ -1,19 +1,23 @@
 """The guard: gradients that are not finite, and spikes, do not reach the params.
 
-A *spike* is an update whose gradient norm (over all its params, before clipping) is above `spike_factor` times the moving average of
-those before it. The average, and how it gets over spikes:
+A *spike* is an update whose gradient norm (over all its params, before clipping) is above `spike_factor` times the
+moving average of those before it. The average, and how it gets over spikes:
 
-- An exponential one, which forgets 1% at each update, corrected for its beginning as Adam's moments are. It gives no verdict in its first
+- An exponential one, which forgets 1% at each update, corrected for its beginning as Adam's moments are. It gives no
+  verdict in its first
   20 updates.
-- A spike counts as if it had been clipped: as `spike_factor` times the average. So it can't raise the average much; yet no training gets
-  stuck where norms have risen for good. The average then grows by (`spike_factor` - 1) percent at each spike, until it has caught up; and
-  what comes more often than once in `spike_factor` updates soon is no spike any more.
-- Norms that are not finite don't count, and neither do those of 0: a batch without annotations says nothing about others.
-- One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole pipeline; with
-  `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself is one, too.
+- A spike counts as if it had been clipped: as `spike_factor` times the average. So it can't raise the average much; yet
+  no training gets stuck where norms have risen for good. The average then grows by (`spike_factor` - 1) percent at each
+  spike, until it has caught up; and what comes more often than once in `spike_factor` updates soon is no spike any
+  more.
+- Norms that are not finite don't count, and neither do those of 0: a batch without annotations says nothing about
+  others.
+- One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole
+  pipeline; with `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself
+  is one, too.
 
-All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a row a training may go
-back to a checkpoint: see rollback.py.
+All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a
+row a training may go back to a checkpoint: see rollback.py.
 """
 
 from __future__ import annotations
@@ -87,12 +91,15 @@ class Verdict:
 class Guard:
     """Decides for each update whether it is made, and counts those that are not.
 
-    max_nonfinite (int): After so many updates in a row whose gradients were not finite it stops the training. 0: they are made.
-    spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a spike.
-    on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the average.
+    max_nonfinite (int): After so many updates in a row whose gradients were not finite it stops the training. 0: they
+        are made.
+    spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a
+        spike.
+    on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the
+        average.
 
-    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason), `bad_in_a_row` (how
-    many of the last updates in a row were one or the other).
+    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason),
+    `bad_in_a_row` (how many of the last updates in a row were one or the other).
     RAISES (ConfigError): An invalid setting.
     """
 
@@ -123,7 +130,9 @@ class Guard:
         if not norm < math.inf:
             bad = next((param for param, found in zip(params, norms) if not found < math.inf), None)
             if self.max_nonfinite and bad is not None:
-                return Verdict(None, NonFinite(f"the gradient of param '{bad.name}' is not finite, or too large for a norm"))
+                return Verdict(
+                    None, NonFinite(f"the gradient of param '{bad.name}' is not finite, or too large for a norm")
+                )
             return Verdict()
         if not self.spike_factor or norm == 0.0:
             return Verdict()
@@ -150,7 +159,8 @@ class Guard:
     def report(self, verdict: Verdict, together: str) -> None:
         """Count what was found, and warn when it is the first of its kind.
 
-        together (str): Name of the params that are updated together. Models may be updated in turns; each has its own count.
+        together (str): Name of the params that are updated together. Models may be updated in turns; each has its own
+            count.
         RAISES (NonFiniteGradError): Too many updates in a row were not finite.
         """
         self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
@@ -168,16 +178,16 @@ class Guard:
         if self.nonfinite == 1:
             warnings.warn(
                 NonFiniteGradWarning(
-                    f"Skipped an update: {found.what}. All params are unchanged. "
-                    "Further updates are skipped without a warning. Their number is in optimizer.skipped_updates."
+                    f"Skipped an update: {found.what}. All params are unchanged. Further updates are skipped without a "
+                    "warning. Their number is in optimizer.skipped_updates."
                 ),
                 stacklevel=8,
             )
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
-                f"Training stopped by 'max_nonfinite' in [training.optimizer]: {in_a_row} updates in a row had NaN or infinite values. "
-                f"The last time, {found.what}. Params are as they were before the first of these updates. Lower "
-                "learn_rate, check the training data, or raise max_nonfinite."
+                f"Training stopped by 'max_nonfinite' in [training.optimizer]: {in_a_row} updates in a row had NaN or "
+                f"infinite values. The last time, {found.what}. Params are as they were before the first of these "
+                "updates. Lower learn_rate, check the training data, or raise max_nonfinite."
             )
 
     def _report_spike(self, found: Spike) -> None:
@@ -187,9 +197,10 @@ class Guard:
             what, done = ("Skipped", "skipped") if self.on_spike == "skip" else ("Scaled down", "scaled down")
             warnings.warn(
                 GradSpikeWarning(
-                    f"{what} an update of {found.params}: the norm of its gradients is {found.norm:.3g}, more than spike_factor = "
-                    f"{self.spike_factor:g} times its moving average of {found.average:.3g}; the largest is that of param "
-                    f"'{found.largest}'. Further updates are {done} without a warning. Their number is in optimizer.grad_spikes."
+                    f"{what} an update of {found.params}: the norm of its gradients is {found.norm:.3g}, more than "
+                    f"spike_factor = {self.spike_factor:g} times its moving average of {found.average:.3g}; the "
+                    f"largest is that of param '{found.largest}'. Further updates are {done} without a warning. Their "
+                    "number is in optimizer.grad_spikes."
                 ),
                 stacklevel=8,
             )
@@ -207,7 +218,9 @@ class Guard:
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "nonfinite_in_a_row": dict(self._nonfinite_in_a_row),
-            "averages": {name: {"norm": average.norm, "updates": average.updates} for name, average in self.norms.items()},
+            "averages": {
+                name: {"norm": average.norm, "updates": average.updates} for name, average in self.norms.items()
+            },
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -247,13 +260,13 @@ def rollback_settings(
         )
     if not guard.wants_norms:
         raise ConfigError(
-            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor above 0, to detect bad updates, "
-            "found 0 for both. Set one of them."
+            "Can't set 'rollback_after' in [training.optimizer]: expected max_nonfinite or spike_factor above 0, to "
+            "detect bad updates, found 0 for both. Set one of them."
         )
     if 0 < guard.max_nonfinite <= after:
         raise ConfigError(
-            f"Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = {guard.max_nonfinite}, after which "
-            f"the training stops, found {after}. Lower it, or raise max_nonfinite."
+            "Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = "
+            f"{guard.max_nonfinite}, after which the training stops, found {after}. Lower it, or raise max_nonfinite."
         )
     return RollbackSettings(after, float(factor), at_most)
 

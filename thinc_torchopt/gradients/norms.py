@@ -1,4 +1,5 @@
-"""Gradient norms: one look at all gradients, from which clipping by norms (clipping.py) and the guard against bad ones (guard.py) follow.
+"""Gradient norms: one look at all gradients, from which clipping by norms (clipping.py) and the guard against bad ones
+(guard.py) follow.
 
 It costs one pass over the gradients and one host sync, however many tensors there are.
 """
@@ -13,7 +14,8 @@ import torch
 
 from .. import kernels
 
-# Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower (benchmarks/README.md).
+# Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower
+# (benchmarks/README.md).
 CHUNK = 1 << 20
 
 
@@ -59,7 +61,9 @@ def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
 
 
 def total_norm(norms: Sequence[float]) -> float:
-    """The 2-norm of tensors as one vector, from the norm of each. It is finite where these are and a float can hold it."""
+    """The 2-norm of tensors as one vector, from the norm of each. It is finite where these are and a float can hold
+    it.
+    """
     try:
         total = math.sqrt(math.fsum(norm * norm for norm in norms))
     except OverflowError:

@@ -15,8 +15,9 @@ from ..schedules import current, is_moving
 from .rates import GroupRate, Rates
 from .settings import ParamSettings
 
-# Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what an algorithm makes of
-# the rate that it is given, as a factor; and the first rate of the group, which some keep in a list.
+# Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what
+# an algorithm makes of the rate that it is given, as a factor; and the first rate of the group, which some keep in a
+# list.
 OWN_RATE = "own_rate"
 FIRST_RATE = "first_rate"
 
@@ -43,7 +44,8 @@ class Builder:
 
         params (Sequence[Param]): Params that can be in one torch param group.
         settings (ParamSettings): Theirs. The labels don't count.
-        RAISES (ConfigError): The algorithm does not take the options together, or a param. (ScheduleError): Or not the value of a schedule.
+        RAISES (ConfigError): The algorithm does not take the options together, or a param. (ScheduleError): Or not the
+            value of a schedule.
         """
         options = {name: current(value) for name, value in settings.options.items()}
         for name, value in settings.options.items():
@@ -82,7 +84,9 @@ class Builder:
         RETURNS (dict[str, Any]): Empty: that can't be found out on a small one.
         """
         options = {name: current(value) for name, value in settings.options.items()}
-        param = torch.ones((2,) * n_dimensions, device=device if options.get("capturable") else "cpu", requires_grad=True)
+        param = torch.ones(
+            (2,) * n_dimensions, device=device if options.get("capturable") else "cpu", requires_grad=True
+        )
         param.grad = torch.ones_like(param)
         try:
             optimizer = self.algorithm.build([param], lr=0.001, **options)
@@ -91,7 +95,9 @@ class Builder:
             return {}
         return dict(optimizer.state[param])
 
-    def _build(self, params: Sequence[Param], settings: ParamSettings, rate: float, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def _build(
+        self, params: Sequence[Param], settings: ParamSettings, rate: float, options: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
         try:
             return self.algorithm.build([param.tensor for param in params], lr=rate, **options)
         except _REFUSALS as error:
@@ -102,12 +108,14 @@ class Builder:
                     raise self._refused(param, settings, options, of_param) from of_param
             raise self._refused(params[-1], settings, options, error) from error
 
-    def _refused(self, param: Param, settings: ParamSettings, options: Mapping[str, Any], error: Exception) -> ConfigError:
+    def _refused(
+        self, param: Param, settings: ParamSettings, options: Mapping[str, Any], error: Exception
+    ) -> ConfigError:
         """The algorithm does not take these options together. Each block was tried out by itself before."""
         return ConfigError(
-            f"Can't train param '{param.name}' with the options of '{settings.label}' in [training.optimizer]: expected some that "
-            f"'{self.algorithm.label}' takes together, found {dict(options)}. {str(error).rstrip('.')}. Several "
-            "blocks hold for this param: change an option in one, or its patterns."
+            f"Can't train param '{param.name}' with the options of '{settings.label}' in [training.optimizer]: "
+            f"expected some that '{self.algorithm.label}' takes together, found {dict(options)}. "
+            f"{str(error).rstrip('.')}. Several blocks hold for this param: change an option in one, or its patterns."
         )
 
 

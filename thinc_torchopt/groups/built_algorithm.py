@@ -64,7 +64,9 @@ class BuiltAlgorithm:
         group = self.groups[settings.key] = TorchGroup(settings.label, entry, self, settings)
         # Params that joined at different times have one label, and groups of their own.
         id, adopted = unique(settings.label, set(self._controller.rates)), self._adopted.pop(settings.key, (1.0, None))
-        group.id = self._controller.add_group(self.name, entry, GroupRate(settings, self._rates, group), id=id, adopted=adopted)
+        group.id = self._controller.add_group(
+            self.name, entry, GroupRate(settings, self._rates, group), id=id, adopted=adopted
+        )
 
     def put_in(self, params: Sequence[Param], settings: Sequence[ParamSettings]) -> None:
         """Put params into the group of their settings, behind those that are in it; out of the group that they are in.
@@ -86,7 +88,9 @@ class BuiltAlgorithm:
         self.states.drop(param)
 
     def replace(self, param: Param, group: TorchGroup, new: torch.Tensor) -> None:
-        """Let another tensor, perhaps on another device or in another memory order, take the place of a param's. The state moves along."""
+        """Let another tensor, perhaps on another device or in another memory order, take the place of a param's. The
+        state moves along.
+        """
         self._names[new] = self._names.pop(param.tensor)
         group.note_kernel(param, new)
         self.states.move(param, new)

@@ -1,9 +1,12 @@
-"""What the settings say for each param: the algorithm, its options, the learning rate, and from which step on it is trained.
+"""What the settings say for each param: the algorithm, its options, the learning rate, and from which step on it is
+trained.
 
-[training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param, the later one wins:
+[training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param,
+the later one wins:
 
 1. the blocks of [training.optimizer.param_groups], in their order in the config
-2. the patterns of [training.optimizer.per_param_lr], in their order: confection puts those with a section before those with a number
+2. the patterns of [training.optimizer.per_param_lr], in their order: confection puts those with a section before those
+   with a number
 3. `skip_decay`: no weight decay for biases and norms
 
 `lr_scale` and [training.optimizer.layer_decay] multiply the learning rate.
@@ -71,21 +74,29 @@ class Cascade:
             {name: schedules.track(f"{path}.{name}", value) for name, value in found.options.items()}
             for found, path in zip(self.algorithms, ("algorithm", "algorithm.fallback"))
         ]
-        self._new_params = Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
+        self._new_params = (
+            Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
+        )
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
-        self._blocks = [self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()]
-        self._rates = [self._read_rate(pattern, rate) for pattern, rate in OPTIMIZER.section("per_param_lr", per_param_lr).items()]
+        self._blocks = [
+            self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
+        ]
+        self._rates = [
+            self._read_rate(pattern, rate) for pattern, rate in OPTIMIZER.section("per_param_lr", per_param_lr).items()
+        ]
         self._blocks += self._rates
         decays = OPTIMIZER.section("layer_decay", layer_decay)
         self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in decays.items()]
         self._layers: dict[str, tuple[int, int]] = {}
         OPTIMIZER.choice("skip_decay", skip_decay, ("bias_and_norm", None))
-        self._decays = [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
+        self._decays = (
+            [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
+        )
         if skip_decay and not self._decays:
             raise ConfigError(
-                f"Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found '{algorithm.label}'. "
-                "Remove the setting, or choose another algorithm."
+                "Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found "
+                f"'{algorithm.label}'. Remove the setting, or choose another algorithm."
             )
 
     @property
@@ -103,7 +114,9 @@ class Cascade:
         ]
 
     def moving(self, algorithm: int) -> set[str]:
-        """The options of an algorithm that schedules move, for some params at least. algorithm (int): 0, or 1 for the fallback."""
+        """The options of an algorithm that schedules move, for some params at least. algorithm (int): 0, or 1 for the
+        fallback.
+        """
         sources = [self.options[algorithm], *(block.options[algorithm] for block in self._blocks)]
         return {name for options in sources for name, value in options.items() if is_moving(value)}
 
@@ -120,22 +133,32 @@ class Cascade:
             found = [name for name in names if pattern(name)]
             if not any(name in layers for name in found):
                 raise ConfigError(
-                    f"Can't use pattern '{pattern.text}' in {_LAYER_DECAY}: expected params with the number of their layer in the name, as "
-                    f"in transformer/encoder/layer/3/output/dense/weight, found {', '.join(found[:3])}. Use lr_scale in a param group."
+                    f"Can't use pattern '{pattern.text}' in {_LAYER_DECAY}: expected params with the number of their "
+                    "layer in the name, as in transformer/encoder/layer/3/output/dense/weight, found "
+                    f"{', '.join(found[:3])}. Use lr_scale in a param group."
                 )
 
     def _warn_of_beaten(self, names: Sequence[str]) -> None:
-        """Warn of patterns of [per_param_lr] with a schedule that a number beats everywhere: the config system puts numbers last."""
+        """Warn of patterns of [per_param_lr] with a schedule that a number beats everywhere: the config system puts
+        numbers last.
+        """
         for place, block in enumerate(self._rates):
             (pattern,) = block.patterns
             matched = [name for name in names if pattern(name)]
             for later in self._rates[place + 1 :]:
-                if isinstance(block.learn_rate, Schedule) and isinstance(later.learn_rate, float) and all(map(later.patterns[0], matched)):
+                if (
+                    isinstance(block.learn_rate, Schedule)
+                    and isinstance(later.learn_rate, float)
+                    and all(map(later.patterns[0], matched))
+                ):
                     warnings.warn(
                         ConfigWarning(
-                            f"'{block.name}' in {_PER_PARAM_LR} has no effect: expected a rate that holds for some params, found that the "
-                            f"number of '{later.name}' holds for all of them. The later one wins, and in a config numbers come after "
-                            "sections, wherever they were written. Write both as blocks of [training.optimizer.param_groups], which keep "
+                            f"'{block.name}' in {_PER_PARAM_LR} has no effect: expected a rate that holds for some "
+                            "params, found that the "
+                            f"number of '{later.name}' holds for all of them. The later one wins, and in a config "
+                            "numbers come after "
+                            "sections, wherever they were written. Write both as blocks of "
+                            "[training.optimizer.param_groups], which keep "
                             f'their order: first params = ["{later.name}"], then params = ["{block.name}"].'
                         ),
                         stacklevel=2,
@@ -161,9 +184,14 @@ class Cascade:
         for block in blocks:
             options |= block.options[algorithm]
             if block.policy is not None or block.learn_rate is not None:
-                # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the policy begins with.
+                # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the
+                # policy begins with.
                 values["policy"] = block.policy
-            values |= {name: value for name in ("learn_rate", "lr_scale", "frozen_until") if (value := getattr(block, name)) is not None}
+            values |= {
+                name: value
+                for name in ("learn_rate", "lr_scale", "frozen_until")
+                if (value := getattr(block, name)) is not None
+            }
         if param.is_bias_or_norm and self._decays:
             options |= {name: 0.0 for name in self._decays if name in options}
             labels.append("skip_decay")
@@ -173,10 +201,14 @@ class Cascade:
             values |= {"joined_at": joined_at, "new_params": self._new_params}
         label = "+".join(labels) or "default"
         layer, layer_scale = self._layer_of(param)
-        return ParamSettings(label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values)
+        return ParamSettings(
+            label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values
+        )
 
     def _layer_of(self, param: Param) -> tuple[int | None, float]:
-        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it, and the first of its names that it matches."""
+        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it, and the first of its names
+        that it matches.
+        """
         for pattern, decay in reversed(self._layer_decay):
             for name in param.names:
                 if pattern(name):
@@ -190,8 +222,8 @@ class Cascade:
             return int(not accepted or any(map(matches_any(self._sent_away), param.names)))
         if not accepted:
             raise ConfigError(
-                f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of shape "
-                f"{tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such params in "
+                f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of "
+                f"shape {tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such params in "
                 "[training.optimizer.algorithm.fallback], or choose another algorithm for all params."
             )
         return 0
@@ -204,18 +236,25 @@ class Cascade:
             raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
         texts = given.get("params")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found {texts!r}.")
+            raise ConfigError(
+                f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
+                f"{texts!r}."
+            )
         policy, of_policy = _read_policy(given, where)
-        options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy}
+        options = {
+            option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy
+        }
         known = {option for found in self.algorithms for option in found.options}
         if not set(options) <= known:
             raise ConfigError(
-                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and '{self.algorithms[0].label}' have no "
-                "such setting. Available: "
+                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and "
+                f"'{self.algorithms[0].label}' have no such setting. Available: "
                 f"{', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
             )
         checked = [
-            found.check_options(own, where) if (own := {name: options[name] for name in options if name in found.options}) else {}
+            found.check_options(own, where)
+            if (own := {name: options[name] for name in options if name in found.options})
+            else {}
             for found in self.algorithms
         ]
         return _Block(
@@ -225,13 +264,17 @@ class Cascade:
             lr_scale=self._number(path, given, "lr_scale"),
             frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
             policy=policy,
-            options=[{option: self._schedules.track(f"{path}.{option}", own[option]) for option in own} for own in checked],
+            options=[
+                {option: self._schedules.track(f"{path}.{option}", own[option]) for option in own} for own in checked
+            ],
         )
 
     def _read_rate(self, text: str, rate: FloatOrSchedule) -> _Block:
         _check_key(text, rate, _PER_PARAM_LR)
         learn_rate = self._number("per_param_lr", {text: rate}, text)
-        return _Block(text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate, options=[{} for _ in self.algorithms])
+        return _Block(
+            text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate, options=[{} for _ in self.algorithms]
+        )
 
     def _read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
         _check_key(text, decay, _LAYER_DECAY)
@@ -256,8 +299,8 @@ def _check_key(text: str, value: Any, where: str) -> None:
         what = f"{text!r}, which a config takes for a section or a comment"
     if what is not None:
         raise ConfigError(
-            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. Write it in a list: a block of "
-            "[training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
+            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. Write it in "
+            "a list: a block of [training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
         )
 
 
@@ -286,7 +329,9 @@ def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | No
 
 
 def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A block of [training.optimizer.param_groups] with the highest rate of its policy in the policy's place. Nothing is checked."""
+    """A block of [training.optimizer.param_groups] with the highest rate of its policy in the policy's place. Nothing
+    is checked.
+    """
     name = block.get("policy")
     if name is None:
         return dict(block)
@@ -298,11 +343,17 @@ def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings_in_block(policy: Any) -> list[str]:
     """The keys of a block that are settings of its policy. `eps` is the algorithm's."""
-    return [setting for setting in settings_of(policy) if setting != "eps"] if isinstance(policy, str) and policy in NAMED else []
+    return (
+        [setting for setting in settings_of(policy) if setting != "eps"]
+        if isinstance(policy, str) and policy in NAMED
+        else []
+    )
 
 
 def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn:
-    raise ConfigError(f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them.")
+    raise ConfigError(
+        f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them."
+    )
 
 
 def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
@@ -311,7 +362,11 @@ def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> s
     if name is not None:
         return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
     of_policies = {setting for name in NAMED for setting in _settings_in_block(name)}
-    return f" A block with a policy ({', '.join(sorted(NAMED))}) takes more settings." if of_policies & set(unknown) else ""
+    return (
+        f" A block with a policy ({', '.join(sorted(NAMED))}) takes more settings."
+        if of_policies & set(unknown)
+        else ""
+    )
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
@@ -321,5 +376,7 @@ def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
         return None if freeze is None else math.inf if freeze else 0.0
     step = section.whole("unfreeze_at", unfreeze_at)
     if freeze is False:
-        raise ConfigError(f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them.")
+        raise ConfigError(
+            f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them."
+        )
     return float(step)

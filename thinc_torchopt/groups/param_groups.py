@@ -1,8 +1,9 @@
-"""From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of settings.
+"""From params to torch's param groups: one torch optimizer for each algorithm, one param group for each set of
+settings.
 
-cascade.py says what holds for a param, building.py builds torch optimizers, built_algorithm.py has those that are built; here they meet. A
-frozen param is in no group: it has no state and no average, nothing decays it, and inside `FrozenGrads.stopping` torch computes no
-gradient for it.
+cascade.py says what holds for a param, building.py builds torch optimizers, built_algorithm.py has those that are
+built; here they meet. A frozen param is in no group: it has no state and no average, nothing decays it, and inside
+`FrozenGrads.stopping` torch computes no gradient for it.
 """
 
 from __future__ import annotations
@@ -87,10 +88,16 @@ class ParamGroups:
         return {name: current(value) for name, value in self._cascade.options[0].items()}
 
     def learn_rates(self) -> dict[str, float]:
-        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Groups with one label stand under their ids."""
+        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Groups with one label stand
+        under their ids.
+        """
         rates = self._controller.rates
         groups = Counter(label for group in self.groups for label in group.labels)
-        found = {label if groups[label] == 1 else group.id: rates.get(group.id, 0.0) for group in self.groups for label in group.labels}
+        found = {
+            label if groups[label] == 1 else group.id: rates.get(group.id, 0.0)
+            for group in self.groups
+            for label in group.labels
+        }
         found |= {settings.label: 0.0 for _, settings in self.frozen.values()}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
@@ -112,7 +119,11 @@ class ParamGroups:
             param.name,
             tuple(param.shape),
             str(param.device),
-            "shim" if param.callback is not None or param.is_of_shim else "torch" if isinstance(param.source, torch.Tensor) else "thinc",
+            "shim"
+            if param.callback is not None or param.is_of_shim
+            else "torch"
+            if isinstance(param.source, torch.Tensor)
+            else "thinc",
             settings.label,
             0.0 if param.group is None else self._controller.rate_to_come(param.group.id),
             {name: current(value) for name, value in settings.options.items()},
@@ -124,7 +135,9 @@ class ParamGroups:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Inside, params may come, go and change places; afterwards groups without params are gone, and the controller is told, once."""
+        """Inside, params may come, go and change places; afterwards groups without params are gone, and the controller
+        is told, once.
+        """
         self._changes += 1
         try:
             yield
@@ -139,13 +152,14 @@ class ParamGroups:
 
         params (Iterable[Param]): Params that have none yet.
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
-        RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but no such names.
+        RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
+            no such names.
         """
         if self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
-                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, fallback_params): expected an "
-                "optimizer that knows its pipeline, found one without a pipeline, so params have no lasting names. "
-                "Call optimizer.initialize(nlp) before the first update."
+                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, "
+                "fallback_params): expected an optimizer that knows its pipeline, found one without a pipeline, so "
+                "params have no lasting names. Call optimizer.initialize(nlp) before the first update."
             )
         frozen: list[Member] = []
         trained: list[Member] = []
@@ -223,7 +237,8 @@ class ParamGroups:
         for param, settings in members:
             by_key.setdefault(settings.key, []).append((param, settings))
         return [
-            (alike, self._builders[alike[0][1].algorithm].build([param for param, _ in alike], alike[0][1])) for alike in by_key.values()
+            (alike, self._builders[alike[0][1].algorithm].build([param for param, _ in alike], alike[0][1]))
+            for alike in by_key.values()
         ]
 
     def _add_built(self, members: list[Member], built: torch.optim.Optimizer) -> None:
@@ -241,11 +256,15 @@ class ParamGroups:
         self._built[i].put_in(params, settings)
 
     def take_ids(self, ids: Mapping[frozenset[str], str]) -> None:
-        """Give groups the ids that they had in the saved run: an id is the label of the group's first param, which may differ here.
+        """Give groups the ids that they had in the saved run: an id is the label of the group's first param, which may
+        differ here.
 
         ids (Mapping[frozenset[str], str]): The id of each group there by the names of its params.
         """
-        new = {group.id: ids.get(frozenset(param.name for param, _ in group.params.values()), group.id) for group in self.groups}
+        new = {
+            group.id: ids.get(frozenset(param.name for param, _ in group.params.values()), group.id)
+            for group in self.groups
+        }
         if len(set(new.values())) == len(new):
             self._controller.rename_groups(new)
             for group in self.groups:
@@ -281,7 +300,9 @@ class ParamGroups:
                 by_group.setdefault(id(group), (group, []))[1].append(param)
         found: Chosen = []
         for algorithm in self.algorithms:
-            chosen: list[tuple[TorchGroup, Sequence[Param]]] = [entry for entry in by_group.values() if entry[0].owner is algorithm]
+            chosen: list[tuple[TorchGroup, Sequence[Param]]] = [
+                entry for entry in by_group.values() if entry[0].owner is algorithm
+            ]
             if chosen:
                 found.append((algorithm.stepper, chosen))
         return found

@@ -42,15 +42,23 @@ class ParamStates:
 
     def take_over(self, built: torch.optim.Optimizer) -> None:
         """Take the states of params that another optimizer of the class made when it was built, as Adagrad does."""
-        self._optimizer.state.update((tensor, state) for tensor, state in built.state.items() if isinstance(tensor, torch.Tensor))
+        self._optimizer.state.update(
+            (tensor, state) for tensor, state in built.state.items() if isinstance(tensor, torch.Tensor)
+        )
 
     def move(self, param: Param, new: torch.Tensor) -> None:
-        """Move the state of a param to the tensor that will take the place of its own: of the same shape, anywhere, in any memory order."""
+        """Move the state of a param to the tensor that will take the place of its own: of the same shape, anywhere, in
+        any memory order.
+        """
         if param.tensor in self._optimizer.state:
             self._optimizer.state[new] = self._fit(param, self._optimizer.state.pop(param.tensor), new, param.dtype)
 
-    def inherit(self, param: Param, state: Mapping[str, Any], old: Released, on_growth: Literal["mean", "zero"]) -> None:
-        """Give a param the state of one that had its name, and perhaps another shape. RAISES (StateError): It does not fit."""
+    def inherit(
+        self, param: Param, state: Mapping[str, Any], old: Released, on_growth: Literal["mean", "zero"]
+    ) -> None:
+        """Give a param the state of one that had its name, and perhaps another shape. RAISES (StateError): It does not
+        fit.
+        """
         self.set(
             param,
             fit_param_state(
@@ -70,13 +78,25 @@ class ParamStates:
 
         RAISES (StateError): It can't be saved.
         """
-        tree: dict[str, Any] = to_tree(self.get(param), library_of(self._optimizer), f"the state of param '{param.name}'")
+        tree: dict[str, Any] = to_tree(
+            self.get(param), library_of(self._optimizer), f"the state of param '{param.name}'"
+        )
         return tree
 
-    def _fit(self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None) -> dict[str, Any]:
-        """State of a param for a tensor of the same shape: on its device, and in its memory order, where fused kernels look for it."""
+    def _fit(
+        self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
+        """State of a param for a tensor of the same shape: on its device, and in its memory order, where fused kernels
+        look for it.
+        """
         fitted = fit_param_state(
-            self.optimizer_class, state, param.shape, tensor, name=param.name, old_dtype=dtype, options=_options_of(param)
+            self.optimizer_class,
+            state,
+            param.shape,
+            tensor,
+            name=param.name,
+            old_dtype=dtype,
+            options=_options_of(param),
         )
         nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
         return fitted | map_tensors(lambda value: value.to(tensor.device), nested)

@@ -15,7 +15,8 @@ from ..schedules import Schedule
 class ParamSettings:
     """What holds for a param. Values may be schedules.
 
-    label (str): The blocks that it is from, e.g. "encoder+no_decay", with its layer where rates decay: "encoder/layer-3".
+    label (str): The blocks that it is from, e.g. "encoder+no_decay", with its layer where rates decay:
+        "encoder/layer-3".
     algorithm (int): 0: the algorithm. 1: its fallback.
     options (Mapping[str, Any]): All options of that algorithm.
     learn_rate (float | Schedule | None): None: the optimizer's.
@@ -42,7 +43,14 @@ class ParamSettings:
         """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)
         if self.policy is not None:
-            return (self.algorithm, self.policy, self.frozen_until, *map(_hashable, factors), self.joined_at, self._options_key)
+            return (
+                self.algorithm,
+                self.policy,
+                self.frozen_until,
+                *map(_hashable, factors),
+                self.joined_at,
+                self._options_key,
+            )
         scale = math.prod(factor for factor in factors if isinstance(factor, float))
         moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
         return (

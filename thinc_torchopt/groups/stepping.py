@@ -1,7 +1,7 @@
 """One step of a torch optimizer, for some of its params.
 
-A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on between
-steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
+A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on
+between steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Stepper:
         self._controller = controller
 
     def begin_step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:
-        """Write the options that schedules move, and let an algorithm that wants it change the gradients before they are measured.
+        """Write the options that schedules move, and let an algorithm that wants it change the gradients before they
+        are measured.
 
         chosen (Sequence): As for `step`.
         RAISES (ScheduleError): The algorithm does not take the value of a schedule.
@@ -56,7 +57,8 @@ class Stepper:
     def step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], grad_factor: float) -> None:
         """Update params by their gradients, at the rates that were written.
 
-        chosen (Sequence): Groups of this algorithm, with the params of each that are to be updated. Each has a gradient.
+        chosen (Sequence): Groups of this algorithm, with the params of each that are to be updated. Each has a
+            gradient.
         grad_factor (float): Scales all gradients. Rides along in fused kernels.
         """
         optimizer = self.optimizer
@@ -95,7 +97,9 @@ class Stepper:
                 group.entry[OWN_RATE] *= factors[group.id]
 
     def _step_once(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are there."""
+        """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are
+        there.
+        """
         groups = optimizer.param_groups
         if hasattr(optimizer, "base_lrs"):
             optimizer.base_lrs = [entry[FIRST_RATE] for entry in groups]
@@ -107,7 +111,9 @@ class Stepper:
     def _parts(self, group: TorchGroup, params: Sequence[Param]) -> Iterator[Sequence[torch.Tensor]]:
         """The tensors of a group in as few calls of torch's step as can be: one, but for three exceptions."""
         if group.entry.get("fused") and not group.fuses(params):
-            yield from self._parts_of_kernel(group, [param.tensor for param in params if id(param) not in group.not_fused])
+            yield from self._parts_of_kernel(
+                group, [param.tensor for param in params if id(param) not in group.not_fused]
+            )
             group.entry["fused"] = None
             yield [param.tensor for param in params if id(param) in group.not_fused]
             return
@@ -138,7 +144,8 @@ class Stepper:
 
     @torch.no_grad()
     def in_eval_form(self, groups: Iterable[TorchGroup]) -> list[tuple[Param, torch.Tensor]]:
-        """Params with copies of the values that are to be used, if those are others than the ones that are trained. Changes nothing.
+        """Params with copies of the values that are to be used, if those are others than the ones that are trained.
+        Changes nothing.
 
         groups (Iterable[TorchGroup]): All of this optimizer.
         """

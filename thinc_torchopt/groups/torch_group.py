@@ -61,7 +61,9 @@ class TorchGroup:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for example."""
+        """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for
+        example.
+        """
         settings = self.settings.options.keys() - self.owner.algorithm.trial.moves
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
 
@@ -95,7 +97,8 @@ class TorchGroup:
         return self.fuses(params) and (not self.wide or self.wide.isdisjoint(map(id, params)))
 
     def note_kernel(self, param: Param, tensor: torch.Tensor) -> None:
-        """Note whether a param can be given to the fused kernel. The group stops using the kernel if there is none for a device.
+        """Note whether a param can be given to the fused kernel. The group stops using the kernel if there is none for
+        a device.
 
         tensor (Tensor): What the param is, or will be.
         """

@@ -1,7 +1,9 @@
 """The control of learning rates. Start reading in controller.py, the only writer of the `lr` of torch's param groups.
 
-registered.py: which optimizers it has. watch.py, groups.py: what each was like when it left it. integrity.py: what has changed since.
-policies.py, by_name.py: which rate comes next. conservative.py, runtime_guards.py: how it fares. history.py, saving.py: what is kept.
+registered.py: which optimizers it has. watch.py, groups.py: what each was like when it left it. integrity.py: what has
+    changed since.
+policies.py, by_name.py: which rate comes next. conservative.py, runtime_guards.py: how it fares. history.py, saving.py:
+    what is kept.
 """
 
 from .by_name import NAMED, InRates, NamedPolicy, settings_of

@@ -1,4 +1,5 @@
-"""What stands for a policy, in a config or in `register_optimizer`: its name, a rate, several rates, a schedule, a function.
+"""What stands for a policy, in a config or in `register_optimizer`: its name, a rate, several rates, a schedule, a
+function.
 
     policy = "cosine"       falls from `max_rate` to `min_rate` along a cosine, in `total_steps`
     policy = "warmup"       rises to `max_rate`, and stays
@@ -52,7 +53,8 @@ class InRates:
     warmup_steps (int): Steps of the rise. Default: 100 for "warmup", else 0.
     warmup_factor (float): The first rate of the rise, as a part of the highest, 0 to 1.
     warmup_type ("linear" | "cosine"): The curve of the rise.
-    settings (Any): Those of the class of this name that are no rates, e.g. `total_steps` of Cosine, `metric` of Adaptive.
+    settings (Any): Those of the class of this name that are no rates, e.g. `total_steps` of Cosine, `metric` of
+        Adaptive.
     RAISES (ConfigError): An argument is out of its range.
     """
 
@@ -146,8 +148,8 @@ class PolicyReader:
         if settings or None in keys or set(keys) != set(value):
             names = [group.get("name", i) for i, group in enumerate(groups)]
             raise ConfigError(
-                f"Can't set the learn rate policies of '{where}': expected one for each of its groups {names}, and no further settings, "
-                f"found {list(value)} and {sorted(settings)}."
+                f"Can't set the learn rate policies of '{where}': expected one for each of its groups {names}, and no "
+                f"further settings, found {list(value)} and {sorted(settings)}."
             )
         return [self.read(value[key], f"{where}/{key}") for key in keys if key is not None]
 
@@ -160,8 +162,8 @@ class PolicyReader:
             return _by_name(value, where, settings)
         if settings:
             raise ConfigError(
-                f"Can't set the learn rate policy of '{where}': expected settings with a policy given by its name, found "
-                f"{sorted(settings)} with {value!r}. Give them to the policy itself."
+                f"Can't set the learn rate policy of '{where}': expected settings with a policy given by its name, "
+                f"found {sorted(settings)} with {value!r}. Give them to the policy itself."
             )
         if isinstance(value, Iterator):
             if id(value) not in self._by_iterator:
@@ -176,8 +178,8 @@ class PolicyReader:
         if not isinstance(value, type) and callable(value):
             return FromFunction(value)
         raise ConfigError(
-            f"Can't set the learn rate policy of '{where}': expected the name of a policy, a policy, a number, a list of numbers, a "
-            f"schedule or a function of the step, found {value!r}."
+            f"Can't set the learn rate policy of '{where}': expected the name of a policy, a policy, a number, a list "
+            f"of numbers, a schedule or a function of the step, found {value!r}."
         )
 
 
@@ -192,7 +194,8 @@ def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
     """A policy by name, with settings that are rates, or parts of the base as its class has them.
 
     where (str): What it is for, for messages.
-    RAISES (ConfigError): There is no such policy, or no such setting, or one is out of its range, or they are of both kinds.
+    RAISES (ConfigError): There is no such policy, or no such setting, or one is out of its range, or they are of both
+        kinds.
     """
     _check_name(name, where)
     own, in_rates = _own_settings(name), settings_of(name)
@@ -200,7 +203,8 @@ def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
     if unknown := sorted(set(settings) - set(in_rates if are_rates else own)):
         more = [] if are_rates else [setting for setting in in_rates if setting not in own]
         raise ConfigError(
-            f"Can't set the learn rate policy '{name}' of '{where}': expected settings among {in_rates if are_rates else own}, found "
+            f"Can't set the learn rate policy '{name}' of '{where}': expected settings among "
+            f"{in_rates if are_rates else own}, found "
             f"{unknown}." + (f" Settings that are learn rates instead of factors: {more}." if more else "")
         )
     return InRates(name, **settings) if are_rates else NAMED[name](**settings)
@@ -210,8 +214,8 @@ def _check_name(name: Any, where: str) -> None:
     """RAISES (ConfigError): There is no policy of that name."""
     if not isinstance(name, str) or name not in NAMED:
         raise ConfigError(
-            f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, NAMED))}, found {name!r}. A number, a "
-            "list, a schedule or a function of the step can be given as such."
+            f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, NAMED))}, found "
+            f"{name!r}. A number, a list, a schedule or a function of the step can be given as such."
         )
 
 

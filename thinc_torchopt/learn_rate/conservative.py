@@ -1,7 +1,8 @@
 """How the learn rate controller fares: a circuit breaker, which also says when learning rates are conservative.
 
-Two things are counted. What the machine is to blame for, a step that is too slow for example, opens the breaker, and that is all. What
-other code writes to param groups opens it too; and so many of these in a row turn conservative mode on. That is counted in steps and not in
+Two things are counted. What the machine is to blame for, a step that is too slow for example, opens the breaker, and
+that is all. What other code writes to param groups opens it too; and so many of these in a row turn conservative mode
+on. That is counted in steps and not in
 seconds: a run that is resumed, or made on a slower machine, has the same rates.
 """
 
@@ -30,11 +31,11 @@ logger = logging.getLogger("thinc_torchopt.learn_rate")
 class CircuitBreaker:
     """Counts failures, and clean steps.
 
-    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but some time ago; a clean step
-    closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
+    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but some
+    time ago; a clean step closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
 
-    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a row, and ends after
-    a hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
+    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a
+    row, and ends after a hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
 
     failures (int): So many in a row, without a clean step in between, open it, or begin conservative mode.
     recovery_seconds (float): How long it stays open.
@@ -113,10 +114,10 @@ class CircuitBreaker:
         self.times += 1
         self._steps, self._writes = 0, 1
         logger.warning(
-            "Learn rates are conservative from step %d on: other code keeps writing to the param groups. From now on such writes are "
-            "undone without a warning each. Learn rates may fall but not rise for %d steps, and then follow their schedules again. "
-            "Conservative mode ends after %d steps in a row without such writes. Find the code that writes there, often a torch "
-            "scheduler, and remove it.",
+            "Learn rates are conservative from step %d on: other code keeps writing to the param groups. From now on "
+            "such writes are undone without a warning each. Learn rates may fall but not rise for %d steps, and then "
+            "follow their schedules again. Conservative mode ends after %d steps in a row without such writes. Find "
+            "the code that writes there, often a torch scheduler, and remove it.",
             step,
             HELD_STEPS,
             CLEAN_STEPS,
@@ -136,7 +137,9 @@ class CircuitBreaker:
     def _end_conservative_step(self, step: int, *, is_clean: bool) -> None:
         self._steps += 1
         if self._steps % REPORT_STEPS == 0 and self._writes:
-            message = "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
+            message = (
+                "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
+            )
             logger.warning(message, self._writes, REPORT_STEPS, step)
             self._writes = 0
         self._clean_steps += is_clean
@@ -145,7 +148,9 @@ class CircuitBreaker:
             self._clean_steps = 0
             self.reset()
             logger.info(
-                "Conservative mode ended after step %d: no other code wrote to the param groups in the last %d steps.", step, CLEAN_STEPS
+                "Conservative mode ended after step %d: no other code wrote to the param groups in the last %d steps.",
+                step,
+                CLEAN_STEPS,
             )
 
     # ------------------------------------------------------------------ saving
@@ -186,6 +191,7 @@ class CircuitBreaker:
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"Can't load the state of a circuit breaker: expected what its state_dict gives, found {error!r} in {state!r}."
+                f"Can't load the state of a circuit breaker: expected what its state_dict gives, found {error!r} in "
+                f"{state!r}."
             ) from None
         vars(self).update(loaded)

@@ -8,11 +8,12 @@
         optimizer.step()
         optimizer.zero_grad()
 
-Each `step` first verifies that every param group is as the controller left it, then writes the rates that the groups' policies (see
-policies.py) give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
+Each `step` first verifies that every param group is as the controller left it, then writes the rates that the groups'
+policies (see policies.py) give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
 
-*conservative mode*: begins when other code keeps writing and a circuit breaker opens. Writes are then undone without warnings, and counted.
-For a hundred steps rates may fall but not rise; then they follow the policies again. The mode ends after a hundred clean steps.
+*conservative mode*: begins when other code keeps writing and a circuit breaker opens. Writes are then undone without
+warnings, and counted. For a hundred steps rates may fall but not rise; then they follow the policies again. The mode
+ends after a hundred clean steps.
 """
 
 from __future__ import annotations
@@ -43,19 +44,22 @@ SAMPLED_STEPS = 10
 
 
 class LearnRateController(Registered):
-    """Owns the learning rates of torch optimizers. See the module's docstring. Not for several threads, and not pickled.
+    """Owns the learning rates of torch optimizers. See the module's docstring. Not for several threads, and not
+    pickled.
 
-    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Put the value back, and warn once per
-        group; or let the policy go on from the value found; or raise LearnRateIntegrityError.
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Put the value back, and
+        warn once per group; or let the policy go on from the value found; or raise LearnRateIntegrityError.
     breaker (CircuitBreaker): Opens after three failures in a row, by default.
     clock (Callable): The time of snapshots, in seconds.
-    enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the next `step`.
+    enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the
+        next `step`.
     runtime_budgets (Mapping[str, float]): Milliseconds by kind, in place of `BUDGETS`: see runtime_guards.py.
     timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
     RAISES (ConfigError): An invalid argument.
 
-    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by others were found),
-    `guards` (budgets of time), `scale` (multiplies all rates from the next step on; 1 unless it is set).
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by
+    others were found), `guards` (budgets of time), `scale` (multiplies all rates from the next step on; 1 unless it is
+    set).
     """
 
     def __init__(
@@ -70,7 +74,10 @@ class LearnRateController(Registered):
     ):
         Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
         self.on_outside_write: OnOutsideWrite = on_outside_write
-        super().__init__(CircuitBreaker() if breaker is None else breaker, RuntimeGuards(enable_runtime_guards, runtime_budgets, timer))
+        super().__init__(
+            CircuitBreaker() if breaker is None else breaker,
+            RuntimeGuards(enable_runtime_guards, runtime_budgets, timer),
+        )
         self.history = History()
         self.outside_writes = 0
         self.scale = 1.0
@@ -78,15 +85,17 @@ class LearnRateController(Registered):
 
     # ------------------------------------------------------------------ one step
 
-    def step(self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0) -> dict[str, float]:
+    def step(
+        self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0
+    ) -> dict[str, float]:
         """Write the rates of the step that comes.
 
         epoch (float): For the history.
         metrics (Mapping[str, float]): For policies that go by them.
         scale (float): Multiplies all rates, of this step only; beside `self.scale`.
         RETURNS (dict[str, float]): The rates that were written, by group.
-        RAISES (ConfigError): A policy gives an invalid rate. Nothing was written. (LearnRateIntegrityError): Other code wrote to a
-            group, and `on_outside_write` is "raise".
+        RAISES (ConfigError): A policy gives an invalid rate. Nothing was written. (LearnRateIntegrityError): Other code
+            wrote to a group, and `on_outside_write` is "raise".
         """
         started = self.guards.timer()
         optimizers, groups = self._optimizers.values(), self._groups.values()
@@ -124,7 +133,9 @@ class LearnRateController(Registered):
         RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
         """
         if not isinstance(metrics, Mapping):
-            raise ConfigError(f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}.")
+            raise ConfigError(
+                f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
+            )
         for source in self._observing:
             source.observe(metrics)
 
@@ -134,7 +145,8 @@ class LearnRateController(Registered):
         return bool(self._observing)
 
     def put_back(self, name: str) -> dict[str, float]:
-        """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes that the policy's.
+        """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes
+        that the policy's.
 
         name (str): The optimizer's.
         RETURNS (dict[str, float]): By which factor the rate had changed, by group.
@@ -158,7 +170,9 @@ class LearnRateController(Registered):
 
     @property
     def overruns(self) -> dict[str, int]:
-        """What took longer than its budget, and how often: of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
+        """What took longer than its budget, and how often: of "rate_step", "integrity_check", "state_preservation",
+        "adding_params".
+        """
         return dict(self.guards.overruns)
 
     def verify(self) -> list[LearnRateIntegrityError]:
@@ -218,7 +232,8 @@ class LearnRateController(Registered):
     # ------------------------------------------------------------------ integrity
 
     def check_rates(self, name: str) -> None:
-        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it steps.
+        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it
+        steps.
 
         RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
         """
@@ -268,7 +283,9 @@ class LearnRateController(Registered):
         for difference in differences:
             if difference.kind == "learn_rate":
                 watched = self._groups[difference.group]
-                if how == "restore" or not 0.0 <= difference.found < math.inf:  # what can't be a rate is put back in any case
+                if (
+                    how == "restore" or not 0.0 <= difference.found < math.inf
+                ):  # what can't be a rate is put back in any case
                     self._write(watched, watched.applied_rate)
                 else:
                     watched.adopt(difference.found)
@@ -283,13 +300,21 @@ class LearnRateController(Registered):
             if error.what in watched.warned_of:
                 return
             watched.warned_of.add(error.what)
-        done = "The change was undone." if error.what == "taken_out" or (restores and error.can_be_undone) else "The change is kept."
+        done = (
+            "The change was undone."
+            if error.what == "taken_out" or (restores and error.can_be_undone)
+            else "The change is kept."
+        )
         if error.what == "group" and watched is not None:
             done = "It gets the default learn rate." if restores else "It keeps its learn rate."
         warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 
     def _before_step(
-        self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        watched_optimizer: WatchedOptimizer,
+        optimizer: torch.optim.Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Hooked | None:
         """Runs before each step of an optimizer: verifies, and takes the gradients of frozen params away."""
         self._check([watched_optimizer])

@@ -1,6 +1,7 @@
 """Param groups as the learn rate controller left them: what each one is, where it stands, and what its rate should be.
 
-*identity*: what a group is: the names and shapes of its params, and its options. Its rate and its place are not part of it.
+*identity*: what a group is: the names and shapes of its params, and its options. Its rate and its place are not part of
+it.
 
 Nothing here writes a rate.
 """

@@ -42,7 +42,10 @@ class History(deque[Snapshot]):
         for epoch, step, rates, checksums, time in self:
             place = places.setdefault(tuple(checksums.items()), len(places))
             snapshots.append([epoch, step, place, list(rates.values()), time])
-        return {"layouts": [{"ids": [id for id, _ in of], "checksums": [sum for _, sum in of]} for of in places], "snapshots": snapshots}
+        return {
+            "layouts": [{"ids": [id for id, _ in of], "checksums": [sum for _, sum in of]} for of in places],
+            "snapshots": snapshots,
+        }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> History:

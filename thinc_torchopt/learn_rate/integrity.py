@@ -9,7 +9,8 @@ from ..errors import LearnRateIntegrityError
 from .groups import Group, WatchedGroup, rate_of, same_options
 from .watch import WatchedOptimizer
 
-# What is said of each kind of difference, and what to do. `what` of the errors is the kind, or "group" for one that came or is gone.
+# What is said of each kind of difference, and what to do. `what` of the errors is the kind, or "group" for one that
+# came or is gone.
 _SAID = {
     "learn_rate": (
         "Learn rate of param group '{group}' was changed outside its schedule",
@@ -25,7 +26,8 @@ _SAID = {
     ),
     "params": (
         "Params of group '{group}' were changed",
-        "If that is intended, call refresh('{optimizer}') afterwards. For new params, call add_params, which warms them up.",
+        "If that is intended, call refresh('{optimizer}') afterwards. For new params, call add_params, which warms "
+        "them up.",
     ),
     "options": (
         "Options of param group '{group}' were changed",
@@ -67,7 +69,9 @@ class Difference:
         fact, advice = (text.format(group=self.group, optimizer=self.optimizer) for text in _SAID[self.kind])
         fact = f"{fact} at step {step}: expected {_text(self.expected)}, found {_text(self.found)}."
         what = "group" if self.kind in ("came", "gone") else self.kind
-        return LearnRateIntegrityError(fact, advice, group=self.group, step=step, what=what, expected=self.expected, found=self.found)
+        return LearnRateIntegrityError(
+            fact, advice, group=self.group, step=step, what=what, expected=self.expected, found=self.found
+        )
 
 
 def find(of: WatchedOptimizer) -> list[Difference]:
@@ -96,7 +100,11 @@ def find(of: WatchedOptimizer) -> list[Difference]:
             add("moved" if of.only_moved(pairs) else "params", watched.id, *_labels(of, watched, group))
         changed = [name for name, option in watched.options.items() if not same_options(group.get(name), option)]
         if changed:
-            add("options", watched.id, *({name: options.get(name) for name in changed} for options in (watched.options, group)))
+            add(
+                "options",
+                watched.id,
+                *({name: options.get(name) for name in changed} for options in (watched.options, group)),
+            )
     in_order = [watched for watched in of.groups if watched in here]
     for place, (wanted, now) in enumerate(zip(in_order, known)):
         if wanted is not now:
@@ -124,7 +132,10 @@ def _labels(of: WatchedOptimizer, watched: WatchedGroup, group: Group) -> tuple[
     if ids_expected != ids_found:
         expected = [param for param in expected if id(param) not in ids_found]
         found = [param for param in found if id(param) not in ids_expected]
-    new = [known.get(id(param)) or of.param_names.get(param) or f"a new one of shape {tuple(param.shape)}" for param in found]
+    new = [
+        known.get(id(param)) or of.param_names.get(param) or f"a new one of shape {tuple(param.shape)}"
+        for param in found
+    ]
     return [known[id(param)] for param in expected], new
 
 

@@ -1,4 +1,6 @@
-"""Params that come to an optimizer in mid-training: whether it can take them, and the state that its class would have made for them."""
+"""Params that come to an optimizer in mid-training: whether it can take them, and the state that its class would have
+made for them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .policies import Policy
 from .watch import WatchedOptimizer
 
 
-def append_group(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], policy: Policy, options: Mapping[str, Any]) -> Group:
+def append_group(
+    to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], policy: Policy, options: Mapping[str, Any]
+) -> Group:
     """Put new params into a group of their own, behind the others.
 
     parent (WatchedGroup): The group that they follow.
@@ -42,13 +46,21 @@ def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
     for i, watched in enumerate(to.groups):
         if place == watched.id or (place == i and not isinstance(place, bool)):
             if watched.is_frozen:
-                _refuse(to, f"a parent that learns, found '{watched.id}', which is frozen: a tenth of its rate is 0. Name another parent")
+                _refuse(
+                    to,
+                    f"a parent that learns, found '{watched.id}', which is frozen: a tenth of its rate is 0. Name "
+                    "another parent",
+                )
             return watched
     _refuse(to, f"a parent among {[watched.id for watched in to.groups]}, or its index, found {parent!r}")
 
 
-def _check(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]) -> list[torch.Tensor]:
-    """Check that an optimizer can take new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It can't."""
+def _check(
+    to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]
+) -> list[torch.Tensor]:
+    """Check that an optimizer can take new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It
+    can't.
+    """
     if isinstance(to.optimizer, torch.optim.LBFGS):
         _refuse(to, "an optimizer that takes several param groups, found LBFGS")
     if not given:
@@ -64,19 +76,26 @@ def _check(to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options
             _refuse(to, f"tensors, found {tensor!r} at place {i}")
         if has_names != isinstance(param, tuple):
             _refuse(
-                to, f"{'pairs of name and param' if has_names else 'params without names'}, as it has already, found others at place {i}"
+                to,
+                f"{'pairs of name and param' if has_names else 'params without names'}, as it has already, found "
+                f"others at place {i}",
             )
         if not tensor.is_leaf:
-            _refuse(to, f"leaf tensors, found one of shape {tuple(tensor.shape)} at place {i} that was computed from others")
+            _refuse(
+                to, f"leaf tensors, found one of shape {tuple(tensor.shape)} at place {i} that was computed from others"
+            )
         if id(tensor) in known:
-            _refuse(to, f"params that are new, found one of shape {tuple(tensor.shape)} at place {i} that it has already")
+            _refuse(
+                to, f"params that are new, found one of shape {tuple(tensor.shape)} at place {i} that it has already"
+            )
         known.add(id(tensor))
         tensors.append(tensor)
     return tensors
 
 
 def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
-    """Make the state that a class makes when it is built, as Adagrad does, but not when params are added: build, and take it over.
+    """Make the state that a class makes when it is built, as Adagrad does, but not when params are added: build, and
+    take it over.
 
     options (Mapping[str, Any]): Those of the group that the params will be in, with a `lr`.
     """

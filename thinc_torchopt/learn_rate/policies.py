@@ -1,15 +1,16 @@
 """Policies: the learning rate of a param group at each step.
 
-A policy has a method `rate(step, base)`: the step is counted from 0, from when the group was registered, and `base` is the rate that
-the group had then. It may also have
-- `observe(metrics)`: called with the metrics that a step of the controller is given, before the rates of that step are asked for;
+A policy has a method `rate(step, base)`: the step is counted from 0, from when the group was registered, and `base` is
+the rate that the group had then. It may also have
+- `observe(metrics)`: called with the metrics that a step of the controller is given, before the rates of that step are
+  asked for;
 - `advance()`: called once after each step of the controller, however many groups share the policy;
 - `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises what loading would;
 - `source`: another policy, which is told and saved in its place, once however many policies have it;
 - `kind`: what states call it, if that is not its class.
 
-`Cosine`, `Warmup`, `Adaptive` and `Frozen` give the base times a factor; `Constant`, `FromSchedule` and `FromFunction` rates of their own.
-by_name.py has the policies that a config names, which go between two rates.
+`Cosine`, `Warmup`, `Adaptive` and `Frozen` give the base times a factor; `Constant`, `FromSchedule` and `FromFunction`
+rates of their own. by_name.py has the policies that a config names, which go between two rates.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Policy(Protocol):
     def rate(self, step: int, base: float) -> float: ...
 
 
-# What may be given for a policy. A float is a constant rate, a list or iterator one rate a step, a function one of the step.
+# What may be given for a policy. A float is a constant rate, a list or iterator one rate a step, a function one of the
+# step.
 PolicyLike = Union[str, float, list[float], Iterator[Any], Callable[[int], float], Policy]
 
 
@@ -164,7 +166,8 @@ class Adaptive:
             value = float(found)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"Can't use the learn rate policy 'adaptive': expected the metric '{self.metric}' to be a number, found {found!r}."
+                f"Can't use the learn rate policy 'adaptive': expected the metric '{self.metric}' to be a number, "
+                f"found {found!r}."
             ) from None
         before = self.reductions
         self._plateau.observe(value)
@@ -172,7 +175,12 @@ class Adaptive:
             self._rates.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "bad": self._plateau.bad, "cooling": self._plateau.cooling, "reductions": self.reductions}
+        return {
+            "best": self.best,
+            "bad": self._plateau.bad,
+            "cooling": self._plateau.cooling,
+            "reductions": self.reductions,
+        }
 
     def check_state_dict(self, state: Any) -> None:
         check = Section("the learn rate policy 'adaptive'", takes_texts=False, verb="load")
@@ -185,7 +193,11 @@ class Adaptive:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state_dict(state)
         self._plateau.best = self._worst if state["best"] is None else state["best"]
-        self._plateau.bad, self._plateau.cooling, self._plateau.value = state["bad"], state["cooling"], state["reductions"]
+        self._plateau.bad, self._plateau.cooling, self._plateau.value = (
+            state["bad"],
+            state["cooling"],
+            state["reductions"],
+        )
         self._rates.clear()
 
 
@@ -225,7 +237,9 @@ class FromSchedule:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule, at the step that comes. It moves no sooner than it must, so as not to warn of an end at the very last step."""
+        """The schedule, at the step that comes. It moves no sooner than it must, so as not to warn of an end at the
+        very last step.
+        """
         if self._is_due:
             self._is_due = False
             self._schedule.step()
@@ -245,7 +259,9 @@ class FromSchedule:
         return {"schedule": self._schedule.state_dict(), "is_due": self._is_due}
 
     def check_state_dict(self, state: Any) -> None:
-        Section(f"the schedule of '{self._schedule.name}'", verb="load").parts("policy_state", state, ("schedule", "is_due"))
+        Section(f"the schedule of '{self._schedule.name}'", verb="load").parts(
+            "policy_state", state, ("schedule", "is_due")
+        )
         self._schedule.check_state_dict(state["schedule"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,9 @@ from .watch import Hooked, WatchedOptimizer, warn_of_steps
 
 
 class Registered(ABC):
-    """The part of the controller that knows which optimizers and groups there are. See LearnRateController for what is public."""
+    """The part of the controller that knows which optimizers and groups there are. See LearnRateController for what is
+    public.
+    """
 
     def __init__(self, breaker: CircuitBreaker, guards: RuntimeGuards):
         self.breaker = breaker
@@ -42,7 +44,11 @@ class Registered(ABC):
 
     @abstractmethod
     def _before_step(
-        self, watched_optimizer: WatchedOptimizer, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        watched_optimizer: WatchedOptimizer,
+        optimizer: torch.optim.Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Hooked | None:
         """Runs before each step of an optimizer."""
 
@@ -64,27 +70,32 @@ class Registered(ABC):
 
         name (str): What ids of its groups begin with.
         optimizer (torch.optim.Optimizer): Any.
-        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered by metrics, or
-            "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a dict with any of these for each
-            group, by the group's index or its own "name".
+        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered
+            by metrics, or "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a
+            dict with any of these for each group, by the group's index or its own "name".
         moving (Collection[str]): Options of its groups that others may write, e.g. because a schedule moves them.
         param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
-        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen params from being
-            updated. Without it, call `step` before each, and read of `frozen` only that the rate is 0.
-        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`, which makes new
-            ones, they stand there again with what was loaded, and those that somebody takes out come back.
+        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen
+            params from being updated. Without it, call `step` before each, and read of `frozen` only that the rate is
+            0.
+        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`,
+            which makes new ones, they stand there again with what was loaded, and those that somebody takes out come
+            back.
         settings (Any): Those of a policy that is given by its name: see by_name.py.
         RETURNS (list[str]): The ids of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
         """
         if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found {type(optimizer).__name__}."
+                f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found "
+                f"{type(optimizer).__name__}."
             )
         for other in self._optimizers.values():
             if other.name == name or other.optimizer is optimizer:
                 taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
-                raise ConfigError(f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first.")
+                raise ConfigError(
+                    f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first."
+                )
         added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
         if not isinstance(policy, Mapping):
@@ -108,17 +119,23 @@ class Registered(ABC):
         self._forget(gone.groups)
 
     def replace_optimizer(
-        self, old: str | torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[torch.Tensor, str] | None = None
+        self,
+        old: str | torch.optim.Optimizer,
+        new: torch.optim.Optimizer,
+        *,
+        param_names: Mapping[torch.Tensor, str] | None = None,
     ) -> None:
-        """Let another optimizer take the place of one, because its model has grown for example: under the same name, and each of its groups
-        under the id, policy, position and history of that which stands there in the old one. It gets the rates that were written last.
+        """Let another optimizer take the place of one, because its model has grown for example: under the same name,
+        and each of its groups under the id, policy, position and history of that which stands there in the old one. It
+        gets the rates that were written last.
 
         Who steps the old one afterwards is warned, once.
 
         old (str | torch.optim.Optimizer): One that is registered, or its name.
         new (torch.optim.Optimizer): With as many param groups, in the same order.
         param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
-        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has changed then.
+        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has
+            changed then.
         """
         moved = self._optimizer(old)
         replaced = moved.optimizer
@@ -126,11 +143,14 @@ class Registered(ABC):
         if not isinstance(new, torch.optim.Optimizer) or len(new.param_groups) != n_groups:
             found = type(new).__name__ if groups is None else f"one with {len(groups)}"
             raise ConfigError(
-                f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, found {found}. Build it "
-                "by preserve_optimizer_state, or unregister the old one and register the new one."
+                f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, "
+                f"found {found}. Build it by preserve_optimizer_state, or unregister the old one and register the new "
+                "one."
             )
         if any(other.optimizer is new for other in self._optimizers.values()):
-            raise ConfigError(f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already.")
+            raise ConfigError(
+                f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already."
+            )
         moved.unhook()
         if param_names is not None and moved.param_names:
             moved.param_names = param_names
@@ -142,7 +162,8 @@ class Registered(ABC):
         warn_of_steps(replaced, moved.name, self.step_count)
 
     def refresh(self, name: str) -> None:
-        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still verified.
+        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still
+        verified.
 
         A group that came keeps the rate that it has; for another policy, call `add_group` first.
 
@@ -153,7 +174,8 @@ class Registered(ABC):
     def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
         """Take the groups of an optimizer as they now are, except for their rates.
 
-        at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the first one.
+        at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the
+            first one.
         """
         first = next(iter(of.groups), None)
         policy = of.policy if first is None or of.policy is not None else first.policy
@@ -164,7 +186,9 @@ class Registered(ABC):
                 return self._watch(of, group, Constant(rate), rate)
             base, start = (rate, self.step_count) if first is None else (first.base, first.start)
             made = self._watch(of, group, policy, base, start=start)
-            made.rate = first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
+            made.rate = (
+                first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
+            )
             self._write(made, made.rate)
             return made
 
@@ -190,14 +214,15 @@ class Registered(ABC):
         param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
         adopted (tuple): Of a group that was there before in its place: see `adopted`.
         RETURNS (str): The id.
-        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the rate can't be.
+        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the
+            rate can't be.
         """
         of = self._optimizer(name)
         place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
         if place is None or any(watched.group is group for watched in of.groups) or id in self._groups:
             raise ConfigError(
-                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, and a new id, "
-                f"found {id!r} of {sorted(self._groups)}."
+                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is "
+                f"new, and a new id, found {id!r} of {sorted(self._groups)}."
             )
         if param_names is not None:
             of.param_names = param_names
@@ -209,7 +234,9 @@ class Registered(ABC):
         return made.id
 
     def adopted(self, id: str) -> tuple[float, float | None]:
-        """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's, or None."""
+        """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's,
+        or None.
+        """
         watched = self._groups[id]
         return watched.factor, watched.held_rate
 
@@ -231,25 +258,30 @@ class Registered(ABC):
         policy: PolicyLike | None = None,
         **settings: Any,
     ) -> str:
-        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which they warm up.
+        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which
+        they warm up.
 
         optimizer (str | torch.optim.Optimizer): One that is registered.
         params (Iterable): Tensors, or pairs of name and tensor, as torch takes them.
-        parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the first one.
+        parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the
+            first one.
         warmup_steps (int): Steps of the rise, from a hundredth of that rate.
         options (Mapping[str, Any]): Options that differ from the parent's.
-        policy (PolicyLike): How they go on from there: "adaptive", for example, with the same warm-up. Its base is a tenth of the parent's
-            rate. Default: they stay there.
+        policy (PolicyLike): How they go on from there: "adaptive", for example, with the same warm-up. Its base is a
+            tenth of the parent's rate. Default: they stay there.
         settings (Any): Arguments of a policy that is given by its name.
         RETURNS (str): The id of the group.
-        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such optimizer, parent or option.
+        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such
+            optimizer, parent or option.
         """
         started = self.guards.timer()
         to = self._optimizer(optimizer)
         above = find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
             settings = {"warmup_steps": warmup_steps, **settings}
-        policy = Warmup(warmup_steps) if policy is None and not settings else self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
+        policy = (
+            Warmup(warmup_steps) if policy is None and not settings else self._reader.read(policy, to.name, settings)
+        )  # type: ignore[arg-type]
         group = append_group(to, above, list(params), policy, options or {})
         to.groups.append(self._watch(to, group, policy, rate_of(group), parent=above))
         self._changed(to)
@@ -257,7 +289,8 @@ class Registered(ABC):
         return to.groups[-1].id
 
     def took(self, kind: str, started: float) -> None:
-        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to the breaker.
+        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to
+        the breaker.
 
         kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
         """
@@ -276,11 +309,15 @@ class Registered(ABC):
             if wanted == name or watched.optimizer is wanted:
                 return watched
         found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
-        raise ConfigError(f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first.")
+        raise ConfigError(
+            f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first."
+        )
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The identity of each group: the names and shapes of its params, and its options. Another dict after each change."""
+        """The identity of each group: the names and shapes of its params, and its options. Another dict after each
+        change.
+        """
         if self._checksums is None:
             self._checksums = {id: watched.identity.checksum for id, watched in self._groups.items()}
         return self._checksums
@@ -296,9 +333,15 @@ class Registered(ABC):
         parent: WatchedGroup | None = None,
         id: str | None = None,
     ) -> WatchedGroup:
-        """Count a group in. Its place in `of.groups` is the caller's business. The arguments are those of WatchedGroup."""
+        """Count a group in. Its place in `of.groups` is the caller's business. The arguments are those of
+        WatchedGroup.
+        """
         made = WatchedGroup(
-            of.new_id(group, self._groups) if id is None else id, policy, base, self.step_count if start is None else start, parent
+            of.new_id(group, self._groups) if id is None else id,
+            policy,
+            base,
+            self.step_count if start is None else start,
+            parent,
         )
         self._groups[made.id] = of.watch(made, group)
         return made
@@ -313,7 +356,9 @@ class Registered(ABC):
                 self._write(watched, watched.applied_rate)
             seen.add(id(watched.lr_tensor))
         self._checksums = None
-        sources = {id(source): source for source in (source_of(watched.policy) for watched in self._groups.values())}.values()
+        sources = {
+            id(source): source for source in (source_of(watched.policy) for watched in self._groups.values())
+        }.values()
         self._observing = [source for source in sources if hasattr(source, "observe")]
         self._advancing = [source for source in sources if hasattr(source, "advance")]
 

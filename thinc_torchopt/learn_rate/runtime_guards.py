@@ -37,7 +37,12 @@ class RuntimeGuards:
     Public: `overruns` (how many there were, by kind; only kinds that had some).
     """
 
-    def __init__(self, enabled: bool = True, budgets: Mapping[str, float] | None = None, timer: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        enabled: bool = True,
+        budgets: Mapping[str, float] | None = None,
+        timer: Callable[[], float] = time.monotonic,
+    ):
         given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
         if unknown := sorted(set(given) - set(BUDGETS)):
             OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
@@ -66,8 +71,9 @@ class RuntimeGuards:
         self.overruns[kind] = self.overruns.get(kind, 0) + 1
         if self.overruns[kind] == 1:
             logger.warning(
-                "%s took %.3g ms at step %d, with %d param groups and %d params: expected at most %g ms. Nothing else changes. More of "
-                "this is counted in controller.overruns. Perhaps the machine was busy; runtime_budgets sets other limits.",
+                "%s took %.3g ms at step %d, with %d param groups and %d params: expected at most %g ms. Nothing else "
+                "changes. More of this is counted in controller.overruns. Perhaps the machine was busy; "
+                "runtime_budgets sets other limits.",
                 _WHAT[kind],
                 milliseconds,
                 step,

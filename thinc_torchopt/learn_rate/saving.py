@@ -29,13 +29,14 @@ def check_state(state: Any, parts: Collection[str], here: Mapping[str, WatchedGr
     other = {id: found for id, found in identities.items() if saved[id] not in (found.checksum, found.checksum_as(""))}
     if other and _are_swapped(other, saved):
         raise ConfigError(
-            f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in which they were "
-            "saved, found them in another. Build the optimizer with the groups in the same order."
+            f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in "
+            "which they were saved, found them in another. Build the optimizer with the groups in the same order."
         )
     if other and not may_grow:
         warnings.warn(
             LearnRateWarning(
-                f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their learn rates are kept."
+                f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. Their "
+                "learn rates are kept."
             ),
             stacklevel=3,
         )
@@ -45,7 +46,9 @@ def _are_swapped(identities: Mapping[str, GroupIdentity], saved: Mapping[str, st
     """Whether each saved checksum is that of another group. Both are by id."""
     left = list(identities.values())
     for id in identities:
-        found = next((identity for identity in left if saved[id] in (identity.checksum_as(id), identity.checksum_as(""))), None)
+        found = next(
+            (identity for identity in left if saved[id] in (identity.checksum_as(id), identity.checksum_as(""))), None
+        )
         if found is None:
             return False
         left.remove(found)
@@ -54,10 +57,13 @@ def _are_swapped(identities: Mapping[str, GroupIdentity], saved: Mapping[str, st
 
 def _check_keys(what: str, expected: Collection[str], found: Any) -> None:
     if not isinstance(found, Mapping):
-        raise ConfigError(f"Can't load the state of the learn rate controller: expected a dict of {what}, found {found!r}.")
+        raise ConfigError(
+            f"Can't load the state of the learn rate controller: expected a dict of {what}, found {found!r}."
+        )
     missing, unexpected = [key for key in expected if key not in found], [key for key in found if key not in expected]
     if missing or unexpected:
         raise ConfigError(
-            f"Can't load the state of the learn rate controller: expected the {what} {sorted(expected)}, found none for {missing}, and "
-            f"unexpected ones for {unexpected}. Register the same optimizers, and add the same params, before you load."
+            f"Can't load the state of the learn rate controller: expected the {what} {sorted(expected)}, found none "
+            f"for {missing}, and unexpected ones for {unexpected}. Register the same optimizers, and add the same "
+            "params, before you load."
         )

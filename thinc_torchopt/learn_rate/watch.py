@@ -107,13 +107,16 @@ class WatchedOptimizer:
     def pairs(self) -> Pairs:
         """Each group that there is now, with what we know of it.
 
-        The same dict is the same group. So is a new dict around the same params: `optimizer.load_state_dict` makes such.
+        The same dict is the same group. So is a new dict around the same params: `optimizer.load_state_dict` makes
+        such.
         """
         groups = self.optimizer.param_groups
         by_dict = {id(watched.group): watched for watched in self.groups}
         left = set(by_dict) - set(map(id, groups))
         by_params = {tuple(map(id, by_dict[i].params)): by_dict[i] for i in left}
-        return [(by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups]
+        return [
+            (by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups
+        ]
 
     def only_moved(self, pairs: Pairs) -> bool:
         """Whether the groups have the same params as before, if not each its own."""
@@ -138,7 +141,9 @@ class WatchedOptimizer:
             self.optimizer.param_groups[:] = [group_of[watched] for watched in in_order] + came
 
     def reclaim(self) -> None:
-        """Where a new dict took the place of one that its owner keeps, put its content into that, and that in its place."""
+        """Where a new dict took the place of one that its owner keeps, put its content into that, and that in its
+        place.
+        """
         groups = self.optimizer.param_groups
         for place, (watched, group) in enumerate(self.pairs()):
             if watched is not None and group is not watched.group:
@@ -211,7 +216,9 @@ class WatchedOptimizer:
             _drop_grads(frozen)
             return loss
 
-        return (args[0], without_frozen, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
+        return (args[0], without_frozen, *args[2:]), {
+            name: value for name, value in kwargs.items() if name != "closure"
+        }
 
     def _names(self, group: Group) -> tuple[str, ...]:
         params, torchs = group["params"], group.get("param_names")
@@ -221,7 +228,9 @@ class WatchedOptimizer:
 
 
 def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
-    """What an optimizer is built with. Keys of its groups that are not among these are its own, counters for example."""
+    """What an optimizer is built with. Keys of its groups that are not among these are its own, counters for
+    example.
+    """
     names: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -236,8 +245,9 @@ def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None
         hook.remove()
         warnings.warn(
             LearnRateWarning(
-                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that. It trains the old params, and "
-                "nothing sets its learning rates. Step the new one, which preserve_optimizer_state returned."
+                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that. It trains "
+                "the old params, and nothing sets its learning rates. Step the new one, which "
+                "preserve_optimizer_state returned."
             ),
             stacklevel=4,
         )

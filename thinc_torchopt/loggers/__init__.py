@@ -1,4 +1,6 @@
-"""Loggers for spaCy's `[training.logger]`: the console (console.py), JSON lines (jsonl.py), TensorBoard (tensorboard.py)."""
+"""Loggers for spaCy's `[training.logger]`: the console (console.py), JSON lines (jsonl.py), TensorBoard
+(tensorboard.py).
+"""
 
 from .console import ConsoleLogger
 from .jsonl import JSONLinesLogger

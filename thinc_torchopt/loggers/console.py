@@ -30,13 +30,15 @@ def ConsoleLogger(
     console_output: bool = True,
     output_file: Optional[Union[str, Path]] = None,
 ) -> Logger:
-    """spaCy's table, with the learning rate and the norm of the gradients. Registered as `thinc-torchopt.ConsoleLogger.v1`.
+    """spaCy's table, with the learning rate and the norm of the gradients. Registered as
+    `thinc-torchopt.ConsoleLogger.v1`.
 
-    spaCy's columns come first and are spaCy's own, to the character. The header comes with the first row, when the param groups are
-    known, and again when they change. Where updates were skipped since the row before, the row ends by saying how many.
+    spaCy's columns come first and are spaCy's own, to the character. The header comes with the first row, when the
+    param groups are known, and again when they change. Where updates were skipped since the row before, the row ends by
+    saying how many.
 
-    progress_bar ("train" | "eval" | None): Show the steps until the end of the training or until the next evaluation, with the rate.
-        Not shown where stderr is no terminal.
+    progress_bar ("train" | "eval" | None): Show the steps until the end of the training or until the next evaluation,
+        with the rate. Not shown where stderr is no terminal.
     console_output (bool): Show the table. Without it there is no progress bar either.
     output_file (str | Path | None): As in spacy.ConsoleLogger.v3, which writes it.
     RETURNS (Callable): For [training.logger].
@@ -44,12 +46,14 @@ def ConsoleLogger(
     """
     if progress_bar not in (None, "train", "eval"):
         raise ConfigError(
-            "Can't set 'progress_bar' in the block of 'thinc-torchopt.ConsoleLogger.v1': expected \"train\", \"eval\" or null, "
-            f"found {progress_bar!r}."
+            "Can't set 'progress_bar' in the block of 'thinc-torchopt.ConsoleLogger.v1': expected \"train\", \"eval\" "
+            f"or null, found {progress_bar!r}."
         )
     spacys = console_logger_v3(progress_bar=None, console_output=console_output, output_file=output_file)
 
-    def setup(nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr) -> tuple[LogStep, Callable[[], None]]:
+    def setup(
+        nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
+    ) -> tuple[LogStep, Callable[[], None]]:
         printed = StringIO()
         log_theirs, finalize_theirs = spacys(nlp, printed, stderr)
         lines = printed.getvalue().splitlines()

@@ -1,8 +1,8 @@
 """The table of the console logger: spaCy's columns, then ours, in the width of the terminal.
 
-*wide*: as spaCy prints its own table, to the character. Also where the output is no terminal, however wide the table is.
-*narrow*: for a terminal that has no room for the wide table. Titles take two lines, numbers get fewer digits, and if that is not enough,
-columns are left out: see `ConsoleTable._narrower`.
+*wide*: as spaCy prints its own table, to the character. Also where the output is no terminal, however wide the table
+is. *narrow*: for a terminal that has no room for the wide table. Titles take two lines, numbers get fewer digits, and
+if that is not enough, columns are left out: see `ConsoleTable._narrower`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class ConsoleTable:
         self._layout: Layout | None = None
 
     def lines(self, row: str, info: dict[str, Any], remark: str, room: int | None) -> list[str]:
-        """What to print for an evaluation. The header comes first if it is new, or if groups or the width of the terminal have changed.
+        """What to print for an evaluation. The header comes first if it is new, or if groups or the width of the
+        terminal have changed.
 
         row (str): spaCy's own row.
         info (dict): What the training loop says of the step.
@@ -161,9 +162,11 @@ class ConsoleTable:
         return layout, left_out
 
     def _narrower(self, rates: list[str]) -> Iterator[list[Column]]:
-        """Ever fewer columns for the narrow table. What goes, in this order: rates between the lowest and the highest; scores without a
-        weight in the main score; what spaCy calls the loss of tok2vec and transformer, which is no loss; all rates but the highest; other
-        scores, those with the lowest weight first, and losses, the more numerous of both first; the norm. The rest stays."""
+        """Ever fewer columns for the narrow table. What goes, in this order: rates between the lowest and the highest;
+        scores without a weight in the main score; what spaCy calls the loss of tok2vec and transformer, which is no
+        loss; all rates but the highest; other scores, those with the lowest weight first, and losses, the more numerous
+        of both first; the norm. The rest stays.
+        """
         yield self._columns(rates)
         if len(rates) > 2:
             yield self._columns(rates := [_LOWEST, _HIGHEST])

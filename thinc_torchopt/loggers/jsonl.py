@@ -20,9 +20,9 @@ from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, check_every, log_steps
 def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """One line of JSON for each step. Registered as `thinc-torchopt.JSONLinesLogger.v1`.
 
-    A file that is there already is never changed, except by a run that goes on after its last step: such a run adds its lines. Any other
-    run writes to a new file, of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... the first that is free. Which file a run may go on with, the
-    newest of them, is seen at its first line.
+    A file that is there already is never changed, except by a run that goes on after its last step: such a run adds its
+    lines. Any other run writes to a new file, of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... the first that is free.
+    Which file a run may go on with, the newest of them, is seen at its first line.
 
     path (str | Path): Folders that are missing are made.
     every (int): Write every so many steps. Evaluations are always written.
@@ -32,9 +32,14 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     check_every(every, "thinc-torchopt.JSONLinesLogger.v1")
     path = Path(path)
 
-    def setup(nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr) -> tuple[LogStep, Callable[[], None]]:
+    def setup(
+        nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
+    ) -> tuple[LogStep, Callable[[], None]]:
         if path.is_dir():
-            raise ConfigError(f"Can't write the training log {path}: expected a file, found a folder. Add the name of a file to 'path'.")
+            raise ConfigError(
+                f"Can't write the training log {path}: expected a file, found a folder. Add the name of a file to "
+                "'path'."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         *taken, free = until_free(path)
         which = f"{free} (a resumed run: {taken[-1]}, if it ends before it)" if taken else free
@@ -92,7 +97,12 @@ def _ends_before(path: Path, step: int) -> bool:
         record = json.loads(last)
     except ValueError:
         return False
-    return last.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] < step
+    return (
+        last.endswith(b"\n")
+        and isinstance(record, dict)
+        and isinstance(record.get("step"), int)
+        and record["step"] < step
+    )
 
 
 def _append(file: FileIO, line: bytes) -> None:

@@ -1,11 +1,12 @@
 """What loggers share: what is logged of a step, how often, and to which file.
 
-spaCy calls a logger after every step, but tells it something at evaluations only. Between them, ours ask the training loop
-(`latest_info`). With an optimizer that is not ours there is nothing to ask: then they log evaluations, without what spaCy's loop
-does not know.
+spaCy calls a logger after every step, but tells it something at evaluations only. Between them, ours ask the training
+loop (`latest_info`). With an optimizer that is not ours there is nothing to ask: then they log evaluations, without
+what spaCy's loop does not know.
 
 *info*: what the loop tells of a step, a dict.
-*losses*: in the console, as in spaCy's, the sum since the evaluation before. In files, the mean per step since what was written before.
+*losses*: in the console, as in spaCy's, the sum since the evaluation before. In files, the mean per step since what was
+written before.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ IF_ANY = ("overruns", "last_checkpoint", "last_rollback")
 
 def check_every(every: int, logger: str) -> None:
     if every < 1:
-        raise ConfigError(f"Can't set 'every' in the block of '{logger}': expected a number of steps, 1 or more, found {every}.")
+        raise ConfigError(
+            f"Can't set 'every' in the block of '{logger}': expected a number of steps, 1 or more, found {every}."
+        )
 
 
 def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]], None], path: Path) -> LogStep:
@@ -69,8 +72,8 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
             has_failed = True
             warnings.warn(
                 TorchOptWarning(
-                    f"Can't write the training log {path} at step {info['step']}: expected to add to it, found: {error}. "
-                    "The training goes on without this log. Make room, or choose another path."
+                    f"Can't write the training log {path} at step {info['step']}: expected to add to it, found: "
+                    f"{error}. The training goes on without this log. Make room, or choose another path."
                 ),
                 stacklevel=2,
             )
@@ -96,7 +99,9 @@ def until_free(path: Path) -> list[Path]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON knows it. NaN and infinities become None; NumPy's, CuPy's and torch's numbers and arrays, numbers and lists."""
+    """As JSON knows it. NaN and infinities become None; NumPy's, CuPy's and torch's numbers and arrays, numbers and
+    lists.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):

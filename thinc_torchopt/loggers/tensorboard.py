@@ -20,7 +20,8 @@ from .steps import COUNTS, Info, Logger, LogStep, check_every, log_steps, number
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """Curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
 
-    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, conservative_mode, loss/<pipe>; at
+    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, conservative_mode,
+        loss/<pipe>; at
     evaluations score and score/<name>.
 
     path (str | Path): Folder of this run. If it holds a run already: "path-2", "path-3" ..., the first that is free.
@@ -33,9 +34,13 @@ def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     SummaryWriter, Summary = import_tensorboard()
     path = Path(path)
 
-    def setup(nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr) -> tuple[LogStep, Callable[[], None]]:
+    def setup(
+        nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
+    ) -> tuple[LogStep, Callable[[], None]]:
         if path.is_file():
-            raise ConfigError(f"Can't write events for TensorBoard to {path}: expected a folder, found a file. Change 'path'.")
+            raise ConfigError(
+                f"Can't write events for TensorBoard to {path}: expected a folder, found a file. Change 'path'."
+            )
         folder = next(folder for folder in numbered(path) if not any(folder.glob("events.out.tfevents.*")))
         print(Printer(no_print=True).info(f"Logging to {folder}"), file=stdout, flush=True)
         writer = SummaryWriter(str(folder))

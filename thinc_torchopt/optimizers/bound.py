@@ -18,13 +18,13 @@ class Bound(Parts):
     def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
         """Take in all params of a pipeline under their lasting names. Params that turn up later are taken in then.
 
-        An optimizer that knew another pipeline begins anew with this one: no moments, averages or counts pass from one to the other. Only
-        its schedules go on, which can't go back.
+        An optimizer that knew another pipeline begins anew with this one: no moments, averages or counts pass from one
+        to the other. Only its schedules go on, which can't go back.
 
         nlp (Language): The pipeline, initialized.
         exclude (Collection[str]): Components that are not trained.
-        RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in the settings that
-            matches no param.
+        RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in
+            the settings that matches no param.
         """
         self._trained.groups.check(all_names(nlp))
         self._meet(nlp)
@@ -46,13 +46,16 @@ class Bound(Parts):
         return self._trained.table.is_bound_to(nlp)
 
     def _meet(self, nlp: Language, anew: bool = False) -> None:
-        """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for example."""
+        """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for
+        example.
+        """
         if anew or not self._trained.table.may_be_of(nlp):
             self._meet_no_params()
             self._step.guard.begin_anew()
 
     def keep_buffers(self) -> None:
-        """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each update that is made.
+        """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each
+        update that is made.
 
         Call it before the forward pass if something else may have written to them since.
         """
@@ -64,6 +67,11 @@ class Bound(Parts):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is as before."""
-        with self._frozen_grads.stopping(self._trained.groups.frozen_params), backprop_through_frozen(self._trained.table.shims.values()):
+        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
+        as before.
+        """
+        with (
+            self._frozen_grads.stopping(self._trained.groups.frozen_params),
+            backprop_through_frozen(self._trained.table.shims.values()),
+        ):
             yield

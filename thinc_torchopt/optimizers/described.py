@@ -17,17 +17,23 @@ class Described(Parts):
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen ones are left out."""
+        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen
+        ones are left out.
+        """
         return {param.name: param.tensor for param in self._trained.params if param.group is not None}
 
     @property
     def controller(self) -> LearnRateController:
-        """The controller of the learning rates: their history, changes by other code, and more. A new object after loading a state."""
+        """The controller of the learning rates: their history, changes by other code, and more. A new object after
+        loading a state.
+        """
         return self._trained.controller
 
     @property
     def learn_rates(self) -> dict[str, float]:
-        """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else "default"."""
+        """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else
+        "default".
+        """
         return self._trained.groups.learn_rates() or {"default": self.learn_rate}
 
     def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
@@ -35,7 +41,11 @@ class Described(Parts):
 
         names (Collection[str]): Only of these. None: of all.
         """
-        return [self._trained.groups.describe(param) for param in self._trained.params if names is None or param.name in names]
+        return [
+            self._trained.groups.describe(param)
+            for param in self._trained.params
+            if names is None or param.name in names
+        ]
 
     @property
     def patterns(self) -> list[Pattern]:
@@ -44,7 +54,9 @@ class Described(Parts):
 
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when params come."""
+        """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when
+        params come.
+        """
         return {found.name: found.optimizer for found in self._trained.groups.algorithms}
 
     @property

@@ -23,10 +23,13 @@ class Saved(Parts):
             algorithm.check_settings(averages=False, checkpoint=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that another process needs to go on exactly where this one stands, by lasting names: see state/by_name.py.
+        """All that another process needs to go on exactly where this one stands, by lasting names: see
+        state/by_name.py.
 
-        RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep them.
-        RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in the pipeline.
+        RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep
+            them.
+        RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in
+            the pipeline.
         """
         guard = {"guard": self._step.guard.state_dict()}
         return {"version": by_name.VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
@@ -41,15 +44,19 @@ class Saved(Parts):
         """Go on where another process stood. Everything is checked first; what fails changes nothing.
 
         saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
-        on_growth ("mean" | "zero" | None): The pipeline has changed since. Where labels were added, old rows keep their state, and new ones
-            get this; state of what is gone or frozen is dropped, what came begins anew, and a warning lists both. None: all is as it was.
+        on_growth ("mean" | "zero" | None): The pipeline has changed since. Where labels were added, old rows keep their
+            state, and new ones get this; state of what is gone or frozen is dropped, what came begins anew, and a
+            warning lists both. None: all is as it was.
         renamed (Mapping[str, str]): The new names of components, or of parts of names of params, by their old ones.
-        RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other settings.
-            (PipelineError): The optimizer does not know its pipeline.
+        RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other
+            settings. (PipelineError): The optimizer does not know its pipeline.
         """
         nlp, exclude = self._trained.table.bound_to()
         if on_growth not in (None, "mean", "zero"):
-            raise ConfigError(f"Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found {on_growth!r}.")
+            raise ConfigError(
+                "Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found "
+                f"{on_growth!r}."
+            )
         check_version("the optimizer", saved, by_name.VERSION)
         check_parts("the optimizer", saved, by_name.PARTS, optional=("algorithms",))
         self._settings.check_state_dict(saved)
@@ -68,9 +75,11 @@ class Saved(Parts):
         self._trained, self._step.guard = trained, guard
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
-        """Give all params the state and the averages that they had before. The values of params are the caller's affair: see rollback.py.
+        """Give all params the state and the averages that they had before. The values of params are the caller's
+        affair: see rollback.py.
 
-        Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they are.
+        Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they
+        are.
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
@@ -86,13 +95,19 @@ class Saved(Parts):
         write_folder(Path(path), self.state_dict())
 
     def from_disk(
-        self, path: str | Path, *, on_growth: Literal["mean", "zero"] | None = None, renamed: Mapping[str, str] | None = None
+        self,
+        path: str | Path,
+        *,
+        on_growth: Literal["mean", "zero"] | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Arguments and others: as `load_state_dict`."""
         self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other keys."""
+        """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other
+        keys.
+        """
         left_behind = ("_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
         return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}

@@ -1,4 +1,6 @@
-"""Settings of the whole optimizer that schedules may move: `learn_rate` and `grad_clip`; and the step at which all schedules stand."""
+"""Settings of the whole optimizer that schedules may move: `learn_rate` and `grad_clip`; and the step at which all
+schedules stand.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +70,10 @@ class MovingSettings:
             if self._idle_updates == IDLE_UPDATES:
                 warnings.warn(
                     ScheduleWarning(
-                        f"The schedule of 'learn_rate' in [training.optimizer] stayed at 0 for {IDLE_UPDATES} updates in a row, so nothing "
-                        "is learned. A schedule moves on when optimizer.step_schedules() is called. spaCy's training loop does that after "
-                        "each step. In a loop of your own, call it yourself. For spacy pretrain, which never calls it, set learn_rate to a "
-                        "number."
+                        f"The schedule of 'learn_rate' in [training.optimizer] stayed at 0 for {IDLE_UPDATES} updates "
+                        "in a row, so nothing is learned. A schedule moves on when optimizer.step_schedules() is "
+                        "called. spaCy's training loop does that after each step. In a loop of your own, call it "
+                        "yourself. For spacy pretrain, which never calls it, set learn_rate to a number."
                     ),
                     stacklevel=5,
                 )

@@ -9,8 +9,8 @@
  7. zero        thinc's gradients become zero in place, torch's None
  8. averages    follow the new values
 
-Gradients were noted before, see torch_optimizer.py. A skipped update changes nothing but counters: what a batch wrote to BatchNorm's
-statistics is put back.
+Gradients were noted before, see torch_optimizer.py. A skipped update changes nothing but counters: what a batch wrote
+to BatchNorm's statistics is put back.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Step:
     guard (Guard): Decides which are made.
     clip_by (ClipBy): Whose norm, or what else, is clipped.
 
-    Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured), `buffers` (what the
-    buffers of torch modules held after the last update that was made), `reduce` (None: this is the only process).
+    Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured),
+    `buffers` (what the buffers of torch modules held after the last update that was made), `reduce` (None: this is the
+    only process).
     """
 
     def __init__(self, guard: Guard, clip_by: ClipBy):
@@ -101,7 +102,8 @@ class Step:
                         algorithm.step(groups, factor)
                     for param in params:
                         param.steps += 1
-                # After a skipped update too: shims that keep their params elsewhere wait for this to release their gradients.
+                # After a skipped update too: shims that keep their params elsewhere wait for this to release their
+                # gradients.
                 for param in params:
                     if param.callback is not None:
                         param.callback(array_of(param.tensor))
@@ -123,7 +125,8 @@ class Step:
     def _measure_and_clip(self, params: Sequence[Param], grad_clip: float) -> tuple[float | None, Verdict]:
         """Clip, or say by how much to clip.
 
-        RETURNS (tuple[float | None, Verdict]): A factor for all gradients that is still to be applied; None: skip the update. And why.
+        RETURNS (tuple[float | None, Verdict]): A factor for all gradients that is still to be applied; None: skip the
+            update. And why.
         """
         by_norm = grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
@@ -138,5 +141,7 @@ class Step:
 
 
 def name_of_set(params: Sequence[Param]) -> str:
-    """Under what the guard counts an update of params that is made outside a joint step: their components, or the only param."""
+    """Under what the guard counts an update of params that is made outside a joint step: their components, or the only
+    param.
+    """
     return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))

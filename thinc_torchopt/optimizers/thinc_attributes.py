@@ -32,15 +32,17 @@ class ThincAttributes(Parts):
 
     @property
     def averages(self) -> dict[Any, Any]:
-        """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See `Averages.as_thinc`."""
+        """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See
+        `Averages.as_thinc`.
+        """
         return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
         if value is not None:
             raise ConfigError(
-                f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the averages and keeps "
-                "no more; to keep some, build the optimizer with use_averages = true."
+                f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the "
+                "averages and keeps no more; to keep some, build the optimizer with use_averages = true."
             )
         self._average_settings = None
         self._trained.drop_averages()

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-# Elements up to which one thread does a step. torch splits each kernel between all threads and waits for the last one: for a small
-# model that saves less than a millisecond on an idle machine, and costs tens of them on a busy one (benchmarks/README.md).
+# Elements up to which one thread does a step. torch splits each kernel between all threads and waits for the last one:
+# for a small model that saves less than a millisecond on an idle machine, and costs tens of them on a busy one
+# (benchmarks/README.md).
 ONE_THREAD = 4_000_000
 
 
@@ -19,7 +20,11 @@ def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     tensors (Sequence[Tensor]): What is to be worked on.
     """
     before = torch.get_num_threads()
-    if before == 1 or not any(tensor.is_cpu for tensor in tensors) or sum(tensor.numel() for tensor in tensors) > ONE_THREAD:
+    if (
+        before == 1
+        or not any(tensor.is_cpu for tensor in tensors)
+        or sum(tensor.numel() for tensor in tensors) > ONE_THREAD
+    ):
         yield
         return
     torch.set_num_threads(1)

@@ -3,12 +3,13 @@
 One training step:
 
  1. `nlp.update` adds up gradients in thinc's nodes and torch's params.
- 2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its gradient.
+ 2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its
+    gradient.
  3. `step` makes one update of them: see step.py.
  4. `step_schedules` moves every schedule on by one.
 
-In spaCy's training loop (see training/loop.py) step 2 notes the gradients of all components, and step 3 comes once: `joint_step`.
-Everywhere else `finish_update` does 3 before it returns.
+In spaCy's training loop (see training/loop.py) step 2 notes the gradients of all components, and step 3 comes once:
+`joint_step`. Everywhere else `finish_update` does 3 before it returns.
 """
 
 from __future__ import annotations
@@ -49,8 +50,13 @@ from .step import Step, name_of_set
 from .thinc_attributes import ThincAttributes
 from .trained import TrainedParams
 
-_AN_ALGORITHM = 'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of torch_optimizers.py returns'
-_A_CHECKPOINT = 'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
+_AN_ALGORITHM = (
+    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of '
+    "torch_optimizers.py returns"
+)
+_A_CHECKPOINT = (
+    'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
+)
 
 
 class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
@@ -59,34 +65,40 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
     algorithm (Algorithm): A block with `@torch_optimizers`.
     learn_rate (float | schedule): The learning rate.
     grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
-    clip_by (str): Whose norm: "global": of all gradients together; "component": of each component's; "param": of each tensor's. Or "value":
-        each number; "adaptive": each unit's norm, `grad_clip` being its largest part of the norm of the unit's weights.
+    clip_by (str): Whose norm: "global": of all gradients together; "component": of each component's; "param": of each
+        tensor's. Or "value": each number; "adaptive": each unit's norm, `grad_clip` being its largest part of the norm
+        of the unit's weights.
     use_averages (bool): Keep averages of all params by thinc's formula, and evaluate and save those.
-    averages (AverageSettings): The same as a block with `@misc = "thinc-torchopt.EMA.v1"` or `"thinc-torchopt.SWA.v1"` says.
-    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0: such updates are
-        made; without clipping, that saves a pass over the gradients.
-    spike_factor (float): An update whose gradient norm is above so many times its moving average is a spike. 0: nothing is.
+    averages (AverageSettings): The same as a block with `@misc = "thinc-torchopt.EMA.v1"` or `"thinc-torchopt.SWA.v1"`
+        says.
+    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0:
+        such updates are made; without clipping, that saves a pass over the gradients.
+    spike_factor (float): An update whose gradient norm is above so many times its moving average is a spike. 0: nothing
+        is.
     on_spike ("skip" | "clip"): Spikes are skipped, or scaled down to `spike_factor` times the average.
-    rollback_after (int): After so many updates in a row that were not finite, or spikes, go back to the last checkpoint. 0: never.
+    rollback_after (int): After so many updates in a row that were not finite, or spikes, go back to the last
+        checkpoint. 0: never.
     rollback_factor (float): What all learning rates are multiplied with then.
     max_rollbacks (int): After so many times the training stops.
-    param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:" and a regular
-        expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the algorithm's options. Where several
-        blocks set the same for a param, the last one wins.
+    param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:"
+        and a regular expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the
+        algorithm's options. Where several blocks set the same for a param, the last one wins.
     per_param_lr (dict): Learning rates by pattern, in short.
     layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.
     skip_decay ("bias_and_norm"): No weight decay for biases and the params of normalization layers.
     on_outside_write ("restore" | "adopt" | "raise"): What happens when something else writes learning rates.
-    on_growth ("mean" | "zero" | "reset"): When a param grows, because labels were added for example, its state grows with it: what new
-        cells get. "reset": the param starts anew.
-    new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm up in so many
-        updates. 0: at the full rate from the start.
+    on_growth ("mean" | "zero" | "reset"): When a param grows, because labels were added for example, its state grows
+        with it: what new cells get. "reset": the param starts anew.
+    new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm
+        up in so many updates. 0: at the full rate from the start.
     enable_runtime_guards (bool): False: learning rates are not checked for changes by other code.
-    runtime_budgets (dict): Milliseconds that the learn rate controller may take: `rate_step` (5), `integrity_check` (2),
-        `state_preservation` (100), `adding_params` (20). Overruns are only counted.
-    checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and go on from it.
+    runtime_budgets (dict): Milliseconds that the learn rate controller may take: `rate_step` (5), `integrity_check`
+        (2), `state_preservation` (100), `adding_params` (20). Overruns are only counted.
+    checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
+        go on from it.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint` and `rollback` (settings, for the training loop; or None).
+    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint` and `rollback` (settings, for the training
+    loop; or None).
     """
 
     def __init__(
@@ -162,16 +174,20 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             **self._of_trained,
         )
 
-    def set_grad(self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None) -> None:
+    def set_grad(
+        self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None
+    ) -> None:
         """Register a param and its gradient for the next `step`. Computes nothing.
 
         param (Any): NumPy or CuPy array, or torch tensor, of floats. Arrays are viewed by torch in place, once each.
-        grad (Any): Its gradient, of the same kind. The step sets it to zero in place; that of a `torch.nn.Parameter` becomes None.
+        grad (Any): Its gradient, of the same kind. The step sets it to zero in place; that of a `torch.nn.Parameter`
+            becomes None.
             Shape: as the param.
-        callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated once, and the
-            callback gets the array with the new values after the step.
+        callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated
+            once, and the callback gets the array with the new values after the step.
         key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
-        RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its gradient.
+        RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its
+            gradient.
         """
         if key is None:
             key = id(param)
@@ -180,8 +196,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         if known is None or known.source is not param or known.is_torch or callback is not None:
             if callback is None and hasattr(param, "flags") and not is_viewable(param):
                 raise ParamError(
-                    "Can't update an array in place: expected a writable one in C order, found one that is read-only or in another order. "
-                    "Copy it first, or give a callback that takes the new values."
+                    "Can't update an array in place: expected a writable one in C order, found one that is read-only "
+                    "or in another order. Copy it first, or give a callback that takes the new values."
                 )
             known = self._trained.table.see(key, param, callback)
             if known is None:  # it is empty
@@ -199,7 +215,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
                 callback(array_of(known.tensor))
 
     def finish_update(self, model: Model) -> None:
-        """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls this.
+        """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
+        this.
 
         model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient.
         """
@@ -231,11 +248,16 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
 
     @contextmanager
     def joint_step(
-        self, spoiled_by: Exception | None = None, *, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
+        self,
+        spoiled_by: Exception | None = None,
+        *,
+        epoch: float | None = None,
+        metrics: Mapping[str, Any] | None = None,
     ) -> Iterator[None]:
         """Inside, `finish_update` only notes gradients; at the end all params are updated together.
 
-        spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is skipped then.
+        spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is
+            skipped then.
         epoch (float): For the history of learning rates.
         metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that go by them.
         """
@@ -250,7 +272,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             self._joint = False
             self._noted.forget()
 
-    def step(self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None) -> None:
+    def step(
+        self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
+    ) -> None:
         """Update every param whose gradient was noted since the last step.
 
         spoiled_by, epoch, metrics: As for `joint_step`.
@@ -287,7 +311,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         self._trained.groups.move_to_step(self._settings.step_count)
 
     def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
-        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop does that.
+        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
+        does that.
 
         score (float): The main score. Higher is better.
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".

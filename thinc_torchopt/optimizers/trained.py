@@ -1,6 +1,7 @@
 """Everything that an optimizer keeps about its params: their names, groups, learning rates, torch's state, averages.
 
-It is one whole, because it is built anew as one: when a state is loaded, and in a copy of the optimizer, which has met no params.
+It is one whole, because it is built anew as one: when a state is loaded, and in a copy of the optimizer, which has met
+no params.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class TrainedParams:
         runtime_budgets: Mapping[str, float] | None = None,
     ):
         self.controller = LearnRateController(
-            on_outside_write=on_outside_write, enable_runtime_guards=enable_runtime_guards, runtime_budgets=runtime_budgets
+            on_outside_write=on_outside_write,
+            enable_runtime_guards=enable_runtime_guards,
+            runtime_budgets=runtime_budgets,
         )
         self.groups = ParamGroups(cascade, self.controller, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
@@ -61,11 +64,15 @@ class TrainedParams:
         return list(self.table.by_key.values())
 
     def averages_for_thinc(self) -> AveragedParams:
-        """See `Averages.as_thinc`. If the algorithm has values of its own that are to be used instead of those that it trains, these."""
+        """See `Averages.as_thinc`. If the algorithm has values of its own that are to be used instead of those that it
+        trains, these.
+        """
         self.table.follow()
         averages = self.averages
         if averages is None:
-            averages = Averages.holding(found for algorithm in self.groups.algorithms for found in algorithm.in_eval_form())
+            averages = Averages.holding(
+                found for algorithm in self.groups.algorithms for found in algorithm.in_eval_form()
+            )
         return averages.as_thinc(self.table.shims.values())
 
     def drop_averages(self) -> None:
@@ -99,7 +106,8 @@ class TrainedParams:
         on_growth: Literal["mean", "zero"] | None = None,
         paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not among them.
+        """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not
+        among them.
 
         saved (Mapping): From `state_dict`. What fails leaves this one half loaded: throw it away.
         on_growth: As in `TorchOptimizer.load_state_dict`.
@@ -120,7 +128,10 @@ class TrainedParams:
             self.groups.take_ids(state_match.match_groups(self.groups, saved["groups"]))
             here = self.controller.state_dict()["groups"]
             rates = saved["learn_rates"]["groups"]
-            saved = {**saved, "learn_rates": {**saved["learn_rates"], "groups": {name: rates.get(name, here[name]) for name in here}}}
+            saved = {
+                **saved,
+                "learn_rates": {**saved["learn_rates"], "groups": {name: rates.get(name, here[name]) for name in here}},
+            }
         else:
             self.groups.take_ids(ids)
         known = [param for param in self.params if not may_grow or param.name in saved["params"]]
@@ -135,10 +146,13 @@ class TrainedParams:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
         elif (self.averages is None) != (saved["averages"] is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
-            warnings.warn(CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3)
+            warnings.warn(
+                CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
+            )
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
-        """Take back the states and averages of all params, and gradient scalers. Learning rates and their history go on as they are.
+        """Take back the states and averages of all params, and gradient scalers. Learning rates and their history go on
+        as they are.
 
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
@@ -146,7 +160,9 @@ class TrainedParams:
         state.check_params(self.params, saved["params"])
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths())
-        thawed_since = [param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]]
+        thawed_since = [
+            param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]
+        ]
         self.groups.drop(thawed_since)
         for param in thawed_since:
             param.steps = 0

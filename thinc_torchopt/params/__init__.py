@@ -1,7 +1,8 @@
-"""Params: who they are. Every param of a pipeline, thinc's array or torch's tensor, as one torch tensor under a lasting name.
+"""Params: who they are. Every param of a pipeline, thinc's array or torch's tensor, as one torch tensor under a lasting
+name.
 
-Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params are found,
-succession.py what becomes of one that has grown, shims.py how params of other libraries join.
+Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params
+are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join.
 """
 
 from .layers import layers_of

@@ -5,19 +5,22 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import takewhile
 from typing import Optional
 
-# A further stack of layers counts if its layers have at least this part of the params of those of the largest: a decoder, and not a head.
+# A further stack of layers counts if its layers have at least this part of the params of those of the largest: a
+# decoder, and not a head.
 _PART_OF_LAYER = 0.5
 
 
 def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[str, tuple[int, int]]:
     """In which layer each param is.
 
-    A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`; of several such stacks the one with most
-    params, and those with layers like it: the other of an encoder and a decoder. Each stack counts for itself. Embeddings count as layer 0,
-    what stands above the layers as their number, the depth; of the stack nearest to them, or the deepest.
+    A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`; of several such stacks
+    the one with most params, and those with layers like it: the other of an encoder and a decoder. Each stack counts
+    for itself. Embeddings count as layer 0, what stands above the layers as their number, the depth; of the stack
+    nearest to them, or the deepest.
 
     names (Iterable[str]): All names.
-    embeddings (Collection[str]): Those of embeddings. So is what has "embed" in its name: the norm of the embeddings, for example.
+    embeddings (Collection[str]): Those of embeddings. So is what has "embed" in its name: the norm of the embeddings,
+        for example.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """
     of_component: dict[str, list[str]] = {}
@@ -48,7 +51,9 @@ def _place_in_stack(name: str) -> Optional[tuple[str, int]]:
 
 
 def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """How many layers each stack has that counts, by its path. placed (Mapping): The place of each name that has one."""
+    """How many layers each stack has that counts, by its path. placed (Mapping): The place of each name that has
+    one.
+    """
     numbers: dict[str, set[int]] = {}
     for stack, number in placed.values():
         numbers.setdefault(stack, set()).add(number)
@@ -61,7 +66,8 @@ def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:
     return {
         stack: 1 + max(numbers[stack])
         for stack in sizes
-        if stack == largest or (stack in composed and params_per_layer[stack] >= _PART_OF_LAYER * params_per_layer[largest])
+        if stack == largest
+        or (stack in composed and params_per_layer[stack] >= _PART_OF_LAYER * params_per_layer[largest])
     }
 
 

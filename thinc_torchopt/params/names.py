@@ -1,19 +1,21 @@
 """The lasting names of params.
 
 *key*: thinc's `(node.id, name)`, or the `id` of a torch param. Lives in this process only.
-*name*: `component/.../param`, for example `ner/tok2vec/encode/2/maxout/W`. The same in every process, after save and load,
-and after labels were added.
+*name*: `component/.../param`, for example `ner/tok2vec/encode/2/maxout/W`. The same in every process, after save and
+load, and after labels were added.
 
-How a name comes about. From the root of a component's model, each step down adds the name of the layer. It is shortened so:
+How a name comes about. From the root of a component's model, each step down adds the name of the layer. It is shortened
+so:
 
-- A layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind the outer layer's name.
-- A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by its index among
-  its siblings, or left out where no sibling has params. So is a wrapper around a torch module.
+- A layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind the outer layer's
+  name.
+- A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by
+  its index among its siblings, or left out where no sibling has params. So is a wrapper around a torch module.
 
 Torch's dots become slashes.
 
-Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so that different names stay different: `ä`
-is `+e4+`. In names of layers and params they are all `_`.
+Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so that different names
+stay different: `ä` is `+e4+`. In names of layers and params they are all `_`.
 """
 
 import re
@@ -46,15 +48,17 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
 
     model (Model): The root.
     prefix (str): What names begin with: the component's name.
-    YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are unique; a torch param
-        that stands in several places of its module has several.
+    YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are
+        unique; a torch param that stands in several places of its module has several.
     """
     taken: set[str] = set()
     for node, path in paths_of(model, clean(prefix)):
         for param_name in node.param_names:
             is_bias_or_norm = param_name == "b" or node.name == "layernorm"
             is_embedding = "embed" in node.name or node.name == "static_vectors"
-            yield NamedParam(unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm, is_embedding)
+            yield NamedParam(
+                unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm, is_embedding
+            )
         for shim in node.shims:
             embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
@@ -71,7 +75,9 @@ def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
 
 
 def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The params of the torch module in a shim, if there is one. remove_duplicate (bool): Each once, by its first name."""
+    """The params of the torch module in a shim, if there is one. remove_duplicate (bool): Each once, by its first
+    name.
+    """
     if isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module):
         yield from shim._model.named_parameters(remove_duplicate=remove_duplicate)
 
@@ -80,7 +86,8 @@ def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.P
     owner, _, last = name.rpartition(".")
     if "norm" in type(module.get_submodule(owner)).__name__.lower():
         return True
-    # Matrices of biases, one for each head and distance, are learned as weights are. torch's own are (1, 1, width) at most.
+    # Matrices of biases, one for each head and distance, are learned as weights are. torch's own are (1, 1, width) at
+    # most.
     is_matrix = not torch.nn.parameter.is_lazy(param) and sum(size > 1 for size in param.shape) > 1
     return _BIAS.fullmatch(last) is not None and not is_matrix
 
@@ -88,8 +95,9 @@ def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.P
 def _torch_embeddings(shim: Shim) -> set[int]:
     """The `id` of each param of the torch module in a shim that is an embedding, whatever its name.
 
-    These are the params of torch's embedding layers, under all of their names if they are tied; and single vectors, such as the class
-    token and positions of a ViT, which stand beside a stack of layers, with a first dimension of 1 for the batch.
+    These are the params of torch's embedding layers, under all of their names if they are tied; and single vectors,
+    such as the class token and positions of a ViT, which stand beside a stack of layers, with a first dimension of 1
+    for the batch.
     """
     if not isinstance(shim, PyTorchShim) or not isinstance(shim._model, torch.nn.Module):
         return set()

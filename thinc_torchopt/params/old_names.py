@@ -1,7 +1,7 @@
 """States that were saved when components with odd names were called otherwise.
 
-All characters that a name can't hold were `_` then, and names that became alike were told apart by a number, in the order of the pipeline.
-Now they are escaped: see names.py.
+All characters that a name can't hold were `_` then, and names that became alike were told apart by a number, in the
+order of the pipeline. Now they are escaped: see names.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def renamed_components(saved: Mapping[str, Any], nlp: Language) -> dict[str, str
 
 
 def model_by_names_of_now(saved: Mapping[str, Any], nlp: Language) -> Mapping[str, Any]:
-    """The state of a model, as `collect_model` gives it, by the names that components have now. What was given is not changed."""
+    """The state of a model, as `collect_model` gives it, by the names that components have now. What was given is not
+    changed.
+    """
     renamed = _renamed(_components(saved["attrs"]), {name for name, _ in components_with_model(nlp)}, nlp)
     if not renamed:
         return saved
@@ -36,11 +38,16 @@ def model_by_names_of_now(saved: Mapping[str, Any], nlp: Language) -> Mapping[st
         component, slash, rest = name.partition("/")
         return f"{renamed.get(component, component)}{slash}{rest}"
 
-    return {**saved, **{kind: {rename(name): value for name, value in saved[kind].items()} for kind in _BY_NAME if kind in saved}}
+    return {
+        **saved,
+        **{kind: {rename(name): value for name, value in saved[kind].items()} for kind in _BY_NAME if kind in saved},
+    }
 
 
 def _renamed(found: set[str], now: set[str], nlp: Language) -> dict[str, str]:
-    """New names by old ones. found (set[str]): The components in a state. now (set[str]): Those that it would have now."""
+    """New names by old ones. found (set[str]): The components in a state. now (set[str]): Those that it would have
+    now.
+    """
     taken: set[str] = set()
     new = {unique(clean(name), taken): escape(name) for name in nlp.component_names}
     is_old = not found <= now and found <= new.keys()

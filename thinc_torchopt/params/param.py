@@ -20,10 +20,12 @@ class Param:
     """One param: a torch tensor that shares its memory with whatever the model holds.
 
     name (str): Its lasting name.
-    aliases (tuple[str, ...]): Its other names, if it stands in several places: in two components, or tied within a module.
+    aliases (tuple[str, ...]): Its other names, if it stands in several places: in two components, or tied within a
+        module.
     key (Key): Its key in this process.
     source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
-    tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback` is set.
+    tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback`
+        is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
@@ -117,13 +119,16 @@ class Param:
             return  # torch's
         if tuple(grad.shape) != tuple(self.shape):
             raise ShapeError(
-                f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found {tuple(grad.shape)}. "
-                "The backward pass of its layer is wrong, or the param was resized between forward and backward pass."
+                f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found "
+                f"{tuple(grad.shape)}. The backward pass of its layer is wrong, or the param was resized between "
+                "forward and backward pass."
             )
         self.grad_source = grad
         is_plain = isinstance(grad, torch.Tensor) or not hasattr(grad, "flags") or is_viewable(grad)
         source = grad if is_plain else own_copy(grad)
-        view = source if isinstance(source, torch.Tensor) else view_of(source, f"take the gradient of param '{self.name}'")
+        view = (
+            source if isinstance(source, torch.Tensor) else view_of(source, f"take the gradient of param '{self.name}'")
+        )
         like = self.tensor
         if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
             self.grad_copy = None
@@ -132,8 +137,8 @@ class Param:
             # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
             if view.layout != torch.strided:
                 raise ParamError(
-                    f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout {view.layout}. "
-                    "Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
+                    f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout "
+                    f"{view.layout}. Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
                 )
             if self.grad_copy is None:
                 self.grad_copy = torch.empty_like(like)
@@ -147,12 +152,16 @@ class Param:
 
 
 def is_key_of_shim(key: Key) -> bool:
-    """Whether a key is one that `PipelineNames.name_shim_param` made: ("shim", id of the shim, name of the param there)."""
+    """Whether a key is one that `PipelineNames.name_shim_param` made: ("shim", id of the shim, name of the param
+    there).
+    """
     return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
 
 
 def clear_grads(params: Sequence[Param]) -> None:
-    """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there is a new one."""
+    """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there
+    is a new one.
+    """
     kernels.zero_([param.grad for param in params if not param.is_torch])
     for param in params:
         if param.is_torch:
@@ -164,7 +173,8 @@ def clear_grads(params: Sequence[Param]) -> None:
 def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.Tensor:
     """What torch is to optimize of what a model holds.
 
-    source (Any): Array or tensor. name (str): The param's, for the error. is_copied (bool): It will be copied before it is optimized.
+    source (Any): Array or tensor. name (str): The param's, for the error. is_copied (bool): It will be copied before it
+        is optimized.
     RETURNS (torch.Tensor): Shares memory with the source, unless it is to be copied.
     RAISES (ParamError): It can't be optimized in place.
     """
@@ -174,14 +184,17 @@ def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.T
     else:
         view = view_of(own_copy(source) if is_copied and not is_viewable(source) else source, purpose)
     if view.layout != torch.strided:
-        raise ParamError(f"Can't {purpose}: expected a dense tensor, found one of layout {view.layout}. Make it dense: param.to_dense().")
+        raise ParamError(
+            f"Can't {purpose}: expected a dense tensor, found one of layout {view.layout}. Make it dense: "
+            "param.to_dense()."
+        )
     if not view.is_floating_point():
         raise ParamError(f"Can't {purpose}: expected a tensor of floats, found {view.dtype}.")
     if not is_copied and kernels.may_overlap(view):
         raise ParamError(
-            f"Can't {purpose}: expected a tensor without overlapping memory, found shape {tuple(view.shape)} with strides "
-            f"{view.stride()}, where several elements share one place. It was made by expand() or as_strided(): clone it before it "
-            "becomes a param."
+            f"Can't {purpose}: expected a tensor without overlapping memory, found shape {tuple(view.shape)} with "
+            f"strides {view.stride()}, where several elements share one place. It was made by expand() or "
+            "as_strided(): clone it before it becomes a param."
         )
     return view
 
@@ -198,13 +211,13 @@ def view_of(array: Any, purpose: str) -> torch.Tensor:
     if getattr(dtype, "kind", None) != "f":
         found = type(array).__name__ if dtype is None else f"dtype {dtype}"
         raise ParamError(
-            f"Can't {purpose}: expected an array of floats, found {found}. "
-            "Only floating point params have gradients; keep other data in the layer's attrs."
+            f"Can't {purpose}: expected an array of floats, found {found}. Only floating point params have gradients; "
+            "keep other data in the layer's attrs."
         )
     if dtype.itemsize > 8 or not dtype.isnative:
         raise ParamError(
-            f"Can't {purpose}: expected float16, float32 or float64 in the byte order of this machine, found dtype {_full_name(dtype)}. "
-            "torch has no others. Convert it: array.astype('float32')."
+            f"Can't {purpose}: expected float16, float32 or float64 in the byte order of this machine, found dtype "
+            f"{_full_name(dtype)}. torch has no others. Convert it: array.astype('float32')."
         )
     if hasattr(array, "__cuda_array_interface__"):
         return torch.utils.dlpack.from_dlpack(array)
@@ -236,7 +249,8 @@ def saved_tensor(array: Any, name: str) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise ParamError(
-            f"Can't save param '{name}': expected numbers that torch has, found dtype {array.dtype}. Convert it: array.astype('float32')."
+            f"Can't save param '{name}': expected numbers that torch has, found dtype {array.dtype}. Convert it: "
+            "array.astype('float32')."
         ) from error
 
 

@@ -12,7 +12,8 @@ from .spelling import _PLAIN, clean
 class Form(NamedTuple):
     """What is kept of a component's model, in case another one takes its place.
 
-    root (int): Its id in thinc. kinds (tuple): What each node is, outer ones first. paths (tuple[str, ...]): Where it is, below the
+    root (int): Its id in thinc. kinds (tuple): What each node is, outer ones first. paths (tuple[str, ...]): Where it
+        is, below the
     component's name.
     """
 
@@ -28,8 +29,8 @@ _successors: dict[int, tuple[str, ...]] = {}
 def form_of(root: Model, prefix: str, before: Optional[Form] = None) -> Form:
     """The form of a component's model.
 
-    before (Form): That of the model that the component had before. If this one has the same nodes, its params keep their names: thinc's
-        `Model.copy` does not copy refs, after which layers are named.
+    before (Form): That of the model that the component had before. If this one has the same nodes, its params keep
+        their names: thinc's `Model.copy` does not copy refs, after which layers are named.
     """
     found = list(paths_of(root, clean(prefix)))
     kinds = tuple((node.name, *node.param_names, *(type(shim).__name__ for shim in node.shims)) for node, _ in found)
@@ -78,7 +79,9 @@ def _without_indices(path: str) -> str:
 
 
 def _part(layer: Model, index: int, siblings: Mapping[str, int], *, alone: bool) -> Optional[str]:
-    """What a layer adds to the path of its params. siblings (Mapping): How many of the layers with params have each name."""
+    """What a layer adds to the path of its params. siblings (Mapping): How many of the layers with params have each
+    name.
+    """
     if not _PLAIN.fullmatch(layer.name):
         return None if alone else str(index)
     if alone and layer.shims:

@@ -11,10 +11,11 @@ from .spelling import unescape
 
 
 class Pattern:
-    """A pattern over names: called with a name, it says whether the name matches. The component may stand in it as the user calls it.
+    """A pattern over names: called with a name, it says whether the name matches. The component may stand in it as the
+    user calls it.
 
-    text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that is searched for
-        in the name, e.g. "re:layer/[0-3]/".
+    text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that
+        is searched for in the name, e.g. "re:layer/[0-3]/".
     where (str): Config path of the pattern, for errors.
     RAISES (ConfigError): Not a valid regular expression.
     """
@@ -28,7 +29,8 @@ class Pattern:
                 self._regex = re.compile(text.removeprefix("re:"))
             except re.error as error:
                 raise ConfigError(
-                    f"Can't use pattern '{text}' in {where}: expected a valid regular expression after 're:', found an error: {error}."
+                    f"Can't use pattern '{text}' in {where}: expected a valid regular expression after 're:', found "
+                    f"an error: {error}."
                 ) from error
 
     def __call__(self, name: str) -> bool:
@@ -47,9 +49,9 @@ class Pattern:
         if not any(map(self, names)):
             near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
             raise ConfigError(
-                f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start with the "
-                f"component's name, and their parts are separated by '/'. Similar names: {', '.join(near)}. List them: spacy torchopt "
-                "params."
+                f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start "
+                f"with the component's name, and their parts are separated by '/'. Similar names: {', '.join(near)}. "
+                "List them: spacy torchopt params."
             )
 
 

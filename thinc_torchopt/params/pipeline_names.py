@@ -57,8 +57,8 @@ class PipelineNames:
         nlp = self._nlp()
         if nlp is None:
             raise PipelineError(
-                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found one without a "
-                "pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
+                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found "
+                "one without a pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
             )
         return nlp, self._exclude
 
@@ -74,7 +74,9 @@ class PipelineNames:
         """
         key = ("shim", shim.id, name)
         if key not in self.names:
-            path = next((path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name))
+            path = next(
+                (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name)
+            )
             self.names[key] = (f"{path}/{clean(name)}",)
         return key
 

@@ -1,7 +1,7 @@
 """How thinc's shims hand gradients to an optimizer, and get the result.
 
-thinc's PyTorch shim and its subclasses: torch params, which are updated where they are. All other shims keep their params in a store of
-another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
+thinc's PyTorch shim and its subclasses: torch params, which are updated where they are. All other shims keep their
+params in a store of another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Call = Callable[..., tuple[Any, Any]]
 
 
 def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each torch param of a shim that has a gradient, with the gradient. What else the shim does in its `finish_update` is done.
+    """Each torch param of a shim that has a gradient, with the gradient. What else the shim does in its `finish_update`
+    is done.
 
     shim (PyTorchShim): The shim. If its gradient scaler found an overflow, it has no gradients for this update.
     update_alone (Call): Updates arrays that a subclass hands to its optimizer and that are not params of its module.
@@ -57,7 +58,8 @@ def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple
 
 @contextmanager
 def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
-    """Inside, the backward pass of a torch module whose params are all frozen does nothing, where torch would raise an error.
+    """Inside, the backward pass of a torch module whose params are all frozen does nothing, where torch would raise an
+    error.
 
     shims (Iterable[Shim]): Those whose modules may have frozen params.
     """
@@ -71,7 +73,9 @@ def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
 
 
 def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Let each tensor of an output that depends on nothing trainable be an end of the graph, which takes its gradient."""
+    """Let each tensor of an output that depends on nothing trainable be an end of the graph, which takes its
+    gradient.
+    """
     if isinstance(output, torch.Tensor):
         if torch.is_grad_enabled() and output.is_floating_point() and not output.requires_grad:
             output.requires_grad_(True)
@@ -98,9 +102,10 @@ _calls: WeakKeyDictionary[Shim, int] = WeakKeyDictionary()
 def foreign_grads(shim: Shim) -> list[ForeignGrad]:
     """What a shim gives to its optimizer.
 
-    Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. The result is not there yet:
-    when it is, `WriteBack` runs the shim from the start once more. So here it is stopped in its last call. One that calls for each of its
-    params needs answers in between: these go to a copy of it, and what they change in place is undone.
+    Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. The result is
+    not there yet: when it is, `WriteBack` runs the shim from the start once more. So here it is stopped in its last
+    call. One that calls for each of its params needs answers in between: these go to a copy of it, and what they change
+    in place is undone.
 
     RETURNS (list[ForeignGrad]): A call each; as a rule there is one, with all params in one flat array.
     """
@@ -128,7 +133,9 @@ class WriteBack:
         self._update_alone = update_alone
 
     def take(self, name: str, values: Any) -> None:
-        """Take the new values for a call, as the array that the shim called with. With the last ones, the shim is run."""
+        """Take the new values for a call, as the array that the shim called with. With the last ones, the shim is
+        run.
+        """
         self._values[name] = values
         self._missing.discard(name)
         if not self._missing:

@@ -17,9 +17,11 @@ def clean(part: str) -> str:
 
 
 def escape(component: str) -> str:
-    """A component's name as names of params begin: different ones stay different. One of allowed characters stays as it is.
+    """A component's name as names of params begin: different ones stay different. One of allowed characters stays as it
+    is.
 
-    Every other character is its number between two `+`. Then `+` is escaped as well, and where a name looks as if it were escaped.
+    Every other character is its number between two `+`. Then `+` is escaped as well, and where a name looks as if it
+    were escaped.
     """
     if _PLAIN.fullmatch(component) and not _ESCAPED.search(component):
         return component

@@ -1,4 +1,6 @@
-"""What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was built anew."""
+"""What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was
+built anew.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Keeper(Protocol):
 
 
 class Released(NamedTuple):
-    """What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was built anew.
+    """What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module
+    was built anew.
 
     steps, joined_at: As of the `Param`. state, average (Any): What was kept of it, or None.
     """

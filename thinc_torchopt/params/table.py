@@ -1,7 +1,8 @@
 """The params of an optimizer: every param that it has seen, with its name, and what to do when its array is replaced.
 
-Arrays are replaced behind our back, by `from_bytes`, `use_params`, `to_ops`, `resize_output`. A param is known by its key; at each step its
-array is compared with the one that was viewed, by identity. The state in torch stays with the param.
+Arrays are replaced behind our back, by `from_bytes`, `use_params`, `to_ops`, `resize_output`. A param is known by its
+key; at each step its array is compared with the one that was viewed, by identity. The state in torch stays with the
+param.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ class ParamTable(PipelineNames):
         saved: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         joins_now: bool = False,
     ) -> None:
-        """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among them.
+        """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among
+        them.
 
-        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`. They are taken in too, if they are in a
-            component that is not excluded: torch params that take no gradients here and now, for example, or those of shims.
+        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`. They are taken in too,
+            if they are in a component that is not excluded: torch params that take no gradients here and now, for
+            example, or those of shims.
         joins_now (bool): The others in the pipeline are new to it, and join in the middle of the run.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
@@ -109,7 +112,9 @@ class ParamTable(PipelineNames):
     # ------------------------------------------------------------------ what a model holds
 
     def _find_trained(self, model: Model) -> Iterator[Found]:
-        """The params of a model that are trained. Others are taken in when they have a gradient: frozen ones, or those made later."""
+        """The params of a model that are trained. Others are taken in when they have a gradient: frozen ones, or those
+        made later.
+        """
         return self._find(model, lambda shim, param: param.requires_grad, lambda node, name: True)
 
     def _find_named(self, model: Model, names: Set[str]) -> Iterator[Found]:
@@ -126,7 +131,11 @@ class ParamTable(PipelineNames):
 
     def _find(self, model: Model, in_shim: InShim, in_node: InNode) -> Iterator[Found]:
         for owner, param in _params_of(model, in_shim, in_node):
-            yield self._found_in_node(owner, param, model) if isinstance(owner, Model) else self._found_in_shim(param, owner, model)
+            yield (
+                self._found_in_node(owner, param, model)
+                if isinstance(owner, Model)
+                else self._found_in_shim(param, owner, model)
+            )
 
     def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
         """An array. One that is read-only or not in C order is replaced by a plain copy."""
@@ -152,7 +161,9 @@ class ParamTable(PipelineNames):
         self.shims[shim.id] = shim
         return Found(id(param), param)
 
-    def _find_of_shims(self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]) -> Iterator[Found]:
+    def _find_of_shims(
+        self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]
+    ) -> Iterator[Found]:
         """What shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
         paths = {path: shim for name, model in components for path, shim in shim_paths(model, name)}
         for name, found in saved.items():
@@ -160,14 +171,24 @@ class ParamTable(PipelineNames):
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
                 if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
                     self.names[key] = (name,)
-                    yield Found(key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch."))))
+                    yield Found(
+                        key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch.")))
+                    )
 
     def follow(self) -> None:
-        """Go over to what took the place of params in the pipeline since the last update, as a copied model's do; forget what is gone."""
+        """Go over to what took the place of params in the pipeline since the last update, as a copied model's do;
+        forget what is gone.
+        """
         if self.is_bound:
             self._name_pipeline()
             if self._released:
-                self._see_all([found for _, model in self._components() for found in self._find_named(model, self._released.keys())])
+                self._see_all(
+                    [
+                        found
+                        for _, model in self._components()
+                        for found in self._find_named(model, self._released.keys())
+                    ]
+                )
 
     def check_names_last(self) -> None:
         """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
@@ -175,15 +196,17 @@ class ParamTable(PipelineNames):
         outside = [param.name for key, param in self.by_key.items() if not self.lasts(key, param.name, paths)]
         if outside:
             raise StateError(
-                f"Can't save the state of param '{outside[0]}': expected params of the models of components, found {len(outside)} of a "
-                "model outside the pipeline, or of a second model of a component. Their state could not be matched when it is loaded. "
-                "Make the model part of a component's model, or train it with an optimizer of its own."
+                f"Can't save the state of param '{outside[0]}': expected params of the models of components, found "
+                f"{len(outside)} of a model outside the pipeline, or of a second model of a component. Their state "
+                "could not be matched when it is loaded. Make the model part of a component's model, or train it with "
+                "an optimizer of its own."
             )
 
     # ------------------------------------------------------------------ looked up at each step
 
     def array_of_node(self, node: Model, name: str, model: Model) -> Any:
-        """A node's param, which is known then. If it is new or another one than before, all such with a gradient are taken in together.
+        """A node's param, which is known then. If it is new or another one than before, all such with a gradient are
+        taken in together.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
         RETURNS (Any): The array that the node holds.
@@ -197,7 +220,8 @@ class ParamTable(PipelineNames):
         return found.source
 
     def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
-        """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in together.
+        """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
+        together.
 
         shim (Shim): Whose it is. model (Model): The root below which it was found.
         """
@@ -210,7 +234,8 @@ class ParamTable(PipelineNames):
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
         """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.
 
-        key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer of ours.
+        key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer
+            of ours.
         RETURNS (Param): The param, or None if it is empty.
         RAISES (ParamError): It is not of floats. (ShapeError): It has another shape than before.
         """
@@ -222,8 +247,9 @@ class ParamTable(PipelineNames):
             self._add([(Found(key, source), view if callback is None else view.detach().clone())])
         elif known.shape != view.shape:
             raise ShapeError(
-                f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} under the same key. If "
-                "the param has grown, take its gradient by finish_update(model), or give it another key."
+                f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
+                "under the same key. If the param has grown, take its gradient by finish_update(model), or give it "
+                "another key."
             )
         elif callback is not None:
             known.tensor.copy_(view)
@@ -256,7 +282,9 @@ class ParamTable(PipelineNames):
             self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
-        """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence): With views."""
+        """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence):
+        With views.
+        """
         new: list[Param] = []
         for (key, source), view in found:
             if view.numel():
@@ -277,7 +305,11 @@ class ParamTable(PipelineNames):
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
         """Go over to another array or tensor of the same shape. The state goes on."""
-        if view is param.tensor or (view.device, view.dtype, view.stride()) != (param.device, param.dtype, param.strides):
+        if view is param.tensor or (view.device, view.dtype, view.stride()) != (
+            param.device,
+            param.dtype,
+            param.strides,
+        ):
             self._groups.replace(param, view)
         else:
             param.tensor.data = view.detach()
@@ -306,7 +338,9 @@ class ParamTable(PipelineNames):
         if self._on_growth != "reset":
             average = None if self.averages is None else self.averages.release(param)
             state = self._groups.release(param)
-            self._released[param.name] = Released(tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average)
+            self._released[param.name] = Released(
+                tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
+            )
         self._forget([param.key])
 
     def _inherit(self, param: Param, old: Released) -> None:
@@ -339,7 +373,9 @@ class ParamTable(PipelineNames):
                 if has_successor and key in self.by_key:
                     self._release(self.by_key[key])
             self._forget((key for key, _ in outdated), keep_names=False)
-        renamed = [self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found]
+        renamed = [
+            self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
+        ]
         for param in renamed:
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
@@ -353,7 +389,9 @@ class ParamTable(PipelineNames):
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
-    """The params of a model that are asked for: nodes with names of params that have a value, and shims with torch's params."""
+    """The params of a model that are asked for: nodes with names of params that have a value, and shims with torch's
+    params.
+    """
     for node in model.walk():
         for shim in node.shims:
             for _, param in torch_params(shim):

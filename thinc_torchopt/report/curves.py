@@ -48,7 +48,13 @@ def colour_of(i: int, n: int) -> int | float:
 
 
 def _curve(
-    run: Run, values: numpy.ndarray, name: str, colour: int | float, look: Look, low: numpy.ndarray | None = None, most: int = _MAX_POINTS
+    run: Run,
+    values: numpy.ndarray,
+    name: str,
+    colour: int | float,
+    look: Look,
+    low: numpy.ndarray | None = None,
+    most: int = _MAX_POINTS,
 ) -> list[Curve]:
     """A curve of the lines that have a value, or none."""
     known = numpy.isfinite(values)
@@ -75,7 +81,9 @@ def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarr
 
 
 def _trimmed_mean(values: numpy.ndarray) -> float:
-    """The mean without an eighth at each end: a spike makes no plateau, and where most values are 0, it is not 0 as the median."""
+    """The mean without an eighth at each end: a spike makes no plateau, and where most values are 0, it is not 0 as the
+    median.
+    """
     n = len(values) // 8
     return float(numpy.sort(values)[n : len(values) - n].mean())
 
@@ -85,7 +93,9 @@ def _needs_log(found: Sequence[numpy.ndarray], *, of_all: bool) -> bool:
 
     of_all (bool): Also where few are far from the others.
     """
-    values = numpy.concatenate([numpy.abs(y[numpy.isfinite(y)]) if (y[numpy.isfinite(y)] >= 0).all() else [-1.0] for y in found] or [[]])
+    values = numpy.concatenate(
+        [numpy.abs(y[numpy.isfinite(y)]) if (y[numpy.isfinite(y)] >= 0).all() else [-1.0] for y in found] or [[]]
+    )
     if not len(values) or (values < 0.0).any() or (values == 0.0).mean() > 0.05:
         return False
     low, high = numpy.percentile(values[values > 0.0], [1, 100 if of_all else 99])
@@ -99,7 +109,9 @@ def _positive(values: numpy.ndarray) -> numpy.ndarray:
 def _edges(rates: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The highest rate of each line, and the lowest that is not 0. NaN where there are none; where all are 0, 0."""
     found = numpy.stack(rates)
-    top = numpy.where(numpy.isfinite(found).any(axis=0), numpy.where(numpy.isfinite(found), found, -math.inf).max(axis=0), math.nan)
+    top = numpy.where(
+        numpy.isfinite(found).any(axis=0), numpy.where(numpy.isfinite(found), found, -math.inf).max(axis=0), math.nan
+    )
     bottom = numpy.where(found > 0.0, found, math.inf).min(axis=0)
     return top, numpy.where(numpy.isfinite(bottom), bottom, top)
 

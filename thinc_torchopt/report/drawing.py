@@ -16,7 +16,8 @@ from .curves import MAX_COLOURS
 from .panels import WORDS, Marks, Panel
 from .plots import save_whole
 
-# Of runs, or of the curves of one: told apart also by those who don't see all colours. For a bright background, and for a dark one.
+# Of runs, or of the curves of one: told apart also by those who don't see all colours. For a bright background, and for
+# a dark one.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
 COLOURS_IN_THE_DARK = ("#58a9e6", "#ff8b3d", "#2fc79b", "#e386c6", "#e0b13a", "#8fd0f5", "#ab97f0", "#a3adb8")
 TEXT, MUTED, LINE, GRID, BAD = "#24292f", "#57606a", "#8c959f", "#dfe3e8", "#cf222e"
@@ -49,7 +50,12 @@ _REFERENCE = re.compile(r'((?:xlink:)?href="#|url\(#)')
 
 
 def draw_picture(
-    panels: Sequence[Panel], title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], path: Path, steps: tuple[int, int]
+    panels: Sequence[Panel],
+    title: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    path: Path,
+    steps: tuple[int, int],
 ) -> None:
     """Draw panels below each other, and a table above them, into a file.
 
@@ -73,7 +79,15 @@ def draw_picture(
             axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", pad=4)
             axes.set_title(panel.caption, loc="right", fontsize=8, color=MUTED, pad=4)
             handles, labels = zip(*_legend_of(panel))
-            axes.legend(handles, labels, fontsize=8.5, loc="upper left", bbox_to_anchor=(1.005, 1.03), frameon=False, borderaxespad=0.0)
+            axes.legend(
+                handles,
+                labels,
+                fontsize=8.5,
+                loc="upper left",
+                bbox_to_anchor=(1.005, 1.03),
+                frameon=False,
+                borderaxespad=0.0,
+            )
         all_axes[-1].set_xlabel("step")
         figure.align_ylabels(all_axes)
         with save_whole(path) as unfinished:
@@ -91,12 +105,16 @@ def _add_table(figure: Any, height: float, headers: Sequence[str], rows: Sequenc
         for i, text in enumerate(row):
             colour = MUTED if n == 0 else curve_colour(n - 1) if i == 0 and len(rows) > 1 else TEXT
             weight = "bold" if n and (i == 0 or len(rows) == 1) else "normal"
-            x, y = 0.012 + sum(widths[:i]) / max(sum(widths), _LINE_CHARACTERS), 1.0 - (0.58 + _LINE_HEIGHT * n) / height
+            x, y = (
+                0.012 + sum(widths[:i]) / max(sum(widths), _LINE_CHARACTERS),
+                1.0 - (0.58 + _LINE_HEIGHT * n) / height,
+            )
             figure.text(x, y, text, fontsize=size, color=colour, fontweight=weight)
 
 
 def draw_svg(panel: Panel, size: tuple[int, int], steps: tuple[int, int], prefix: str) -> str:
-    """Draw one panel for a page: without title and legend, which are the page's. Curves have the classes "curve-0", "curve-1" ...
+    """Draw one panel for a page: without title and legend, which are the page's. Curves have the classes "curve-0",
+    "curve-1" ...
 
     size (tuple[int, int]): Width and height in points.
     prefix (str): What its ids begin with, as a page has several.
@@ -112,7 +130,9 @@ def draw_svg(panel: Panel, size: tuple[int, int], steps: tuple[int, int], prefix
         axes.yaxis.set_label_coords(15 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
         axes.yaxis.label.set_verticalalignment("center")
         text = StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     return _REFERENCE.sub(rf"\g<1>{prefix}", _ID.sub(lambda found: _class_or_id(found[1], prefix), svg))
@@ -142,7 +162,11 @@ def _draw(axes: Any, panel: Panel, steps: tuple[int, int], *, is_narrow: bool = 
             axes.plot(curve.x, curve.low, color=colour, linewidth=1.0, gid=gid)
         dots = {"marker": "o", "markersize": 3.5} if curve.look == "points" or len(curve.x) == 1 else {}
         is_faint = curve.look == "faint"
-        look = {"linewidth": _WIDTHS[curve.look], "alpha": faint if is_faint else 1.0, "zorder": 2.0 if is_faint else 2.5}
+        look = {
+            "linewidth": _WIDTHS[curve.look],
+            "alpha": faint if is_faint else 1.0,
+            "zorder": 2.0 if is_faint else 2.5,
+        }
         axes.plot(curve.x, curve.y, color=colour, gid=gid, **look, **dots)
         number += bool(curve.name)
     axes.set_xlim(*padded(steps))
@@ -211,7 +235,10 @@ def _legend_of(panel: Panel) -> list[tuple[Any, str]]:
     shown = panel.named
     if len(shown) > _MAX_NAMES:
         shown = [shown[i * (len(shown) - 1) // (_MAX_NAMES - 1)] for i in range(_MAX_NAMES)]
-    found = [(_line2d(color=curve_colour(curve.colour), linewidth=_WIDTHS[curve.look]), _shortened(curve.name)) for curve in shown]
+    found = [
+        (_line2d(color=curve_colour(curve.colour), linewidth=_WIDTHS[curve.look]), _shortened(curve.name))
+        for curve in shown
+    ]
     if len(shown) < len(panel.named):
         found.append((_line2d(linewidth=0), f"({len(panel.named) - len(shown)} more between these)"))
     for kind in dict.fromkeys(marks.kind for marks in panel.marks):

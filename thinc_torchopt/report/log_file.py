@@ -56,12 +56,15 @@ class Log:
             raise ConfigError(f"Can't read the training log {path}: {error}.") from error
         if damaged and len(damaged) >= len(log.steps):
             raise ConfigError(
-                f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as JSONLinesLogger writes them, "
-                f"found in line {damaged[0]}: {first_damaged!r}. Give the file that 'path' names in the block of "
-                "'thinc-torchopt.JSONLinesLogger.v1'."
+                f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
+                f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Give the file that "
+                "'path' names in the block of 'thinc-torchopt.JSONLinesLogger.v1'."
             )
         if damaged == [n]:
-            log.notes.append(f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or goes on.")
+            log.notes.append(
+                f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or "
+                "goes on."
+            )
         elif damaged:
             named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
             log.notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
@@ -72,7 +75,8 @@ class Log:
         if self.steps and step <= self.steps[-1]:
             if step < self.steps[-1]:
                 self.notes.append(
-                    f"{self.path.name} goes back from step {self.steps[-1]} to step {step} in line {line}: shown is what comes later."
+                    f"{self.path.name} goes back from step {self.steps[-1]} to step {step} in line {line}: shown is "
+                    "what comes later."
                 )
             self.cut(step)
         for key in _NUMBERS:

@@ -13,7 +13,20 @@ from typing import Any
 import numpy
 
 from .curves import Curve
-from .drawing import BAD, COLOURS, COLOURS_IN_THE_DARK, GLYPHS, GRID, LINE, TEXT, curve_colour, draw_svg, mark_colour, padded, plot_edges
+from .drawing import (
+    BAD,
+    COLOURS,
+    COLOURS_IN_THE_DARK,
+    GLYPHS,
+    GRID,
+    LINE,
+    TEXT,
+    curve_colour,
+    draw_svg,
+    mark_colour,
+    padded,
+    plot_edges,
+)
 from .panels import WORDS, Marks, Panel, describe
 from .runs import Run, printable
 from .summary import Fact, facts_of
@@ -27,7 +40,9 @@ _MANY_KEYS = 16
 _NEAR = 0.006
 _MAX_EVENTS = 200
 # What the page has other colours for on a dark background.
-_VARIABLES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {colour: f"--c{i}" for i, colour in enumerate(COLOURS)}
+_VARIABLES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {
+    colour: f"--c{i}" for i, colour in enumerate(COLOURS)
+}
 _DASHED = {"rollback": "dashed", "resumed": "dotted"}
 
 
@@ -68,12 +83,11 @@ def _list(notes: Sequence[str]) -> str:
 
 
 def _tiles(facts: Sequence[Fact]) -> str:
-    tiles = "".join(
-        f"<div><dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}{f'<small>{escape(fact.more)}</small>' if fact.more else ''}</dd></div>"
-        for fact in facts
-        if fact.value
-    )
-    return f'<dl class="tiles">{tiles}</dl>'
+    def tile(fact: Fact) -> str:
+        more = f"<small>{escape(fact.more)}</small>" if fact.more else ""
+        return f"<div><dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}{more}</dd></div>"
+
+    return f'<dl class="tiles">{"".join(tile(fact) for fact in facts if fact.value)}</dl>'
 
 
 def _summary(runs: Sequence[Run]) -> str:
@@ -92,7 +106,10 @@ def _summary(runs: Sequence[Run]) -> str:
             cells += f'<td data-label="{escape(fact.name)}"><span>{value or _NONE}{more}</span></td>'
         swatch = f'<span class="key"><i style="color:{_css(curve_colour(n))}"></i>{escape(run.label)}</span>'
         body += f"<tr><th scope='row'>{swatch}</th>{cells}</tr>"
-    return f"<div class='scroll summary'><table><thead><tr><th scope='col'>run</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return (
+        "<div class='scroll summary'><table><thead><tr><th "
+        f"scope='col'>run</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 # ---------------------------------------------------------------------- pictures
@@ -108,16 +125,19 @@ def _panel(i: int, panel: Panel, steps: tuple[int, int], *, of_runs: bool) -> st
     keys = [_key(n, curve, of_runs=of_runs) for n, curve in enumerate(panel.named)] + list(_mark_keys(panel.marks))
     many = " many" if len(keys) > _MANY_KEYS else ""
     return (
-        f'<section class="panel"><header><h2>{escape(panel.title)}</h2><p class="muted">{escape(panel.caption)}</p></header>'
-        f'<div class="keys{many}">{"".join(keys)}</div>'
-        f'<div class="plot">{svgs}<div class="cursor" hidden></div><div class="tip" hidden></div></div></section>'
+        f'<section class="panel"><header><h2>{escape(panel.title)}</h2><p '
+        f'class="muted">{escape(panel.caption)}</p></header><div class="keys{many}">{"".join(keys)}</div><div '
+        f'class="plot">{svgs}<div class="cursor" hidden></div><div class="tip" hidden></div></div></section>'
     )
 
 
 def _key(n: int, curve: Curve, *, of_runs: bool) -> str:
     run = f' data-run="{curve.colour}"' if of_runs else ""
     swatch = f'<i style="color:{_css(curve_colour(curve.colour))}"></i>'
-    return f'<button type="button" class="key" data-curve="{n}"{run} aria-pressed="true">{swatch}{escape(curve.name)}</button>'
+    return (
+        f'<button type="button" class="key" data-curve="{n}"{run} '
+        f'aria-pressed="true">{swatch}{escape(curve.name)}</button>'
+    )
 
 
 def _mark_keys(found: Sequence[Marks]) -> Iterator[str]:
@@ -152,7 +172,12 @@ def _data(panels: Sequence[Panel], steps: tuple[int, int]) -> dict[str, Any]:
 
 def _points(curve: Curve) -> dict[str, Any]:
     known = numpy.isfinite(curve.y)
-    found = {"name": curve.name, "colour": _css(curve_colour(curve.colour)), "x": curve.x[known].tolist(), "y": _short(curve.y[known])}
+    found = {
+        "name": curve.name,
+        "colour": _css(curve_colour(curve.colour)),
+        "x": curve.x[known].tolist(),
+        "y": _short(curve.y[known]),
+    }
     if curve.low is not None:
         found["low"] = _short(numpy.where(numpy.isfinite(curve.low), curve.low, curve.y)[known])
     return found
@@ -186,7 +211,10 @@ def _scores(runs: Sequence[Run]) -> Iterator[str]:
         found.append({name: float(value) for name, value in scores.items() if math.isfinite(value)})
     names = list(dict.fromkeys(name for scores in found for name in scores))
     if names:
-        rows = [[printable(name), *(_number(scores[name]) if name in scores else _NONE for scores in found)] for name in names]
+        rows = [
+            [printable(name), *(_number(scores[name]) if name in scores else _NONE for scores in found)]
+            for name in names
+        ]
         yield _table("All scores at the best step", ["score", *_heads(runs)], rows)
 
 
@@ -202,13 +230,22 @@ def _rates(runs: Sequence[Run]) -> Iterator[str]:
     found = [run.final_rates for run in runs]
     names = list(dict.fromkeys(name for rates in found for name in rates))
     if names:
-        rows = [[printable(name), *(f"{rates[name]:.4g}" if name in rates else _NONE for rates in found)] for name in names]
+        rows = [
+            [printable(name), *(f"{rates[name]:.4g}" if name in rates else _NONE for rates in found)] for name in names
+        ]
         yield _table("Learning rates at the last step", ["param group", *_heads(runs)], rows)
 
 
 def _events(runs: Sequence[Run]) -> Iterator[str]:
     """Everything that is marked, but for checkpoints, in words."""
-    found = sorted(((event.step, i, describe(event)) for i, run in enumerate(runs) for event in run.events if event.kind != "checkpoint"))
+    found = sorted(
+        (
+            (event.step, i, describe(event))
+            for i, run in enumerate(runs)
+            for event in run.events
+            if event.kind != "checkpoint"
+        )
+    )
     if not found:
         return
     rows = [[f"{step:,}", *([runs[i].label] if len(runs) > 1 else []), text] for step, i, text in found[:_MAX_EVENTS]]

@@ -43,7 +43,8 @@ class Marks:
     kind (str): As of an Event, or "best".
     colour (int | None): The run's; None: that of the kind.
     x (numpy.ndarray): Their steps. Shape: (n,)
-    y (numpy.ndarray | None): Their heights, NaN: at the upper edge. None: they are at an edge, or lines from top to bottom. Shape: (n,)
+    y (numpy.ndarray | None): Their heights, NaN: at the upper edge. None: they are at an edge, or lines from top to
+        bottom. Shape: (n,)
     texts (list[str]): What each says.
     """
 
@@ -85,7 +86,8 @@ class Panel:
             if known.any():
                 x, y = curve.x[known], curve.y[known]
                 parts.append(
-                    f"{curve.name}: {y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}, lowest {y.min():.3g}, highest {y.max():.3g}"
+                    f"{curve.name}: {y[0]:.3g} at step {x[0]}, {y[-1]:.3g} at step {x[-1]}, lowest {y.min():.3g}, "
+                    f"highest {y.max():.3g}"
                 )
         parts += [f"{WORDS[marks.kind]}: {len(marks.x)}" for marks in self.marks if marks.kind != "best"]
         return f"{self.title} over the steps. {'; '.join(parts)}."
@@ -108,7 +110,12 @@ def make_panels(runs: Sequence[Run]) -> list[Panel]:
     """What there is to show of runs, in the order of interest. What none of them has is left out."""
     span = max(1, max(int(run.steps[-1]) for run in runs) - min(int(run.steps[0]) for run in runs))
     makers = (_scores, _losses, _rates, _norm, _speed)
-    panels = [panel for maker in makers for panel in maker(runs, span) if any(numpy.isfinite(curve.y).any() for curve in panel.curves)]
+    panels = [
+        panel
+        for maker in makers
+        for panel in maker(runs, span)
+        if any(numpy.isfinite(curve.y).any() for curve in panel.curves)
+    ]
     for panel in panels:
         panel.marks += _marks(runs, span, "rollback", "resumed")
     return panels
@@ -136,9 +143,17 @@ def _scores(runs: Sequence[Run], span: int) -> Iterator[Panel]:
             panel.marks.append(Marks("best", i, numpy.array([step]), numpy.array([score]), [text]))
     if len(runs) == 1:
         [run] = runs
-        others = {name: values for name, values in run.columns.get("scores", {}).items() if _is_shown(name, run.columns["scores"])}
+        others = {
+            name: values
+            for name, values in run.columns.get("scores", {}).items()
+            if _is_shown(name, run.columns["scores"])
+        }
         # A score that is the main score is not drawn twice.
-        others = {name: values for name, values in others.items() if not numpy.array_equal(values, run.numbers("score"), equal_nan=True)}
+        others = {
+            name: values
+            for name, values in others.items()
+            if not numpy.array_equal(values, run.numbers("score"), equal_nan=True)
+        }
         shown = dict(list(others.items())[: MAX_COLOURS - 1])
         for i, (name, values) in enumerate(shown.items(), 1):
             panel.curves += _curve(run, values, printable(name), i, "thin")
@@ -196,7 +211,9 @@ def _rates(runs: Sequence[Run], span: int) -> Iterator[Panel]:
             top, bottom = _edges(list(rates.values()))
             panel.curves += _curve(run, top, run.label, i, "line", bottom if len(rates) > 1 else None)
         if any(len(rates) > 1 for rates in by_run):
-            panel.caption = "From the lowest to the highest rate of a run's param groups, without those that are frozen."
+            panel.caption = (
+                "From the lowest to the highest rate of a run's param groups, without those that are frozen."
+            )
     else:
         frozen = [printable(name) for name, values in by_run[0].items() if active and numpy.nanmax(values) == 0.0]
         groups = _alike({name: values for name, values in by_run[0].items() if printable(name) not in frozen})
@@ -279,12 +296,16 @@ def _finish_smoothed(panel: Panel, windows: Sequence[int], *, in_full: bool = Fa
     if in_full:
         return panel
     bold = [curve.y[numpy.isfinite(curve.y)] for curve in panel.curves if curve.look != "faint"]
-    faint = [numpy.percentile(curve.y[numpy.isfinite(curve.y)], [1, 99]) for curve in panel.curves if curve.look == "faint"]
+    faint = [
+        numpy.percentile(curve.y[numpy.isfinite(curve.y)], [1, 99]) for curve in panel.curves if curve.look == "faint"
+    ]
     values = numpy.concatenate([*bold, *faint] or [[]])
     if faint and len(values) and values.min() < values.max():
         low, high = (float(value) for value in (values.min(), values.max()))
         margin = 0.06 * (math.log(high / low) if panel.is_log else high - low)
-        panel.limits = (low * math.exp(-margin), high * math.exp(margin)) if panel.is_log else (low - margin, high + margin)
+        panel.limits = (
+            (low * math.exp(-margin), high * math.exp(margin)) if panel.is_log else (low - margin, high + margin)
+        )
     return panel
 
 
@@ -305,7 +326,9 @@ def _marks(runs: Sequence[Run], span: int, *kinds: str) -> Iterator[Marks]:
                     kept.setdefault(round(event.step / (span * _MARKS_APART)), []).append(event)
             if kept:
                 x = numpy.array([events[0].step for events in kept.values()])
-                texts = [describe(events[0]) if len(events) == 1 else describe(_together(events)) for events in kept.values()]
+                texts = [
+                    describe(events[0]) if len(events) == 1 else describe(_together(events)) for events in kept.values()
+                ]
                 yield Marks(kind, i if len(runs) > 1 else None, x, None, texts)
 
 

@@ -27,8 +27,8 @@ def check_picture(path: Path) -> None:
     formats = import_figure()().canvas.get_supported_filetypes()
     if path.suffix.lower().lstrip(".") not in formats:
         raise ConfigError(
-            f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found '{path.suffix}'. "
-            "Change --output."
+            f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found "
+            f"'{path.suffix}'. Change --output."
         )
     if path.is_dir():
         raise ConfigError(f"Can't draw {path}: expected a file, found a folder. Add the name of a file to --output.")
@@ -47,7 +47,13 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
     for i, values in enumerate(rates.values()):
         shown = [value if value > 0.0 or not log else math.nan for value in values]
         # Lines that lie on each other are seen all the same.
-        lines += axes.plot(range(len(shown)), shown, color=_colour(i, len(rates)), linewidth=1.5, linestyle=["-", "--", ":", "-."][i % 4])
+        lines += axes.plot(
+            range(len(shown)),
+            shown,
+            color=_colour(i, len(rates)),
+            linewidth=1.5,
+            linestyle=["-", "--", ":", "-."][i % 4],
+        )
     if log and any(value > 0.0 for values in rates.values() for value in values):
         axes.set_yscale("log")
     elif not log:
@@ -70,7 +76,9 @@ def plot_range_test(
     RAISES (ImportError): matplotlib is not installed.
     """
     figure, axes = _start("learning rate", "loss per word")
-    lines = axes.plot(rates, [loss if math.isfinite(loss) else math.nan for loss in losses], color="C0", alpha=0.3, linewidth=1.0)
+    lines = axes.plot(
+        rates, [loss if math.isfinite(loss) else math.nan for loss in losses], color="C0", alpha=0.3, linewidth=1.0
+    )
     lines += axes.plot(rates[: len(smoothed)], smoothed, color="C0", linewidth=2.0)
     names = ["each step", "smoothed"]
     for i, (name, rate) in enumerate(marks.items()):

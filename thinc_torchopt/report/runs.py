@@ -1,7 +1,8 @@
 """Training logs, as `JSONLinesLogger` writes them, read as runs.
 
-A *run* is one training, from one log or several: one that was resumed may go on in the next numbered file. Logs come from older versions,
-from trainings that were killed, and from strangers, so nothing in them is taken for granted: what is no number is a gap.
+A *run* is one training, from one log or several: one that was resumed may go on in the next numbered file. Logs come
+from older versions, from trainings that were killed, and from strangers, so nothing in them is taken for granted: what
+is no number is a gap.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Run:
     label (str): How it is called, other than the rest.
     paths (list[Path]): Its logs.
     steps (numpy.ndarray): The step of each line, rising. Shape: (n,)
-    columns (dict): By key, and by name below it ("" if there is none): the value of each line, NaN where there is none. Shape: (n,)
+    columns (dict): By key, and by name below it ("" if there is none): the value of each line, NaN where there is none.
+        Shape: (n,)
     events (list[Event]): In the order of their steps.
     notes (list[str]): What was not as it should be.
     """
@@ -76,7 +78,11 @@ class Run:
     def best(self) -> tuple[float, int] | None:
         """The highest score, and its step: the first, as spaCy keeps it."""
         scores = self.numbers("score")
-        return None if numpy.isnan(scores).all() else (float(numpy.nanmax(scores)), int(self.steps[numpy.nanargmax(scores)]))
+        return (
+            None
+            if numpy.isnan(scores).all()
+            else (float(numpy.nanmax(scores)), int(self.steps[numpy.nanargmax(scores)]))
+        )
 
     @property
     def final_rates(self) -> dict[str, float]:
@@ -91,8 +97,8 @@ class Run:
     def speeds(self) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Words per second, as means over stretches of the run, each at the step with which it ends.
 
-        Time for evaluations is left out where the log tells it apart: not if it has seconds as whole numbers, or hardly any lines but
-        evaluations.
+        Time for evaluations is left out where the log tells it apart: not if it has seconds as whole numbers, or hardly
+        any lines but evaluations.
         """
         stretches = self._stretches()
         total = sum(seconds for _, seconds in stretches.values())
@@ -124,7 +130,12 @@ class Run:
         """Words and seconds from one line to the next, by the step of the next."""
         words, seconds = self.numbers("words"), self.numbers("seconds")
         known = numpy.isfinite(words) & numpy.isfinite(seconds)
-        words, seconds, steps, evaluated = words[known], seconds[known], self.steps[known], numpy.isfinite(self.numbers("score"))[known]
+        words, seconds, steps, evaluated = (
+            words[known],
+            seconds[known],
+            self.steps[known],
+            numpy.isfinite(self.numbers("score"))[known],
+        )
         if not len(steps):
             return {}
         # Not that to the first line: a training begins slowly, and a log need not begin with it.
@@ -132,13 +143,17 @@ class Run:
         counts = (more_words >= 0.0) & (more_seconds >= 0.0)
         if self._has_exact_seconds and evaluated.mean() < 0.5:
             counts &= ~numpy.concatenate([[False], evaluated[:-1]])
-        return {int(step): (float(w), float(s)) for step, w, s in zip(steps[counts], more_words[counts], more_seconds[counts])}
+        return {
+            int(step): (float(w), float(s))
+            for step, w, s in zip(steps[counts], more_words[counts], more_seconds[counts])
+        }
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read logs.
 
-    paths (Sequence[Path]): The logs. One of a run that was resumed is taken together with the one before it, if both are given.
+    paths (Sequence[Path]): The logs. One of a run that was resumed is taken together with the one before it, if both
+        are given.
     RETURNS (list[Run]): In the order of the logs, with labels that differ.
     RAISES (ConfigError): A file is no such log, or can't be read; or all of them are empty.
     """
@@ -147,8 +162,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     filled = [path for path in given if logs[path].steps]
     if not filled:
         raise ConfigError(
-            f"Can't make a report of {', '.join(map(str, paths))}: expected at least one line, found an empty file. A training writes its "
-            "first line after its first step."
+            f"Can't make a report of {', '.join(map(str, paths))}: expected at least one line, found an empty file. A "
+            "training writes its first line after its first step."
         )
     chains = _chains(filled, logs)
     labels = _labels([chain[0] for chain in chains])
@@ -208,7 +223,10 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
         first.checkpoints |= log.checkpoints
         first.rollbacks = log.rollbacks | first.rollbacks
         resumed.append(Event("resumed", log.steps[0]))
-        notes += [*log.notes, f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run."]
+        notes += [
+            *log.notes,
+            f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run.",
+        ]
     notes += _hints(chain, first.steps[0])
     steps, columns = numpy.array(first.steps, dtype="int64"), _as_arrays(first)
     events = sorted([*_events(steps, columns, first), *resumed], key=lambda event: event.step)
@@ -219,7 +237,9 @@ def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
     """What else belongs to the run, perhaps, and was not given."""
     before, after = _before(chain[0]), _sibling(chain[-1], 1)
     if first_step > 0:
-        where = f": the steps before may be in {before.name}. Give both" if before is not None and before.is_file() else ""
+        where = (
+            f": the steps before may be in {before.name}. Give both" if before is not None and before.is_file() else ""
+        )
         yield f"{chain[0].name} begins at step {first_step}{where}."
     if after is not None and after.is_file() and (_first_step(after) or 0) > 0:
         yield f"The run goes on in {after.name}, it seems. Give both."

@@ -25,11 +25,13 @@ def check_output(path: Path) -> None:
     """
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(
-            f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}, found "
-            f"'{path.suffix}'. Change --output."
+            f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or "
+            f"{_ENDINGS[-1]}, found '{path.suffix}'. Change --output."
         )
     if path.is_dir():
-        raise ConfigError(f"Can't write the report {path}: expected a file, found a folder. Add the name of a file to --output.")
+        raise ConfigError(
+            f"Can't write the report {path}: expected a file, found a folder. Add the name of a file to --output."
+        )
     import_figure()
 
 
@@ -37,14 +39,15 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     """Draw runs, into one file.
 
     path (Path): .html is a page, .png, .svg and .pdf are one picture. Replaced if it is there.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to draw.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
+        draw.
     """
     check_output(path)
     panels = make_panels(runs)
     if not panels:
         raise ConfigError(
-            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: expected losses, scores, learning rates or norms, "
-            "found no number in any line."
+            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: expected losses, scores, learning "
+            "rates or norms, found no number in any line."
         )
     steps = min(int(run.steps[0]) for run in runs), max(int(run.steps[-1]) for run in runs)
     title = f"Training of {runs[0].label}" if len(runs) == 1 else f"{len(runs)} trainings compared"

@@ -1,8 +1,8 @@
 """The schedules of the registry `@schedules`: what a setting is at each step of the training.
 
-A schedule is a function of the step, counted from 0, and comes as thinc's do, as a generator of one value a step: thinc's own
-optimizers take it too. Any setting may be one, so *rate* below stands for whatever it drives. Arguments are checked when the
-config is read. No schedule ends: after `total_steps` it stays at its last value.
+A schedule is a function of the step, counted from 0, and comes as thinc's do, as a generator of one value a step:
+thinc's own optimizers take it too. Any setting may be one, so *rate* below stands for whatever it drives. Arguments are
+checked when the config is read. No schedule ends: after `total_steps` it stays at its last value.
 
 `warmup_linear` starts above 0. The other warm-ups start at 0, as in transformers, whose values they are.
 
@@ -11,7 +11,8 @@ A schedule may also *watch* the score of the development data. Beside what any i
     observe(score)      called after each evaluation, when the value of the step that comes next was drawn
     value               that value, the last that was drawn, as it is after what was observed
     state_dict(), load_state_dict(state)
-                        if it has them: what the scores made of it, for JSON. Restarting draws the values up to the position first
+                        if it has them: what the scores made of it, for JSON. Restarting draws the values up to the
+                        position first
     check_state_dict(state)
                         if it has it: raises an error if the state can't be loaded. Called on all before one is changed
 

@@ -10,7 +10,8 @@ from ..errors import ScheduleError
 
 
 class Arguments(Section):
-    """Checks the arguments of one schedule. confection lets numbers in quotes pass, and generators in the place of anything.
+    """Checks the arguments of one schedule. confection lets numbers in quotes pass, and generators in the place of
+    anything.
 
     label (str): What the config calls the schedule.
     what_failed (str): What can't be done with it if one of them is wrong.
@@ -22,7 +23,9 @@ class Arguments(Section):
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ScheduleError): Always."""
-        raise ScheduleError(f"Can't {self.what_failed} the schedule '{self.path}': expected '{name}' to be {expected}, found {found!r}.")
+        raise ScheduleError(
+            f"Can't {self.what_failed} the schedule '{self.path}': expected '{name}' to be {expected}, found {found!r}."
+        )
 
     def warmup(self, warmup_steps: Any, total_steps: Any, decay_steps: int = 0) -> None:
         self.whole("warmup_steps", warmup_steps)

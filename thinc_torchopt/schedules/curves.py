@@ -13,8 +13,8 @@ Curve = Literal["linear", "cosine", "1-sqrt"]
 def warmup_linear(initial_rate: float, warmup_steps: int, total_steps: int) -> Iterator[float]:
     """Rise to `initial_rate` in a line, then fall to 0 in a line.
 
-    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value is
-    initial_rate / warmup_steps. The fall is thinc's.
+    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value
+    is initial_rate / warmup_steps. The fall is thinc's.
 
     warmup_steps (int): Steps before the fall begins.
     total_steps (int): Step from which on the value is 0, at least `warmup_steps`.
@@ -35,7 +35,9 @@ def warmup_linear(initial_rate: float, warmup_steps: int, total_steps: int) -> I
     return _each_step(value_at)
 
 
-def warmup_cosine(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, cycles: int = 1) -> Iterator[float]:
+def warmup_cosine(
+    initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, cycles: int = 1
+) -> Iterator[float]:
     """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a cosine, once or several times.
 
     warmup_steps (int): Steps before the fall begins.
@@ -43,8 +45,8 @@ def warmup_cosine(initial_rate: float, warmup_steps: int, total_steps: int, *, m
     cycles (int): How often it falls. Each fall but the first is a warm restart at `initial_rate`. All are equally long.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; transformers/optimization.py,
-        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which go on to swing after the last
-        step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
+        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which go on to swing after
+        the last step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
     """
     check = Arguments("thinc-torchopt.warmup_cosine.v1")
     check.number("initial_rate", initial_rate)
@@ -85,8 +87,8 @@ def one_cycle(
     final_div_factor (float): The last rate is the first one / final_div_factor.
     three_phase (bool): Fall to the first rate in as many steps as it rose, and only then to the last one.
     RAISES (ScheduleError): An argument is out of its range.
-    SOURCE: Smith and Topin 2017, https://arxiv.org/abs/1708.07120; torch.optim.lr_scheduler.OneCycleLR, which raises an error
-        after `total_steps`, and if pct_start x total_steps is 1.
+    SOURCE: Smith and Topin 2017, https://arxiv.org/abs/1708.07120; torch.optim.lr_scheduler.OneCycleLR, which raises an
+        error after `total_steps`, and if pct_start x total_steps is 1.
     """
     check = Arguments("thinc-torchopt.one_cycle.v1")
     check.number("max_rate", max_rate)
@@ -119,7 +121,8 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
     """Rise from 0 to `initial_rate` in a line, then fall with one over the root of the step, without an end.
 
     warmup_steps (int): Steps before the fall begins.
-    timescale (int): Steps after warm-up at which the rate is initial_rate / sqrt(2). Default: `warmup_steps`, or 10,000 without.
+    timescale (int): Steps after warm-up at which the rate is initial_rate / sqrt(2). Default: `warmup_steps`, or 10,000
+        without.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Zhai et al. 2021, https://arxiv.org/abs/2106.04560; transformers/optimization.py, get_inverse_sqrt_schedule.
     """
@@ -137,7 +140,9 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
     return _each_step(value_at)
 
 
-def polynomial(initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, power: float = 1.0) -> Iterator[float]:
+def polynomial(
+    initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, power: float = 1.0
+) -> Iterator[float]:
     """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a power of what is left.
 
     warmup_steps (int): Steps before the fall begins.

@@ -24,8 +24,8 @@ def plateau(
 ) -> Iterator[float]:
     """Stay at a rate as long as the score gets better, and lower it when it does not.
 
-    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, `observe` is never called, and it stays at
-    `initial_rate`.
+    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, `observe` is never called, and
+    it stays at `initial_rate`.
 
     factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
     patience (int): Evaluations in a row that may bring nothing better. The next such one lowers the rate.
@@ -36,8 +36,9 @@ def plateau(
     min_rate (float): The rate is not lowered below this.
     eps (float): Where the rate would fall by no more than this, it stays.
     RAISES (ScheduleError): An argument is out of its range.
-    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. There as here a score of NaN counts as no
-        better. An infinite one does here too: there one that is infinitely good is the best for good, and the rate only falls.
+    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. There as here a score of NaN
+        counts as no better. An infinite one does here too: there one that is infinitely good is the best for good, and
+        the rate only falls.
     """
     check = Arguments("thinc-torchopt.plateau.v1")
     check.number("initial_rate", initial_rate)
@@ -87,8 +88,8 @@ class PlateauSchedule(Iterator[float]):
     is_better (Callable): Whether a score is better than the best one so far.
     lower (Callable): The next value.
 
-    Public: `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling` (how many of the
-    cooldown are left).
+    Public: `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling`
+    (how many of the cooldown are left).
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Schedule:
             first = next(source)
         except StopIteration:
             raise ScheduleError(
-                f"Can't use the schedule of '{name}': expected at least one value, found none. Either the list is empty, "
-                "or the schedule was used up before. Give each training run a schedule of its own."
+                f"Can't use the schedule of '{name}': expected at least one value, found none. Either the list is "
+                "empty, or the schedule was used up before. Give each training run a schedule of its own."
             ) from None
         self.value = self._check(first)
 
@@ -46,13 +46,15 @@ class Schedule:
             warnings.warn(
                 ScheduleWarning(
                     f"The schedule of '{self.name}' ended after {self.position} steps. Its last value, {self.value}, "
-                    "stays from here on. If that is not meant, use a schedule that lasts for all of [training] max_steps."
+                    "stays from here on. If that is not meant, use a schedule that lasts for all of [training] "
+                    "max_steps."
                 ),
                 stacklevel=2,
             )
 
     def move_to(self, position: int) -> None:
-        """Restart at a step. Nothing is said of a source that ended on the way there: the run that stopped there said it.
+        """Restart at a step. Nothing is said of a source that ended on the way there: the run that stopped there said
+        it.
 
         position (int): The step, counted from 0.
         RAISES (ScheduleError): The step is over: a source can't go back.
@@ -62,7 +64,9 @@ class Schedule:
             self._advance()
 
     def observe(self, score: float) -> None:
-        """Tell the source a score, if it watches any. The position stays; the value of the step that comes next may be another."""
+        """Tell the source a score, if it watches any. The position stays; the value of the step that comes next may be
+        another.
+        """
         if hasattr(self.source, "observe") and not self._ended:
             self.source.observe(score)
             self.value = self._check(self.source.value)
@@ -83,8 +87,8 @@ class Schedule:
         if not isinstance(state, dict) or sorted(state) != expected:
             found = sorted(state) if isinstance(state, dict) else repr(state)
             raise ScheduleError(
-                f"Can't load the schedule of '{self.name}': expected {expected}, found {found}. The config may have another schedule than "
-                "the run that was saved."
+                f"Can't load the schedule of '{self.name}': expected {expected}, found {found}. The config may have "
+                "another schedule than the run that was saved."
             )
         self._check_position(state["position"])
         if "source" in state and hasattr(self.source, "check_state_dict"):
@@ -132,8 +136,8 @@ class Schedule:
     def _check_position(self, position: Any) -> None:
         if not isinstance(position, int) or position < self.position:
             raise ScheduleError(
-                f"Can't move the schedule of '{self.name}': expected a step of at least {self.position}, at which it stands, found "
-                f"{position!r}. Schedules only move forwards: build the optimizer anew."
+                f"Can't move the schedule of '{self.name}': expected a step of at least {self.position}, at which it "
+                f"stands, found {position!r}. Schedules only move forwards: build the optimizer anew."
             )
 
     def _check(self, value: Any) -> float:
@@ -179,7 +183,8 @@ class Schedules:
     def observe(self, score: float) -> None:
         """Tell every schedule that watches scores a score, each exactly once.
 
-        score (float): The score of the model after the last step, when the schedules have already moved on to the step that comes.
+        score (float): The score of the model after the last step, when the schedules have already moved on to the step
+            that comes.
         """
         for schedule in self._by_source.values():
             schedule.observe(score)
@@ -199,20 +204,21 @@ class Schedules:
         missing, unexpected = sorted(self.by_name.keys() - found), sorted(found - self.by_name.keys())
         if missing or unexpected:
             raise ScheduleError(
-                f"Can't load the schedules of [training.optimizer]: expected states for {sorted(self.by_name)}, found none for {missing}, "
-                f"and unexpected ones for {unexpected}. The config has other schedules than the run that was saved."
+                f"Can't load the schedules of [training.optimizer]: expected states for {sorted(self.by_name)}, found "
+                f"none for {missing}, and unexpected ones for {unexpected}. The config has other schedules than the "
+                "run that was saved."
             )
         for name, schedule in self.by_name.items():
             schedule.check_state_dict(state[name])
             if at_most is not None and state[name]["position"] > at_most:
                 raise ScheduleError(
-                    f"Can't load the schedule of '{name}': expected a position of at most {at_most}, the steps of the run, found "
-                    f"{state[name]['position']}. The state is damaged."
+                    f"Can't load the schedule of '{name}': expected a position of at most {at_most}, the steps of the "
+                    f"run, found {state[name]['position']}. The state is damaged."
                 )
             if state[name] != state[schedule.name]:
                 raise ScheduleError(
-                    f"Can't load the schedules of [training.optimizer]: expected one state for '{schedule.name}' and '{name}', which share "
-                    f"a schedule, found {state[schedule.name]} and {state[name]}."
+                    f"Can't load the schedules of [training.optimizer]: expected one state for '{schedule.name}' and "
+                    f"'{name}', which share a schedule, found {state[schedule.name]} and {state[name]}."
                 )
         for schedule in self._by_source.values():
             schedule.try_source(state[schedule.name])

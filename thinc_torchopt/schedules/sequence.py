@@ -9,11 +9,12 @@ from .arguments import Arguments
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
-    """Several schedules in a row. Each begins at its own step 0 when its turn comes, and sees scores only while it lasts.
+    """Several schedules in a row. Each begins at its own step 0 when its turn comes, and sees scores only while it
+    lasts.
 
-    parts (Dict[str, Dict]): By a name of your choice, in their order in the config: `steps`, how many steps it lasts, and
-        `schedule`, a schedule, a number, or a list. The last part may leave out `steps`: it goes on. A list that ends before its
-        part, or a last part whose steps are over, stays at its last value.
+    parts (Dict[str, Dict]): By a name of your choice, in their order in the config: `steps`, how many steps it lasts,
+        and `schedule`, a schedule, a number, or a list. The last part may leave out `steps`: it goes on. A list that
+        ends before its part, or a last part whose steps are over, stays at its last value.
     RAISES (ScheduleError): A part lacks one of the two, has something else, or its schedule yields no number.
     SOURCE: torch.optim.lr_scheduler.SequentialLR.
     """
@@ -25,7 +26,9 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
         path = f"parts.{name}"
         is_last = i == len(parts) - 1
         if not isinstance(part, dict) or not {"schedule"} <= set(part) <= {"steps", "schedule"}:
-            check.refuse(path, "a section with 'steps' and 'schedule'", sorted(part) if isinstance(part, dict) else part)
+            check.refuse(
+                path, "a section with 'steps' and 'schedule'", sorted(part) if isinstance(part, dict) else part
+            )
         if "steps" not in part and not is_last:
             check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
         if "steps" in part:

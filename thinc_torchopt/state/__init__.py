@@ -1,7 +1,7 @@
 """The state of an optimizer by lasting names, and folders of tensors that are whole or not there.
 
-Open by_name.py first: what a saved state consists of. match.py fits it to a pipeline that has changed, preserve.py does the same for a bare
-torch loop, files.py and trees.py write and read it.
+Open by_name.py first: what a saved state consists of. match.py fits it to a pipeline that has changed, preserve.py does
+the same for a bare torch loop, files.py and trees.py write and read it.
 """
 
 from . import by_name, match

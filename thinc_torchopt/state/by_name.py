@@ -49,8 +49,11 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean") -> None:
-    """Give params their states. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a param has grown.
+def restore_params(
+    params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean"
+) -> None:
+    """Give params their states. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a
+    param has grown.
 
     RAISES (StateError): A param has grown, and its state can't.
     """
@@ -62,7 +65,13 @@ def restore_params(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any
             fitted = from_tree(found["state"], library_of(owner.optimizer))
             if has_grown(param, found):
                 fitted = fit_param_state(
-                    type(owner.optimizer), fitted, found["shape"], param.tensor, on_growth=on_growth, name=param.name, options=options
+                    type(owner.optimizer),
+                    fitted,
+                    found["shape"],
+                    param.tensor,
+                    on_growth=on_growth,
+                    name=param.name,
+                    options=options,
                 )
             owner.states.set(param, fitted, _saved_dtype(found))
 
@@ -89,12 +98,17 @@ def group_ids(saved: Any) -> dict[frozenset[str], str]:
         check_parts(f"param group '{group_id}'", part, ("algorithm", "params", "state"))
         check_parts(f"param group '{group_id}' in torch", part["state"])
         if not isinstance(part["params"], list):
-            raise StateError(f"Can't load the state of param group '{group_id}': expected a list of params, found {part['params']!r}.")
+            raise StateError(
+                f"Can't load the state of param group '{group_id}': expected a list of params, found "
+                f"{part['params']!r}."
+            )
     return {frozenset(map(str, part["params"])): group_id for group_id, part in saved.items()}
 
 
 def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give param groups what algorithms kept there. `check_groups` comes before. Groups that are not among the saved ones stay."""
+    """Give param groups what algorithms kept there. `check_groups` comes before. Groups that are not among the saved
+    ones stay.
+    """
     for group in groups.groups:
         # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
         is_kept = group.id in saved and not type(group.owner.optimizer).__module__.startswith("torch.optim")
@@ -138,13 +152,15 @@ def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Any) -> None:
         for name, value in here.get(path, {}).items():
             if not _is_like(found[name], value):
                 raise StateError(
-                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, found "
-                    f"{found[name]!r}."
+                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, "
+                    f"found {found[name]!r}."
                 )
 
 
 def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give gradient scalers their states. `check_scalers` comes before. Those of models that have none are passed over."""
+    """Give gradient scalers their states. `check_scalers` comes before. Those of models that have none are passed
+    over.
+    """
     shims = list(shims)
     here = collect_scalers(shims)
     for path, shim in shims:
@@ -156,7 +172,9 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
 def check_params_are_dicts(saved: Any) -> None:
     """RAISES (StateError): The saved params are not dicts by name."""
     if not isinstance(saved, Mapping) or not all(isinstance(found, Mapping) for found in saved.values()):
-        raise StateError(f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}.")
+        raise StateError(
+            f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}."
+        )
 
 
 def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = False) -> None:
@@ -178,9 +196,13 @@ def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = Fals
     ]
     if problems:
         raise StateError(
-            f"Can't load the state of the optimizer: expected the {len(by_name)} params of this pipeline, found {'; '.join(problems)}. The "
-            "state is of another pipeline"
-            + (', or labels were added since: then load it with on_growth = "mean", to keep the old rows.' if reshaped else ".")
+            f"Can't load the state of the optimizer: expected the {len(by_name)} params of this pipeline, found "
+            f"{'; '.join(problems)}. The state is of another pipeline"
+            + (
+                ', or labels were added since: then load it with on_growth = "mean", to keep the old rows.'
+                if reshaped
+                else "."
+            )
         )
     for name, param in by_name.items():
         _check_param(param, saved[name])
@@ -202,29 +224,38 @@ def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> 
     if algorithms[0] != algorithms[1]:
         here, there = (", ".join(sorted(map(str, found))) for found in algorithms)
         raise StateError(
-            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. [training.optimizer.algorithm] "
-            "has changed since it was saved. Change it back, or start with a new optimizer."
+            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. "
+            "[training.optimizer.algorithm] has changed since it was saved. Change it back, or start with a new "
+            "optimizer."
         )
     expected = {name: found["params"] for name, found in collect_groups(groups).items()}
     found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
     if found != expected and not may_grow:
-        different = sorted(name for name in expected.keys() | set(found or ()) if not found or expected.get(name) != found.get(name))
+        different = sorted(
+            name for name in expected.keys() | set(found or ()) if not found or expected.get(name) != found.get(name)
+        )
         raise StateError(
-            f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or other params in "
-            f"{different}. [training.optimizer] has other patterns than when the state was saved."
+            f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or "
+            f"other params in {different}. [training.optimizer] has other patterns than when the state was saved."
         )
     for group in both:
         kept, of_group = group.state, saved[group.id]["state"]
-        wrong = [name for name in of_group if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))]
+        wrong = [
+            name
+            for name in of_group
+            if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))
+        ]
         if wrong:
             raise StateError(
-                f"Can't load the state of param group '{group.id}': expected what {group.owner.algorithm.label} keeps there, found "
-                f"{', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. It is damaged, or of another version of the algorithm."
+                f"Can't load the state of param group '{group.id}': expected what {group.owner.algorithm.label} keeps "
+                f"there, found {', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. It is damaged, or of "
+                "another version of the algorithm."
             )
 
 
 def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now, in the right form.
+    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now, in the
+    right form.
 
     RAISES (StateError): Something is missing, or of another kind, so the next step would fail.
     """
@@ -241,29 +272,39 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
         missing = sorted(example.keys() - found["state"].keys())
         if missing:
             raise StateError(
-                f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the options that it has now, "
-                f"found {sorted(found['state'])}. The options have changed since it was saved. Change them back, or start with a new "
-                "optimizer."
+                f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the "
+                f"options that it has now, found {sorted(found['state'])}. The options have changed since it was "
+                "saved. Change them back, or start with a new optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
         is_known = library_of(param.group.owner.optimizer) in ("torch", __package__)
         for name, expected in example.items() if is_known else ():
             if not _has_form_of(found["state"][name], expected, found["shape"]):
                 raise StateError(
-                    f"Can't load the state of param '{param.name}': expected '{name}' as {label} keeps it of a param of shape "
-                    f"{_shape(found['shape'])}, found {_describe(found['state'][name])}. It is damaged, or of another version of {label}."
+                    f"Can't load the state of param '{param.name}': expected '{name}' as {label} keeps it of a param "
+                    f"of shape {_shape(found['shape'])}, found {_describe(found['state'][name])}. It is damaged, or of "
+                    f"another version of {label}."
                 )
 
 
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
-    check_parts(f"param '{param.name}'", found, ("shape", "updates", "joined_at", "state"), optional=("dtype", "shim", "skipped"))
+    check_parts(
+        f"param '{param.name}'",
+        found,
+        ("shape", "updates", "joined_at", "state"),
+        optional=("dtype", "shim", "skipped"),
+    )
     if not isinstance(found["shape"], list):
-        raise StateError(f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}.")
+        raise StateError(
+            f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}."
+        )
     for size in found["shape"]:
         check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
     if not isinstance(found.get("dtype", ""), str):
-        raise StateError(f"Can't load the state of param '{param.name}': expected its dtype as a text, found {found['dtype']!r}.")
+        raise StateError(
+            f"Can't load the state of param '{param.name}': expected its dtype as a text, found {found['dtype']!r}."
+        )
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])
@@ -274,12 +315,18 @@ def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
     if isinstance(found.get("dtype"), str):
         dtype = getattr(torch, found["dtype"].removeprefix("torch."), None)
         return dtype if isinstance(dtype, torch.dtype) else None
-    dtypes = [value.dtype for value in found["state"].values() if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]]
+    dtypes = [
+        value.dtype
+        for value in found["state"].values()
+        if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]
+    ]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
 
 
 def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
-    """Whether a value can be the state of a param of a shape as the example is that of one whose dimensions are all of size 2."""
+    """Whether a value can be the state of a param of a shape as the example is that of one whose dimensions are all of
+    size 2.
+    """
     if not isinstance(example, torch.Tensor):
         # Objects of a library stand there as trees, and are looked at when they are put together.
         return isinstance(value, (int, float)) or not isinstance(example, (int, float))
@@ -295,7 +342,9 @@ def _describe(value: Any) -> str:
 
 
 def _is_like(value: Any, expected: Any) -> bool:
-    """Whether a value is of the kind of another: a tensor of the same shape and dtype, a number, or the same type. None: any may come."""
+    """Whether a value is of the kind of another: a tensor of the same shape and dtype, a number, or the same type.
+    None: any may come.
+    """
     if expected is None:
         return True
     if isinstance(expected, torch.Tensor):

@@ -1,7 +1,8 @@
-"""Files that are complete or absent: tensors as safetensors, everything else as JSON, in one folder with a checksum of each file.
+"""Files that are complete or absent: tensors as safetensors, everything else as JSON, in one folder with a checksum of
+each file.
 
-Whatever is written, a folder or a file, is written under a temporary name, synced to the disk, and put in its place at once: see
-`replacing`. Reading runs no code: what is not as it was written is refused.
+Whatever is written, a folder or a file, is written under a temporary name, synced to the disk, and put in its place at
+once: see `replacing`. Reading runs no code: what is not as it was written is refused.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
 
     path (Path): The folder. Its parents are made.
     tree (Mapping): What trees.py can take apart.
-    RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before. (StateError): There is something in the tree
-        that can't be written.
+    RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before. (StateError): There is
+        something in the tree that can't be written.
     """
     values, tensors = take_apart(tree)
     with replacing(path) as unfinished:
@@ -51,9 +52,14 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
-        files = {name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)} for name in (TENSORS, VALUES)}
+        files = {
+            name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)}
+            for name in (TENSORS, VALUES)
+        }
         text = json.dumps(files, sort_keys=True)
-        (unfinished / MANIFEST).write_text(json.dumps({"files": files, "crc32": zlib.crc32(text.encode("utf8"))}), encoding="utf8")
+        (unfinished / MANIFEST).write_text(
+            json.dumps({"files": files, "crc32": zlib.crc32(text.encode("utf8"))}), encoding="utf8"
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -105,7 +111,9 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
             size = (path / name).stat().st_size
             if size != expected["bytes"] or (not only_sizes and (crc32 := crc32_of(path / name)) != expected["crc32"]):
                 found = f"{size} bytes" if size != expected["bytes"] else f"checksum {crc32}"
-                raise _damaged(path / name, f"{expected['bytes']} bytes with checksum {expected['crc32']}, found {found}")
+                raise _damaged(
+                    path / name, f"{expected['bytes']} bytes with checksum {expected['crc32']}, found {found}"
+                )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
@@ -113,7 +121,9 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """RAISES (StateError): There is something that is no file, and that might be read from for ever, as a pipe or a device."""
+    """RAISES (StateError): There is something that is no file, and that might be read from for ever, as a pipe or a
+    device.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -123,7 +133,9 @@ def _check_file(path: Path) -> None:
 
 
 def _damaged(path: Path, expected_and_found: str) -> StateError:
-    return StateError(f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by something else.")
+    return StateError(
+        f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by something else."
+    )
 
 
 def crc32_of(path: Path) -> int:
@@ -142,9 +154,10 @@ def crc32_of(path: Path) -> int:
 def replacing(path: Path) -> Iterator[Path]:
     """Write a file or a folder whole or not at all: inside, to the path that this gives, where there is nothing yet.
 
-    Afterwards it is synced to the disk, and takes the place of what is at `path`, which is there at any moment, old or new, also if the
-    process is killed. (Where a system or a disk can't exchange two folders there is a moment between two renames; what was there is put
-    back by whoever reads it next, or clears up.) A file keeps the permissions of the one that it replaces.
+    Afterwards it is synced to the disk, and takes the place of what is at `path`, which is there at any moment, old or
+    new, also if the process is killed. (Where a system or a disk can't exchange two folders there is a moment between
+    two renames; what was there is put back by whoever reads it next, or clears up.) A file keeps the permissions of the
+    one that it replaces.
 
     path (Path): A folder, a file, or a link to a file. Its parents are made.
     RAISES (OSError): It can't be written. Then all is as before, as after any other error inside.
@@ -215,7 +228,9 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     from_here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-    return renameat2 is not None and renameat2(from_here, os.fsencode(one), from_here, os.fsencode(other), exchange) == 0
+    return (
+        renameat2 is not None and renameat2(from_here, os.fsencode(one), from_here, os.fsencode(other), exchange) == 0
+    )
 
 
 def _remove(path: Path) -> None:

@@ -1,7 +1,7 @@
 """A saved state and a pipeline that is another one: components were added, removed, renamed or frozen since.
 
-What became of them between two processes is what becomes of them within one: the state of what is gone goes, what is new begins anew, and
-what has another name goes on.
+What became of them between two processes is what becomes of them within one: the state of what is gone goes, what is
+new begins anew, and what has another name goes on.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]
     """A state with other names.
 
     saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
-    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params are, up to a whole
-        name.
+    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params
+        are, up to a whole name.
     RAISES (ConfigError): There is no such name, or two would become one.
     """
     new = {name: _renamed(name, paths) for name in saved["params"]}
     for old in paths:
         if not any(_is_below(name, old) for name in new):
             raise ConfigError(
-                f"Can't rename '{old}' in the state of the optimizer: expected the name of a component or a param, found it nowhere. There "
-                f"are: {', '.join(_components(new))}."
+                f"Can't rename '{old}' in the state of the optimizer: expected the name of a component or a param, "
+                f"found it nowhere. There are: {', '.join(_components(new))}."
             )
     if len(set(new.values())) != len(new):
         twice = [name for name, count in Counter(new.values()).items() if count > 1]
         raise ConfigError(
-            f"Can't rename params in the state of the optimizer: expected different names, found '{twice[0]}' for two of them. Rename the "
-            "other one too."
+            f"Can't rename params in the state of the optimizer: expected different names, found '{twice[0]}' for two "
+            "of them. Rename the other one too."
         )
 
     def by_name(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,10 @@ def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]
             for group_id, part in saved["groups"].items()
         },
         "averages": averages
-        and {name: by_name(part) if isinstance(part, Mapping) and name != "settings" else part for name, part in averages.items()},
+        and {
+            name: by_name(part) if isinstance(part, Mapping) and name != "settings" else part
+            for name, part in averages.items()
+        },
         "grad_scalers": by_name(saved["grad_scalers"]),
     }
 
@@ -65,12 +68,15 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
     saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
     params (Collection[Param]): All of the pipeline.
     paths (Collection[str]): Of its shims.
-    RETURNS (tuple[dict, str]): The state of those that are in both; and what was dropped, and begins anew, in words; empty if nothing.
+    RETURNS (tuple[dict, str]): The state of those that are in both; and what was dropped, and begins anew, in words;
+        empty if nothing.
     """
     trained = {param.name for param in params if param.group is not None}
     kept = {param.name for param in params} & saved["params"].keys()
     # Of a param that is frozen now there is nothing to keep.
-    dropped = [name for name, found in saved["params"].items() if name not in kept or (name not in trained and found["state"])]
+    dropped = [
+        name for name, found in saved["params"].items() if name not in kept or (name not in trained and found["state"])
+    ]
     new = [name for name in trained if name not in kept]
 
     kept_and_trained = kept & trained
@@ -84,9 +90,15 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
             groups[group_id] = {**part, "params": members}
     averages = saved["averages"]
     if averages is not None:
-        averages = {name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()}
+        averages = {
+            name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()
+        }
         averages["module_steps"] = {path: steps for path, steps in averages["module_steps"].items() if path in paths}
-    fitted = {**saved, "params": {name: saved["params"][name] for name in saved["params"] if name in kept}, "groups": groups}
+    fitted = {
+        **saved,
+        "params": {name: saved["params"][name] for name in saved["params"] if name in kept},
+        "groups": groups,
+    }
     return {**fitted, "averages": averages}, "; ".join(
         f"{what}: {_describe(names, all_names)}"
         for what, names, all_names in (
@@ -98,7 +110,8 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
 
 
 def match_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> dict[frozenset[str], str]:
-    """The id of the saved group from which most params of each group come; for one of new params its own, or a free one.
+    """The id of the saved group from which most params of each group come; for one of new params its own, or a free
+    one.
 
     RETURNS (dict): By the names of its params.
     """

@@ -1,6 +1,7 @@
 """Optimizers that go on when their model grows, shrinks or is built anew: who gets whose state.
 
-What then becomes of the state of one param is in state_fit.py. The method is Tolaria's dynamic optimizer state preservation.
+What then becomes of the state of one param is in state_fit.py. The method is Tolaria's dynamic optimizer state
+preservation.
 """
 
 from __future__ import annotations
@@ -44,33 +45,41 @@ def preserve_optimizer_state(
 ) -> torch.optim.Optimizer:
     """Make the optimizer that goes on with a new model where another stood with the old one.
 
-    Params are matched by name; the shapes tell what becomes of their state. A param that is new to the model joins the group of its
-    nearest relative in the old one, with fresh state; params that did not learn, or that another optimizer trained, stay out. Groups keep
-    their order and options. State of params that are gone goes.
+    Params are matched by name; the shapes tell what becomes of their state. A param that is new to the model joins the
+    group of its nearest relative in the old one, with fresh state; params that did not learn, or that another optimizer
+    trained, stay out. Groups keep their order and options. State of params that are gone goes.
 
-    State of params of the same shape is not copied: it is the new optimizer's, give up the old one. If anything is wrong, an error says
-    so, and the old optimizer is as it was. Hooks and learning rate schedulers stay with the old one.
+    State of params of the same shape is not copied: it is the new optimizer's, give up the old one. If anything is
+    wrong, an error says so, and the old optimizer is as it was. Hooks and learning rate schedulers stay with the old
+    one.
 
     optimizer (torch.optim.Optimizer): The one that trained the old model. Any that steps param by param, so not LBFGS.
     new_model (torch.nn.Module): The model that is trained from now on, on its device.
-    old_model (torch.nn.Module | Mapping[str, Tensor]): The model that the optimizer trained, or, if it was changed in place,
-        `dict(model.named_parameters())` from before the change.
-    mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new names and old ones.
-        Params that are not named there are matched as always.
+    old_model (torch.nn.Module | Mapping[str, Tensor]): The model that the optimizer trained, or, if it was changed in
+        place, `dict(model.named_parameters())` from before the change.
+    mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new
+        names and old ones. Params that are not named there are matched as always.
     on_growth (Fill): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
-    controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its `replace_optimizer`.
+    controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its
+        `replace_optimizer`.
     RETURNS (torch.optim.Optimizer): A new one, of the same class.
-    RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or a state is not
+    RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or
+        a state is not
         finite. (ConfigError): The controller does not know the optimizer.
     """
     started = 0.0 if controller is None else controller.guards.timer()
     check_on_growth(on_growth)
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise StateError("Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a new one.")
+        raise StateError(
+            "Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a "
+            "new one."
+        )
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     with torch.no_grad():
-        check_states(_fit_all(optimizer, members, on_growth, state))  # one param after the other: what was just made is in the cache
+        check_states(
+            _fit_all(optimizer, members, on_growth, state)
+        )  # one param after the other: what was just made is in the cache
     groups = []
     for i, group in enumerate(optimizer.param_groups):
         of_group = [member for member in members if member.group == i]
@@ -109,13 +118,18 @@ def _names(model: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(model) if isinstance(model, Mapping) else dict(model.named_parameters(remove_duplicate=False))
 
 
-def _match(optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[str, Tensor], mappings: Any) -> list[_Member]:
+def _match(
+    optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[str, Tensor], mappings: Any
+) -> list[_Member]:
     """Who will be in the optimizer, in order."""
-    places = {id(param): (i, k) for i, group in enumerate(optimizer.param_groups) for k, param in enumerate(group["params"])}
+    places = {
+        id(param): (i, k) for i, group in enumerate(optimizer.param_groups) for k, param in enumerate(group["params"])
+    }
     if not any(id(param) in places for param in old.values()):
         raise StateError(
-            f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found none of its "
-            f"{len(old)} there. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) from before."
+            f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found "
+            f"none of its {len(old)} there. Give the model itself, not a copy; if it was changed in place, "
+            "dict(model.named_parameters()) from before."
         )
     wanted = _read_mappings(mappings, new, old)
     relatives = _index_relatives(old, places)
@@ -146,7 +160,9 @@ def _fit_all(
                 state[member.param] = fresh
         elif old_state := optimizer.state.get(member.old):
             if id(member.old) in taken:  # two params can't share one state
-                old_state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in old_state.items()}
+                old_state = {
+                    key: value.clone() if isinstance(value, Tensor) else value for key, value in old_state.items()
+                }
             taken.add(id(member.old))
             state[member.param] = fit_param_state(
                 type(optimizer),
@@ -164,15 +180,21 @@ def _fit_all(
 
 
 def _find(
-    aliases: list[str], wanted: Mapping[str, StateMapping], old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]
+    aliases: list[str],
+    wanted: Mapping[str, StateMapping],
+    old: Mapping[str, Tensor],
+    places: Mapping[int, tuple[int, int]],
 ) -> StateMapping | None:
-    """Whose state a param gets. RETURNS (StateMapping | None): None: it was there before, and this optimizer did not train it."""
+    """Whose state a param gets. RETURNS (StateMapping | None): None: it was there before, and this optimizer did not
+    train it.
+    """
     for name in aliases:
         if name in wanted:
             mapping = wanted[name]
             if mapping.old is not None and id(old[mapping.old]) not in places:
                 raise StateError(
-                    f"Can't map param '{mapping.old}' to '{name}': expected it to be in the optimizer, found it in none of its groups."
+                    f"Can't map param '{mapping.old}' to '{name}': expected it to be in the optimizer, found it in "
+                    "none of its groups."
                 )
             return mapping
     known = [name for name in aliases if name in old]
@@ -183,7 +205,9 @@ def _find(
 
 
 def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]) -> dict[Any, int | None]:
-    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if another optimizer's."""
+    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if
+    another optimizer's.
+    """
     found: dict[Any, int | None] = {}
     for name, param in old.items():
         is_ours = id(param) in places
@@ -191,7 +215,9 @@ def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, 
             continue  # frozen: its new neighbours need not be
         group = places[id(param)][0] if is_ours else None
         parts = tuple(name.split("."))
-        for depth in range(0 if is_ours else 1, len(parts) + 1):  # those who are related by the whole model only are ours
+        for depth in range(
+            0 if is_ours else 1, len(parts) + 1
+        ):  # those who are related by the whole model only are ours
             found.setdefault((parts[:depth], parts[-1]), group)
             found.setdefault((parts[:depth], ""), group)
     return found
@@ -217,18 +243,24 @@ def _read_mappings(mappings: Any, new: Mapping[str, Tensor], old: Mapping[str, T
     taken: dict[int, str] = {}
     for mapping in mappings:
         if not isinstance(mapping, StateMapping):
-            raise StateError(f"Can't use a mapping: expected a StateMapping, or a dict of new and old names, found {mapping!r}.")
+            raise StateError(
+                f"Can't use a mapping: expected a StateMapping, or a dict of new and old names, found {mapping!r}."
+            )
         for which, name, names in (("new", mapping.new, new), ("old", mapping.old, old)):
             if name is not None and name not in names:
                 raise StateError(
-                    f"Can't map param '{mapping.old}' to '{mapping.new}': expected a name of the {which} model, found '{name}'. It has: "
-                    f"{', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}."
+                    f"Can't map param '{mapping.old}' to '{mapping.new}': expected a name of the {which} model, found "
+                    f"'{name}'. It has: {', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}."
                 )
         param = new[mapping.new]
         if id(param) in taken:
-            raise StateError(f"Can't map param '{mapping.new}': expected one mapping for it, found another for '{taken[id(param)]}'.")
+            raise StateError(
+                f"Can't map param '{mapping.new}': expected one mapping for it, found another for '{taken[id(param)]}'."
+            )
         if mapping.kind is not None and mapping.old is not None:
-            check_kind(mapping.kind, tuple(old[mapping.old].shape), tuple(param.shape), f"the state of param '{mapping.new}'")
+            check_kind(
+                mapping.kind, tuple(old[mapping.old].shape), tuple(param.shape), f"the state of param '{mapping.new}'"
+            )
         taken[id(param)] = mapping.new
         found[mapping.new] = mapping
     return found
@@ -237,10 +269,14 @@ def _read_mappings(mappings: Any, new: Mapping[str, Tensor], old: Mapping[str, T
 def _build_like(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: defaultdict[Tensor, dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """An optimizer as pickle would make it. Its class, called, might want other arguments, or make all state once more, as Adagrad does."""
+    """An optimizer as pickle would make it. Its class, called, might want other arguments, or make all state once more,
+    as Adagrad does.
+    """
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
     # What others set there is bound to the old one: hooks, and `step`, which learning rate schedulers replace.
     left = {"state", "param_groups", "defaults", "step"}
-    vars(made).update({key: value for key, value in vars(optimizer).items() if key not in left and not key.endswith("_hooks")})
+    vars(made).update(
+        {key: value for key, value in vars(optimizer).items() if key not in left and not key.endswith("_hooks")}
+    )
     made.__setstate__({"defaults": dict(optimizer.defaults), "state": state, "param_groups": groups})
     return made

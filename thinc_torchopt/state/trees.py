@@ -1,7 +1,7 @@
 """Trees of values and tensors, taken apart into what JSON holds and what safetensors holds, and put together again.
 
-JSON has dicts with texts as keys, lists, numbers, texts and None. Everything else is a dict of one key, a mark: `{"$tuple": [1, 2]}`. A
-dict that JSON can't hold, or that looks like a mark itself, is marked too.
+JSON has dicts with texts as keys, lists, numbers, texts and None. Everything else is a dict of one key, a mark:
+`{"$tuple": [1, 2]}`. A dict that JSON can't hold, or that looks like a mark itself, is marked too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,11 @@ class _Apart:
         if isinstance(value, (set, frozenset)):
             return {"$frozenset" if isinstance(value, frozenset) else "$set": self.take(sorted(value, key=repr), *path)}
         if isinstance(value, (numpy.ndarray, numpy.generic)):
-            return {"$scalar" if isinstance(value, numpy.generic) else "$array": self._take_array(numpy.asarray(value), *path)}
+            return {
+                "$scalar" if isinstance(value, numpy.generic) else "$array": self._take_array(
+                    numpy.asarray(value), *path
+                )
+            }
         if isinstance(value, float):
             return {"$number": repr(value)} if repr(value) in _NUMBERS else value
         if isinstance(value, (bytes, bytearray)):
@@ -117,7 +121,9 @@ class _Apart:
             raise _unknown(value, *path, kind=f"an array of {value.dtype}") from error
 
     def _take_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
-        """Tensors whose memory has another order than their dimensions keep it: torch's results depend on it, to the last bit."""
+        """Tensors whose memory has another order than their dimensions keep it: torch's results depend on it, to the
+        last bit.
+        """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex():
             raise _unknown(tensor, *path, kind=f"a tensor of {tensor.layout} and {tensor.dtype}")
         tensor = tensor.resolve_neg()
@@ -127,7 +133,9 @@ class _Apart:
         return {"$strided": [self._name(tensor.permute(order).contiguous(), *path), order, list(tensor.stride())]}
 
     def _name(self, tensor: torch.Tensor, *path: str) -> str:
-        """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a part is copied."""
+        """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a
+        part is copied.
+        """
         sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         for name in sharing:
             other = self.tensors[name]
@@ -140,7 +148,9 @@ class _Apart:
 
 
 def _unknown(value: Any, *path: str, kind: str | None = None) -> StateError:
-    return StateError(f"Can't save '{':'.join(path)}': expected numbers, texts and tensors, found {kind or type(value).__name__}.")
+    return StateError(
+        f"Can't save '{':'.join(path)}': expected numbers, texts and tensors, found {kind or type(value).__name__}."
+    )
 
 
 # ---------------------------------------------------------------------- strides
@@ -155,7 +165,9 @@ def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
-    """The dimensions from the outermost to the innermost. None: there are gaps or overlaps in memory, or nothing at all."""
+    """The dimensions from the outermost to the innermost. None: there are gaps or overlaps in memory, or nothing at
+    all.
+    """
     shape, strides = tensor.shape, tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], shape[dim] == 1))
     size = 1

@@ -1,7 +1,7 @@
 """The best model of a run, kept beside its checkpoints: spaCy removes its own when it is started again.
 
-It is a copy, with checksums, and not made of links: what is written into one of two linked files changes the other. It holds the model as
-spaCy wrote it, and our manifest, by which it is known.
+It is a copy, with checksums, and not made of links: what is written into one of two linked files changes the other. It
+holds the model as spaCy wrote it, and our manifest, by which it is known.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ class BestModel:
 
     def check_place(self) -> None:
         """RAISES (ConfigError): Something else is where the copy is to be."""
-        if os.path.lexists(self.path) and not self.is_there and not (self.path.is_dir() and not any(self.path.iterdir())):
+        if (
+            os.path.lexists(self.path)
+            and not self.is_there
+            and not (self.path.is_dir() and not any(self.path.iterdir()))
+        ):
             raise ConfigError(
-                f"Can't keep the best model in '{self.path}': expected a copy made by this package, or nothing, found something else. It "
-                "is left as it is. Move it elsewhere, or set 'path' in [training.optimizer.checkpoint] to a folder for this run alone."
+                f"Can't keep the best model in '{self.path}': expected a copy made by this package, or nothing, found "
+                "something else. It is left as it is. Move it elsewhere, or set 'path' in "
+                "[training.optimizer.checkpoint] to a folder for this run alone."
             )
 
     def keep(self, model: Path, step: int) -> None:
@@ -75,8 +80,8 @@ class BestModel:
             # Of the copy: so it is known of that as well.
             if manifest is not None and _checksums(unfinished) != manifest["files"]:
                 raise StateError(
-                    f"Can't use the best model in '{self.path}': expected its files as they were written, found others. It is damaged, or "
-                    "was changed by something else."
+                    f"Can't use the best model in '{self.path}': expected its files as they were written, found "
+                    "others. It is damaged, or was changed by something else."
                 )
         return None if manifest is None else manifest["step"]
 
@@ -90,10 +95,14 @@ class BestModel:
             return None
         try:
             manifest = json.loads((self.path / _MANIFEST).read_text(encoding="utf8"))
-            return {"step": None if manifest["step"] is None else int(manifest["step"]), "files": dict(manifest["files"])}
+            return {
+                "step": None if manifest["step"] is None else int(manifest["step"]),
+                "files": dict(manifest["files"]),
+            }
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
-                f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: {error}. It is damaged."
+                f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: "
+                f"{error}. It is damaged."
             ) from error
 
 

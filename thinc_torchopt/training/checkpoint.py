@@ -7,7 +7,8 @@
 
       lock.json             whose the folder is, while the training runs
 
-A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one counts.
+A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one
+counts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from ..params import model_by_names_of_now
 from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
-from .config_check import collect_config, collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
+from .config_check import (
+    collect_config,
+    collect_defaults,
+    collect_identity,
+    collect_values,
+    compare_configs,
+    compare_identities,
+)
 from .data_stream import DataStream
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
@@ -69,12 +77,14 @@ def Checkpoint(
     path (str): A folder for this run alone.
     every (int): Save after every so many steps; always after an evaluation. 0: only then.
     keep (int): How many checkpoints to keep, the newest.
-    resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is none; or start again.
-    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`, `patience`,
-        `eval_frequency`, the logger and this block may change.
-    allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and components whose
-        model is none of thinc's. Their `from_bytes` gets what is in the folder.
-    progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a notebook.
+    resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is
+        none; or start again.
+    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`,
+        `patience`, `eval_frequency`, the logger and this block may change.
+    allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and
+        components whose model is none of thinc's. Their `from_bytes` gets what is in the folder.
+    progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a
+        notebook.
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(_BLOCK)
@@ -93,15 +103,17 @@ def Checkpoint(
 
 
 class RunCheckpoints:
-    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a loop of the user's own (see own_loop.py).
+    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a loop of the user's own (see
+    own_loop.py).
 
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
-    own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy train`.
+    own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy
+        train`.
 
-    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its step), `output` (the
-    folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`.
+    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its
+    step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`.
     """
 
     name = "checkpoints"
@@ -132,7 +144,11 @@ class RunCheckpoints:
         self._random: Mapping[str, Any] = {}
         # The pipeline as a run that goes on builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
-        self._settings = {"config": collect_config(nlp), "values": collect_values(nlp), "identity": collect_identity(nlp)}
+        self._settings = {
+            "config": collect_config(nlp),
+            "values": collect_values(nlp),
+            "identity": collect_identity(nlp),
+        }
 
     @property
     def newest(self) -> int | None:
@@ -149,10 +165,11 @@ class RunCheckpoints:
         """Claim the folder; and go on from the newest whole checkpoint, if the run is to: bring all to where it was.
 
         The optimizer knows its pipeline. `restore_random` comes when all begins. Nothing on the disk is changed yet.
-        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. What they are then is saved with each checkpoint.
+        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. What they are then is saved with
+            each checkpoint.
         RETURNS (bool): Whether the run goes on.
-        RAISES (ConfigError): The folder can't be used. (StateError): It is another run's; there must be a checkpoint and is none; it is of
-            another config, pipeline or data.
+        RAISES (ConfigError): The folder can't be used. (StateError): It is another run's; there must be a checkpoint
+            and is none; it is of another config, pipeline or data.
         """
         self._progress = progress
         if listeners is not None:
@@ -180,12 +197,15 @@ class RunCheckpoints:
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(
-                    f"Can't resume from 'path' in {_BLOCK}, '{self.folder}': expected an undamaged checkpoint, found none. Check the path, "
+                    f"Can't resume from 'path' in {_BLOCK}, '{self.folder}': expected an undamaged checkpoint, found "
+                    "none. Check the path, "
                     'or set resume = "auto".'
                 )
             if self._damaged:
                 warnings.warn(
-                    CheckpointWarning(f"All checkpoints in '{self.folder}' are damaged: the training starts from the beginning."),
+                    CheckpointWarning(
+                        f"All checkpoints in '{self.folder}' are damaged: the training starts from the beginning."
+                    ),
                     stacklevel=4,
                 )
             return None
@@ -193,10 +213,13 @@ class RunCheckpoints:
             changes = self._changes(saved)
             saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
         if changes:
-            text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(changes)
+            text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
+                changes
+            )
             if self.settings.on_config_change == "refuse":
                 raise StateError(
-                    f"Can't resume: {text}\nTo resume anyway: {self._setting('on_config_change', 'warn')}. To start from the beginning: "
+                    f"Can't resume: {text}\nTo resume anyway: {self._setting('on_config_change', 'warn')}. To start "
+                    "from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
@@ -211,7 +234,9 @@ class RunCheckpoints:
         """What is another than in the run that goes on, a line each. Older versions saved less."""
         part = "config" if saved["values"] is None else "values"
         found = compare_configs(saved[part], self._settings[part], collect_defaults(self._nlp))
-        return found + ([] if saved["identity"] is None else compare_identities(saved["identity"], self._settings["identity"]))
+        return found + (
+            [] if saved["identity"] is None else compare_identities(saved["identity"], self._settings["identity"])
+        )
 
     def _restore(self, saved: Mapping[str, Any], dropouts: Iterator[float]) -> None:
         self._check_place(saved)
@@ -238,7 +263,9 @@ class RunCheckpoints:
         try:
             self.stream.load_state_dict(saved["data"], progress_bar=self.settings.progress_bar)
         except StateError as error:
-            raise StateError(f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}.") from error
+            raise StateError(
+                f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}."
+            ) from error
         self._progress.load_state_dict(saved["progress"])
         self._listeners.load_state_dict(saved["listeners"])
         self._written, self.output.best_step = self._progress.step, self._progress.best_step
@@ -249,15 +276,19 @@ class RunCheckpoints:
         """RAISES (StateError): The run was at no step at which it can have been. To go there would take for ever."""
         for part in ("progress", "data", "optimizer", "listeners"):
             check_parts(f"the {part}", saved[part])
-        batches, done, of_optimizer = saved["data"].get("position"), saved["progress"].get("step"), saved["optimizer"].get("step")
+        batches, done, of_optimizer = (
+            saved["data"].get("position"),
+            saved["progress"].get("step"),
+            saved["optimizer"].get("step"),
+        )
         steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
         check_count("optimizer.step", of_optimizer)
         left_out = check_count("progress.left_out", saved["progress"].get("left_out", 0))
         # A loop of the user's own may move its schedules when it likes.
         if check_count("data.position", batches) != steps + left_out or (self._is_spacys and of_optimizer != steps):
             raise StateError(
-                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and {of_optimizer} "
-                "steps of the optimizer. The checkpoint is damaged."
+                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
+                f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
             )
 
     def begin(self) -> None:
@@ -282,7 +313,10 @@ class RunCheckpoints:
     def report(self, is_over: bool) -> None:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
         if is_over:
-            ended, longer = "A listener ended it.", "To train longer, raise max_steps, max_epochs or patience in [training]."
+            ended, longer = (
+                "A listener ended it.",
+                "To train longer, raise max_steps, max_epochs or patience in [training].",
+            )
             logger.info(
                 "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
                 "--training.optimizer.checkpoint.resume never, or set another path.",
@@ -339,7 +373,8 @@ class RunCheckpoints:
         if not self._goes_wrong:
             self._write(keep=self.settings.keep)
         elif is_last:
-            # That is no point to go back to, and must not push one out. A run that goes on from before comes here again.
+            # That is no point to go back to, and must not push one out. A run that goes on from before comes here
+            # again.
             self._write(keep=None)
 
     @property
@@ -383,8 +418,8 @@ class RunCheckpoints:
     def _warn(self, error: OSError) -> None:
         warnings.warn(
             CheckpointWarning(
-                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on, and older checkpoints are unchanged. Make room "
-                "on the disk, or lower 'keep'."
+                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on, and older checkpoints are "
+                "unchanged. Make room on the disk, or lower 'keep'."
             ),
             stacklevel=5,
         )

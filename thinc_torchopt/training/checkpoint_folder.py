@@ -1,6 +1,7 @@
 """The folder of a run's checkpoints: which there are, which are whole, which are to go.
 
-A checkpoint is known by its name, which is its step, and by what is in it: what files.py writes. All else is left alone.
+A checkpoint is known by its name, which is its step, and by what is in it: what files.py writes. All else is left
+alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
 VERSION = 2
 _PARTS = {"config", "progress", "optimizer", "model", "data", "random", "performance"}
 # What is taken for parts that older versions did not write, or that are not in the checkpoints of all runs.
-_LATER_PARTS: dict[str, Any] = {"version": 1, "values": None, "identity": None, "listeners": {}, "own": {}, "grads": None}
+_LATER_PARTS: dict[str, Any] = {
+    "version": 1,
+    "values": None,
+    "identity": None,
+    "listeners": {},
+    "own": {},
+    "grads": None,
+}
 
 
 def name_of(step: int) -> str:
@@ -68,7 +76,8 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
     """The checkpoints that are not damaged, newest first. Warns of those that are.
 
     damaged (set[Path]): Those are put in here.
-    RAISES (StateError): One was written by a newer version. It is not passed over, or what was trained since would be lost.
+    RAISES (StateError): One was written by a newer version. It is not passed over, or what was trained since would be
+        lost.
     """
     for path in reversed(steps_of(folder)):
         try:
@@ -81,7 +90,8 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
             _check_parts(saved, path)
             if (step := saved["progress"]["step"]) != step_of(path):
                 raise StateError(
-                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It was renamed."
+                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It "
+                    "was renamed."
                 )
         except StateError as error:
             _tell_damaged(path, error, damaged)
@@ -98,7 +108,8 @@ def _tell_damaged(path: Path, error: StateError, damaged: set[Path] | None) -> N
 def prune(folder: Path, keep: int, damaged: Collection[Path] = ()) -> None:
     """Remove all checkpoints that are older than the newest `keep` whole ones.
 
-    damaged (Collection[Path]): Those of which it is known. Of others files are only counted and measured: reading all takes long.
+    damaged (Collection[Path]): Those of which it is known. Of others files are only counted and measured: reading all
+        takes long.
     """
     paths = steps_of(folder)
     whole = [path for path in paths if path not in damaged and _looks_whole(path)]

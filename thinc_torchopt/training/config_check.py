@@ -1,6 +1,7 @@
 """What a run was started with, as far as it decides what is learned: the config, the static vectors, and the labels.
 
-A run that goes on must be the same in all of it: learned rows are those of a label by its place, and vectors are not saved.
+A run that goes on must be the same in all of it: learned rows are those of a label by its place, and vectors are not
+saved.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy
 from spacy.language import Language
 from spacy.util import registry
 
-# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the batches.
+# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the
+# batches.
 _MAY_CHANGE = (
     "paths.",
     "training.logger",
@@ -32,8 +34,9 @@ def collect_config(nlp: Language) -> dict[str, str]:
 
 
 def collect_values(nlp: Language) -> dict[str, str]:
-    """The same with the values of variables, but for those that are paths: `total_steps = ${training.max_steps}` is another with another
-    `max_steps`."""
+    """The same with the values of variables, but for those that are paths: `total_steps = ${training.max_steps}` is
+    another with another `max_steps`.
+    """
     written = _settings(nlp.config)
     values = _settings(nlp.config.interpolate())
     return {path: text if "${paths." in (text := written.get(path, "")) else value for path, value in values.items()}
@@ -78,7 +81,9 @@ def _labels(proc: Any) -> list[str]:
 
 
 def collect_defaults(nlp: Language) -> set[str]:
-    """The paths of settings that stand at the default of their function, their component's factory, or spaCy's own config."""
+    """The paths of settings that stand at the default of their function, their component's factory, or spaCy's own
+    config.
+    """
     found: set[str] = set()
 
     def look(section: Mapping[str, Any], defaults: Any, prefix: str) -> None:
@@ -115,12 +120,14 @@ def _plain(value: Any) -> Any:
 def compare_configs(before: Mapping[str, str], now: Mapping[str, str], at_default: Collection[str] = ()) -> list[str]:
     """What is different, a line each.
 
-    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default is one that this
-        version has and the one before had not: nothing has changed.
+    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default
+        is one that this version has and the one before had not: nothing has changed.
     """
     # Older checkpoints may hold settings that may now change.
     paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
-    changed = sorted(path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default))
+    changed = sorted(
+        path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default)
+    )
     return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
 
 

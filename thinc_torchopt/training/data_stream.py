@@ -1,7 +1,7 @@
 """The place in the data: the batches of a run, which one that is resumed draws again.
 
-The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the parser draws in between, so that
-one could not be replayed without the other.
+The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the parser draws
+in between, so that one could not be replayed without the other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Batches:
 class DataStream(Batches):
     """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
 
-    batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same batches.
+    batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same
+        batches.
 
     Public: `position` (how many were drawn).
     """
@@ -89,7 +90,12 @@ class DataStream(Batches):
 
     def state_dict(self) -> dict[str, Any]:
         """Where it began, how many batches were drawn, and a checksum of them all."""
-        return {"start": save_generators(self._start), "position": self.position, "all": self._all, "annotated": self._annotated}
+        return {
+            "start": save_generators(self._start),
+            "position": self.position,
+            "all": self._all,
+            "annotated": self._annotated,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, progress_bar: bool = False) -> None:
         """Draw all batches that were drawn before.
@@ -98,7 +104,10 @@ class DataStream(Batches):
         RAISES (StateError): The data is not what it was.
         """
         self._start = self._generators = load_generators(state["start"])
-        with suppress(StopIteration), show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar:
+        with (
+            suppress(StopIteration),
+            show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar,
+        ):
             for _ in range(state["position"]):
                 next(self)
                 bar.update()
@@ -107,9 +116,9 @@ class DataStream(Batches):
         found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
         if (self.position, found) != (state["position"], expected):
             raise StateError(
-                f"Can't resume in the training data: expected the same {state['position']} batches as in the saved run, found others, or "
-                "fewer. The data has changed, or was used up or shuffled in place before, or its reader draws from random "
-                "generators other than Python's and NumPy's global ones."
+                f"Can't resume in the training data: expected the same {state['position']} batches as in the saved "
+                "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
+                "its reader draws from random generators other than Python's and NumPy's global ones."
             )
 
 
@@ -124,7 +133,8 @@ _OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IO
 def _checksum(doc: Doc, before: int) -> int:
     """A checksum of a document with its annotations, on top of another. The same in every process."""
     spans = {
-        key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group] for key, group in doc.spans.items()
+        key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group]
+        for key, group in doc.spans.items()
     }
     of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes(), before)
     return zlib.crc32(repr((sorted(doc.cats.items()), sorted(spans.items()))).encode("utf8"), of_tokens)

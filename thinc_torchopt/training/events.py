@@ -9,14 +9,14 @@
         on_step_end                     schedules have moved on
         on_evaluate                     if the step is evaluated
         on_log                          the numbers of the step, on their way to loggers
-        on_save                         if the state is to be saved: the step is logged by now, and spaCy has saved its models
+        on_save                         if the state is to be saved; the step is logged, spaCy's models are saved
       on_epoch_end                      all batches of the epoch are done; not where a run ends before that
     on_train_end                        the run is over; not after an error, nor where a signal stopped it
 
-A listener is an object with methods of these names, as many as it likes. Each gets its event and a `Control`, by which it asks
-for what is to be done. A run that goes on from a checkpoint gives each listener the state that it had there, and repeats no
-event of before but `on_train_begin`. What a listener raises ends the run, and leaves signal handlers, `requires_grad`, random
-generators and the lock on the folder of checkpoints as they were before.
+A listener is an object with methods of these names, as many as it likes. Each gets its event and a `Control`, by which
+it asks for what is to be done. A run that goes on from a checkpoint gives each listener the state that it had there,
+and repeats no event of before but `on_train_begin`. What a listener raises ends the run, and leaves signal handlers,
+`requires_grad`, random generators and the lock on the folder of checkpoints as they were before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from ..errors import ConfigError
 
 
 class Facts(Protocol):
-    """What a run tells at any event. Look things up when they are needed: some are computed then, and on a GPU waited for."""
+    """What a run tells at any event. Look things up when they are needed: some are computed then, and on a GPU waited
+    for.
+    """
 
     nlp: Language
     optimizer: Any  # the TorchOptimizer
@@ -51,7 +53,9 @@ class Facts(Protocol):
 
     @property
     def grad_norms(self) -> Mapping[str, float]:
-        """By component, of the gradients as they are. Look it up at `on_pre_optimizer_step`: before and afterwards they are zero."""
+        """By component, of the gradients as they are. Look it up at `on_pre_optimizer_step`: before and afterwards they
+        are zero.
+        """
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -74,7 +78,8 @@ class Facts(Protocol):
 class Event:
     """Where the run is.
 
-    step (int): That is under way, or was the last one that was done, where none is; counted from 0. -1 before the first.
+    step (int): That is under way, or was the last one that was done, where none is; counted from 0. -1 before the
+        first.
     epoch (int): spaCy's.
     run (Facts): What else there is to know.
     """
@@ -112,7 +117,9 @@ class SubstepEnd(Event):
 
 @dataclass(frozen=True)
 class PreOptimizerStep(Event):
-    """spoiled_by (Exception | None): The update will be skipped: a component raised this because of a value that is not finite."""
+    """spoiled_by (Exception | None): The update will be skipped: a component raised this because of a value that is not
+    finite.
+    """
 
     spoiled_by: Exception | None
 
@@ -187,7 +194,8 @@ EVENTS: dict[str, type[Event]] = {
 
 @dataclass
 class Control:
-    """What listeners ask for. It holds for the step under way, or the next one if there is none; then all is False again.
+    """What listeners ask for. It holds for the step under way, or the next one if there is none; then all is False
+    again.
 
     should_stop (bool): End the run after this step; at once, if none is under way. It stays so.
     should_epoch_stop (bool): Leave out the rest of the batches of this epoch.
@@ -212,7 +220,8 @@ class Control:
 
 
 class Listener(Protocol):
-    """Something that listens to a run. Beside this, it has a method for each event that it wants: `on_step_end(event, control)`.
+    """Something that listens to a run. Beside this, it has a method for each event that it wants: `on_step_end(event,
+    control)`.
 
         class StopAtLoss:
             name = "stop at loss"
@@ -234,10 +243,14 @@ class Listener(Protocol):
     name: str
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a run that goes on gives to the listener of this name there: numbers, texts, lists, dicts, arrays, tensors."""
+        """What a run that goes on gives to the listener of this name there: numbers, texts, lists, dicts, arrays,
+        tensors.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. Not called if it gave nothing. RAISES (StateError): It is nothing of that kind."""
+        """Take what `state_dict` gave. Not called if it gave nothing. RAISES (StateError): It is nothing of that
+        kind.
+        """
 
 
 E = TypeVar("E", bound=Event)
@@ -258,13 +271,18 @@ class Listeners:
         names: set[str] = set()
         for listener in self._all:
             if listener.name in names:
-                raise ConfigError(f"Can't add listener '{listener.name}': expected a name of its own, found another of that name.")
+                raise ConfigError(
+                    f"Can't add listener '{listener.name}': expected a name of its own, found another of that name."
+                )
             names.add(listener.name)
             for method in dir(listener):
                 if method in EVENTS:
                     self._calls[EVENTS[method]].append(getattr(listener, method))
                 elif method.startswith("on_"):
-                    raise ConfigError(f"Can't add listener '{listener.name}': expected methods for {', '.join(EVENTS)}, found '{method}'.")
+                    raise ConfigError(
+                        f"Can't add listener '{listener.name}': expected methods for {', '.join(EVENTS)}, found "
+                        f"'{method}'."
+                    )
 
     def emit(self, kind: type[E], step: int, epoch: int, run: Facts, *carried: Any) -> None:
         """Tell all that listen to an event of that kind. carried (Any): The fields of its own."""

@@ -2,13 +2,13 @@
 
 - `learn_rates`: by param group, the rate of this step; and each as `learn_rate_<group>`.
 - `grad_norm`: over all gradients, before clipping; None if not measured.
-- `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates) and `conservative_mode` (how often it
-  began) so far; and in `since_evaluation` those since the evaluation before.
+- `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates) and `conservative_mode` (how often
+  it began) so far; and in `since_evaluation` those since the evaluation before.
 - `elapsed`: `seconds`, not rounded down.
 
-If there were any: `overruns` (how often the controller of learning rates took longer than its budgets), `last_checkpoint` (the
-step of the newest one; that of this step is yet to be written), `last_rollback` (after which step, and to which), and
-`log_now` (a listener asked for this step to be logged).
+If there were any: `overruns` (how often the controller of learning rates took longer than its budgets),
+`last_checkpoint` (the step of the newest one; that of this step is yet to be written), `last_rollback` (after which
+step, and to which), and `log_now` (a listener asked for this step to be logged).
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()
 
 
 def latest_info(nlp: Language) -> dict[str, Any] | None:
-    """What there is to log of the step just done. spaCy hands it to loggers at evaluations only; this is for those that want every step.
+    """What there is to log of the step just done. spaCy hands it to loggers at evaluations only; this is for those that
+    want every step.
 
     nlp (Language): The pipeline in training.
-    RETURNS (dict[str, Any] | None): As the loop yielded it; its `losses` add up from one evaluation to the next. None when no training
-        goes on, or not with our optimizer.
+    RETURNS (dict[str, Any] | None): As the loop yielded it; its `losses` add up from one evaluation to the next. None
+        when no training goes on, or not with our optimizer.
     """
     return _latest.get(nlp)
 
@@ -66,7 +67,8 @@ class LogNumbers:
         run, info, counts = event.run, event.info, event.run.counts
         rates = run.learn_rates
         info |= {"elapsed": self._progress.seconds, "learn_rates": rates}
-        # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters than ours.
+        # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters
+        # than ours.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}
         if overruns := run.optimizer.controller.overruns:

@@ -1,6 +1,7 @@
 """spaCy's training loop, for our optimizer: the same steps, results and log, with one update for the whole pipeline.
 
-`spacy.training.loop.train_while_improving` comes here (see hooks.py) when the optimizer is a TorchOptimizer; `spacy train` does everything
+`spacy.training.loop.train_while_improving` comes here (see hooks.py) when the optimizer is a TorchOptimizer; `spacy
+train` does everything
 else: corpora, batches, logging, saving. What happens beside the steps is done by listeners: see events.py.
 SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 """
@@ -41,10 +42,11 @@ def train_while_improving(
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
     listeners (Sequence[Listener]): What else is to hear of events, before the package's own listeners.
-    RETURNS (Iterator[tuple]): For each step the batch, what loggers show (see log_numbers.py), and whether this is the best model so far
-        (None: not evaluated).
+    RETURNS (Iterator[tuple]): For each step the batch, what loggers show (see log_numbers.py), and whether this is the
+        best model so far (None: not evaluated).
     """
-    # Not in the generator: at this point spaCy has not yet removed the old models. All errors that can be found early are raised here.
+    # Not in the generator: at this point spaCy has not yet removed the old models. All errors that can be found early
+    # are raised here.
     run = Run(
         nlp,
         optimizer,

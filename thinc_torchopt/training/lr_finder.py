@@ -1,14 +1,16 @@
 """The learning-rate range test: train for a few steps while the rate rises, and look at the loss.
 
-At low rates nothing happens, then the loss falls, then it breaks away. A good rate is where it falls fastest; a second opinion is a tenth
-of the rate at which it is lowest.
+At low rates nothing happens, then the loss falls, then it breaks away. A good rate is where it falls fastest; a second
+opinion is a tenth of the rate at which it is lowest.
 
-*setting*: a place in [training.optimizer] that holds a learning rate. In the test the one with the highest peak follows the *ramp*, the
-others keep their ratio to it. Factors on top of it (`lr_scale`, [layer_decay]) stay, and so does what is frozen.
-*peak*: the highest value of a setting's schedule in the training as the config has it.
+*setting*: a place in [training.optimizer] that holds a learning rate. In the test the one with the highest peak follows
+the *ramp*, the others keep their ratio to it. Factors on top of it (`lr_scale`, [layer_decay]) stay, and so does what
+is frozen. *peak*: the highest value of a setting's schedule in the training as the config has it.
 
-SOURCE: Smith 2015, https://arxiv.org/abs/1506.01186. Both suggestions, and the end at 4 times the best loss, are those of fastai
-(fastai/callback/schedule.py, LRFinder, steep and minimum), which smooths by what came before only, so that its curve lags behind the rate.
+SOURCE: Smith 2015, https://arxiv.org/abs/1506.01186. Both suggestions, and the end at 4 times the best loss, are those
+    of fastai
+(fastai/callback/schedule.py, LRFinder, steep and minimum), which smooths by what came before only, so that its curve
+lags behind the rate.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _DIVERGED = 3.0
 _MIN_FALL = 0.02
 # By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones.
 _CHANCE = 6.0
-# Checkpoints are left out, as loggers are: they may write. Spikes must not be skipped, nor be gone back from: they are what is looked for.
+# Checkpoints are left out, as loggers are: they may write. Spikes must not be skipped, nor be gone back from: they are
+# what is looked for.
 _LEFT_OUT = ("checkpoint", "spike_factor", "on_spike", "rollback_after", "rollback_factor", "max_rollbacks")
 
 
@@ -58,8 +61,10 @@ class RangeTest:
     losses (list[float]): The loss per word of each step, over all components that have one.
     group_rates (list[dict[str, float]]): The rate of each step by param group, as loggers get it.
     ended ("max_rate" | "diverged" | "not_finite"): Why it ended.
-    smoothed (list[float]): The losses, smoothed, without those that are not finite. None counts as more than the highest before the best.
-    steepest, lowest (int | None): The steps at which the loss falls fastest and at which it is lowest. None: there is nothing to suggest.
+    smoothed (list[float]): The losses, smoothed, without those that are not finite. None counts as more than the
+        highest before the best.
+    steepest, lowest (int | None): The steps at which the loss falls fastest and at which it is lowest. None: there is
+        nothing to suggest.
     problem (str | None): Why there is nothing to suggest.
     """
 
@@ -103,9 +108,11 @@ def run_range_test(
 ) -> RangeTest:
     """Train a pipeline while the learning rate rises.
 
-    nlp (Language): The pipeline, initialized. It is trained at rates that ruin it: pass one that is not needed afterwards.
+    nlp (Language): The pipeline, initialized. It is trained at rates that ruin it: pass one that is not needed
+        afterwards.
     config (Config): Its config, interpolated.
-    min_rate, max_rate (float): The rates of the first and of the last step. In between they rise by the same factor each step.
+    min_rate, max_rate (float): The rates of the first and of the last step. In between they rise by the same factor
+        each step.
     steps (int): How many steps at most.
     smoothing (float): How much of its neighbour a loss takes over, 0 to 1, without 1.
     progress (Callable): Called after each step.
@@ -146,7 +153,9 @@ def make_ramp(min_rate: float, max_rate: float, steps: int) -> list[float]:
     RAISES (ConfigError): An argument is out of its range.
     """
     if not 0.0 < min_rate < max_rate < math.inf:
-        raise ConfigError(f"Can't run the range test: expected 0 < --min-lr < --max-lr, found {min_rate} and {max_rate}.")
+        raise ConfigError(
+            f"Can't run the range test: expected 0 < --min-lr < --max-lr, found {min_rate} and {max_rate}."
+        )
     if steps < _MIN_STEPS:
         raise ConfigError(f"Can't run the range test: expected --steps of at least {_MIN_STEPS}, found {steps}.")
     return [min_rate * (max_rate / min_rate) ** (i / (steps - 1)) for i in range(steps)]
@@ -189,8 +198,8 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
     if not highest:
         raise ConfigError(
             "Can't test learning rates in [training.optimizer]: expected one above 0, found "
-            f"{'0 in ' + ', '.join(map('.'.join, peaks)) if peaks else 'none'}. Set 'learn_rate' to any number above 0: the test keeps "
-            "only the ratios between the learning rates."
+            f"{'0 in ' + ', '.join(map('.'.join, peaks)) if peaks else 'none'}. Set 'learn_rate' to any number above "
+            "0: the test keeps only the ratios between the learning rates."
         )
     changed: dict[str, Any] = deepcopy(dict(block))
     if "param_groups" in changed:
@@ -206,15 +215,27 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
 # ---------------------------------------------------------------------- training
 
 
-def _train(nlp: Language, config: Config, ramp: Sequence[float]) -> Generator[tuple[float, dict[str, float]], None, None]:
-    """Train as spaCy does, but for the rates. YIELDS (tuple): The loss per word of each step, and the rates by param group."""
+def _train(
+    nlp: Language, config: Config, ramp: Sequence[float]
+) -> Generator[tuple[float, dict[str, float]], None, None]:
+    """Train as spaCy does, but for the rates. YIELDS (tuple): The loss per word of each step, and the rates by param
+    group.
+    """
     training = config["training"]
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     # Schedules move on once more after the last step.
     optimizer = with_ramp(training["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
     optimizer = {name: value for name, value in optimizer.items() if name not in _LEFT_OUT}
-    wanted = ("train_corpus", "batcher", "dropout", "accumulate_gradient", "frozen_components", "annotating_components", "before_update")
+    wanted = (
+        "train_corpus",
+        "batcher",
+        "dropout",
+        "accumulate_gradient",
+        "frozen_components",
+        "annotating_components",
+        "before_update",
+    )
     T = registry.resolve({"training": {name: training[name] for name in wanted} | {"optimizer": optimizer}})["training"]
     [corpus] = resolve_dot_names(config, [T["train_corpus"]])
     iterator = train_while_improving(
@@ -255,8 +276,12 @@ def _train(nlp: Language, config: Config, ramp: Sequence[float]) -> Generator[tu
 
 
 def _with_loss(nlp: Language, exclude: Sequence[str]) -> set[str]:
-    """The components that have a loss. Of tok2vec and transformer, spaCy reports the squared gradient under that name."""
-    return {name for name, proc in nlp.pipeline if name not in exclude and not getattr(proc, "listening_components", None)}
+    """The components that have a loss. Of tok2vec and transformer, spaCy reports the squared gradient under that
+    name.
+    """
+    return {
+        name for name, proc in nlp.pipeline if name not in exclude and not getattr(proc, "listening_components", None)
+    }
 
 
 # ---------------------------------------------------------------------- the curve
@@ -283,8 +308,9 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     losses = [min(loss, cap) for loss in found.losses[:n]]
     if n < _MIN_STEPS:
         found.problem = (
-            f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before the loss or a gradient was "
-            f"not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr. If that does not help, check the training data."
+            f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before the "
+            f"loss or a gradient was not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr. If that does not "
+            "help, check the training data."
         )
         return
     found.smoothed = smooth(losses, smoothing)
@@ -295,9 +321,9 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
     fall = start - float(curve[lowest])
     if not fall > max(_MIN_FALL * abs(start), noise, _CHANCE * _noise_of_curve(losses, smoothing)):
         found.problem = (
-            f"Can't suggest a learning rate: expected a loss that falls, found {start:.4g} per word at first and {curve[lowest]:.4g} at "
-            "the lowest, which may be chance. Raise --max-lr, or lower --min-lr if the loss diverged at once. Try more --steps. Check that "
-            "something is trained: spacy torchopt params."
+            f"Can't suggest a learning rate: expected a loss that falls, found {start:.4g} per word at first and "
+            f"{curve[lowest]:.4g} at the lowest, which may be chance. Raise --max-lr, or lower --min-lr if the loss "
+            "diverged at once. Try more --steps. Check that something is trained: spacy torchopt params."
         )
         return
     slopes = numpy.gradient(curve, numpy.log(found.rates[:n]))
@@ -306,8 +332,11 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
 
 
 def _noise_of_curve(losses: Sequence[float], smoothing: float) -> float:
-    """The standard deviation of a smoothed curve, as far as it is noise: from the differences of neighbours, most of which are no fall."""
+    """The standard deviation of a smoothed curve, as far as it is noise: from the differences of neighbours, most of
+    which are no fall.
+    """
     # Of weights that fall by `smoothing` each step: the root of the sum of their squares, as a part of their sum.
     kept = math.sqrt((1.0 + smoothing**2) / (1.0 - smoothing**2)) * (1.0 - smoothing) / (1.0 + smoothing)
-    # The median of what is normally distributed is 0.6745 standard deviations from the mean; a difference has those of two losses.
+    # The median of what is normally distributed is 0.6745 standard deviations from the mean; a difference has those of
+    # two losses.
     return kept * float(numpy.median(numpy.abs(numpy.diff(losses)))) / (0.6745 * math.sqrt(2.0))

@@ -1,7 +1,8 @@
 """The model of a training run: all that components learn, and what layers keep beside params, by lasting names.
 
-A run that goes on builds its pipeline from the config, and then takes all this. So it must have the same layers, params and shapes as the
-pipeline with which the run began: what a callback changes in mid-training can't be built again, and is refused when it is to be saved.
+A run that goes on builds its pipeline from the config, and then takes all this. So it must have the same layers, params
+and shapes as the pipeline with which the run began: what a callback changes in mid-training can't be built again, and
+is refused when it is to be saved.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from ..errors import StateError
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
 
 _PARTS = ("params", "modules", "attrs")
-# Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled components.
+# Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled
+# components.
 _LATER_PARTS = ("requires_grad", "components", "disabled")
 
 
 def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any]:
-    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their attrs.
+    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their
+    attrs.
 
     stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only as long as the training lasts.
     """
@@ -40,11 +43,15 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
                 modules[path] = {key: value for key, value in shim._model.state_dict().items() if not is_lazy(value)}
-                requires_grad[path] = [key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped]
+                requires_grad[path] = [
+                    key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
+                ]
             else:
                 modules[path] = _from_bytes(shim.to_bytes())
         # The parser notes there which classes it has met, for example.
-        attrs[name] = [{key: _on_cpu(value) for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()]
+        attrs[name] = [
+            {key: _on_cpu(value) for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()
+        ]
     return {
         "params": params,
         "modules": modules,
@@ -85,36 +92,40 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
     """Check that a run that goes on could take up the model as it is now.
 
     at_start (Mapping): `layout_of` the pipeline when the run began.
-    RAISES (StateError): It is not the model with which the run began; or there are parts that may not be loaded, or can't be saved.
+    RAISES (StateError): It is not the model with which the run began; or there are parts that may not be loaded, or
+        can't be saved.
     """
     different = _differences(at_start, layout_of(nlp))
     if different:
         raise StateError(
-            f"Can't save a checkpoint: expected the pipeline as it was when training began, found other components, params or shapes: "
-            f"{_some(different)}. A resumed run builds its pipeline from the config, and could not load this one. Code that changes the "
-            "pipeline during training (add_pipe, add_label, replace_listeners), often in before_update, belongs in [initialize]. A layer "
-            "that creates its own params must do so before its first update."
+            "Can't save a checkpoint: expected the pipeline as it was when training began, found other components, "
+            f"params or shapes: {_some(different)}. A resumed run builds its pipeline from the config, and could not "
+            "load this one. Code that changes the pipeline during training (add_pipe, add_label, replace_listeners), "
+            "often in before_update, belongs in [initialize]. A layer that creates its own params must do so before "
+            "its first update."
         )
     foreign = [f"the {type(shim).__name__} '{path}'" for path, shim in _foreign_shims(nlp)]
     foreign += [f"the component '{name}'" for name, _ in _other_components(nlp)]
     if foreign and not allow_foreign_shims:
         raise StateError(
-            f"Can't save a checkpoint: expected thinc's params and torch modules, found {_some(foreign)}, which only their own code "
-            "(from_bytes) can load. If nobody else can write to the checkpoint folder, set allow_foreign_shims = true in "
-            "[training.optimizer.checkpoint]. Otherwise remove that block."
+            f"Can't save a checkpoint: expected thinc's params and torch modules, found {_some(foreign)}, which only "
+            "their own code (from_bytes) can load. If nobody else can write to the checkpoint folder, set "
+            "allow_foreign_shims = true in [training.optimizer.checkpoint]. Otherwise remove that block."
         )
 
 
 def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) -> None:
-    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be loaded."""
+    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be
+    loaded.
+    """
     check_parts("the model", saved, _PARTS, optional=_LATER_PARTS)
     with own_errors("the model"):
         different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
     if different:
         raise StateError(
-            "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, for "
-            f"{_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or start from the "
-            "beginning."
+            "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, "
+            f"for {_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or "
+            "start from the beginning."
         )
     if not allow_foreign_shims and (saved.get("components") or any(True for _ in _foreign_shims(nlp))):
         check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
@@ -128,14 +139,20 @@ def _layout_of_saved(nlp: Language, saved: Mapping[str, Any]) -> dict[str, Any]:
         modules |= {f"{path}/{key}": _shape(value) for key, value in module.items()} if is_torch else {}
         modules[path] = "a torch module" if is_torch else "bytes" if _is_bytes(module) else "unknown"
     are_nodes = {
-        name: isinstance(nodes, list) and all(isinstance(node, Mapping) for node in nodes) for name, nodes in saved["attrs"].items()
+        name: isinstance(nodes, list) and all(isinstance(node, Mapping) for node in nodes)
+        for name, nodes in saved["attrs"].items()
     }
     components = saved.get("components", dict.fromkeys(name for name, _ in _other_components(nlp)))
     return {
-        "params": {name: _shape(value) if isinstance(value, torch.Tensor) else "unknown" for name, value in saved["params"].items()},
+        "params": {
+            name: _shape(value) if isinstance(value, torch.Tensor) else "unknown"
+            for name, value in saved["params"].items()
+        },
         "modules": modules,
         "attrs": {name: len(nodes) if are_nodes[name] else "unknown" for name, nodes in saved["attrs"].items()},
-        "components": {name: "bytes" if value is None or _is_bytes(value) else "unknown" for name, value in components.items()},
+        "components": {
+            name: "bytes" if value is None or _is_bytes(value) else "unknown" for name, value in components.items()
+        },
         "pipeline": layout_of(nlp)["pipeline"],  # the config tells, which is compared by itself
     }
 
@@ -157,7 +174,9 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[
 
 
 def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
-    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of -inf."""
+    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of
+    -inf.
+    """
     params = list(saved["params"].values())
     for name, model in components_with_model(nlp):
         for path, shim in shim_paths(model, name):
@@ -224,7 +243,9 @@ def _restore_param(node: Any, param: str, value: Any) -> None:
 
 
 def _like(node: Any, key: str, value: Any) -> Any:
-    """A saved attr in the form in which it is here: arrays on their device, and the very same object if nothing has changed."""
+    """A saved attr in the form in which it is here: arrays on their device, and the very same object if nothing has
+    changed.
+    """
     here = node.attrs.get(key)
     if hasattr(here, "__cuda_array_interface__") and isinstance(value, numpy.ndarray):
         return node.ops.asarray(value)
@@ -249,8 +270,9 @@ def _equal(one: Any, other: Any) -> bool:
 def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
     """Gradients that wait for an update, by lasting names. None: of zeros.
 
-    After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` there may be: it updates a shared tok2vec
-    before the components that listen to it come to their backward passes, so their gradients wait in it for the next batch.
+    After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` there may be: it updates
+    a shared tok2vec before the components that listen to it come to their backward passes, so their gradients wait in
+    it for the next batch.
     """
     grads: dict[str, torch.Tensor | None] = {}
     for name, model in components_with_model(nlp):
@@ -267,8 +289,8 @@ def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
 def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None, updated: Collection[Any]) -> None:
     """Give params the gradients that they had. Others are dropped.
 
-    thinc's params keep their gradient for good, if only zeros: so each update of their model moves them on by momentum and weight decay,
-    also where a batch has nothing for them.
+    thinc's params keep their gradient for good, if only zeros: so each update of their model moves them on by momentum
+    and weight decay, also where a batch has nothing for them.
     saved (Mapping): From `collect_grads`. None: as after a step of spaCy's training loop.
     updated (Collection[Key]): Keys of the params that had updates: after such a step, those that have a gradient.
     RAISES (StateError): One has not its param's shape.
@@ -309,7 +331,12 @@ def _other_components(nlp: Language) -> Iterator[tuple[str, Any]]:
     """Trainable components whose model is not a thinc `Model`."""
     for name, proc in nlp.components:
         model = getattr(proc, "model", None)
-        if getattr(proc, "is_trainable", False) and not isinstance(model, Model) and not isinstance(model, bool) and model is not None:
+        if (
+            getattr(proc, "is_trainable", False)
+            and not isinstance(model, Model)
+            and not isinstance(model, bool)
+            and model is not None
+        ):
             yield name, proc
 
 
@@ -317,8 +344,9 @@ def _to_bytes(name: str, proc: Any) -> bytes:
     for method in ("to_bytes", "from_bytes"):
         if not hasattr(proc, method):
             raise StateError(
-                f"Can't save a checkpoint: expected component '{name}', whose model is a {type(proc.model).__name__}, to have to_bytes and "
-                f"from_bytes, found no {method}. Add it, or remove [training.optimizer.checkpoint]."
+                f"Can't save a checkpoint: expected component '{name}', whose model is a {type(proc.model).__name__}, "
+                f"to have to_bytes and from_bytes, found no {method}. Add it, or remove "
+                "[training.optimizer.checkpoint]."
             )
     try:
         return proc.to_bytes(exclude=["vocab"])
@@ -346,7 +374,9 @@ def _is_writable(array: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value of a layer's attrs can be saved: others are functions, models and the like, which the config makes anew."""
+    """Whether a value of a layer's attrs can be saved: others are functions, models and the like, which the config
+    makes anew.
+    """
     if isinstance(value, (set, frozenset, list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

@@ -1,4 +1,6 @@
-"""The folder to which spaCy saves the models of a run. It removes them when the run is started again: so the best is kept elsewhere."""
+"""The folder to which spaCy saves the models of a run. It removes them when the run is started again: so the best is
+kept elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class OutputFolder:
         for model in _models_in(output):
             if self._checkpoints.resolve().is_relative_to(model.resolve()):
                 raise ConfigError(
-                    f"Can't set 'path' in [training.optimizer.checkpoint] to '{self._checkpoints}': spaCy removes '{model}' and everything "
-                    "in it when a training starts. Choose another folder."
+                    f"Can't set 'path' in [training.optimizer.checkpoint] to '{self._checkpoints}': spaCy removes "
+                    f"'{model}' and everything in it when a training starts. Choose another folder."
                 )
 
     def after_cleaning(self, output: Path | None) -> None:
@@ -46,7 +48,9 @@ class OutputFolder:
         self.put_best_back()
 
     def put_best_back(self) -> None:
-        """If a run goes on, put the best model where spaCy has it, unless there is one. If that can't be done, that is a warning."""
+        """If a run goes on, put the best model where spaCy has it, unless there is one. If that can't be done, that is
+        a warning.
+        """
         if not self.goes_on or self._path is None or not self.best.is_there or not self._path.is_dir():
             return
         model_best, _ = _models_in(self._path)
@@ -57,8 +61,8 @@ class OutputFolder:
         except (OSError, StateError) as error:
             warnings.warn(
                 CheckpointWarning(
-                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the next better model "
-                    "there."
+                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the "
+                    "next better model there."
                 ),
                 stacklevel=4,
             )
@@ -66,8 +70,8 @@ class OutputFolder:
             if step is not None and self.best_step is not None and step < self.best_step:
                 warnings.warn(
                     CheckpointWarning(
-                        f"The model in '{model_best}' is that of step {step}. The model of step {self.best_step} was better, but could "
-                        "not be kept."
+                        f"The model in '{model_best}' is that of step {step}. The model of step {self.best_step} was "
+                        "better, but could not be kept."
                     ),
                     stacklevel=4,
                 )

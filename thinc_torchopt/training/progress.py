@@ -40,7 +40,9 @@ class Progress:
     was_stopped: bool = False
 
     def is_over(self, patience: int, max_steps: int) -> bool:
-        """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0: no such limit."""
+        """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0:
+        no such limit.
+        """
         best_step = self.best_step
         has_no_patience = patience and best_step is not None and self.step - best_step >= patience
         return self.was_stopped or bool(has_no_patience or (max_steps and self.step >= max_steps))
@@ -66,10 +68,14 @@ class Progress:
         check_parts("the progress", state, ("step",), optional=vars(self).keys() - {"step"})
         wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
         if wrong:
-            raise StateError(f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found {state[wrong[0]]!r}.")
+            raise StateError(
+                f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found "
+                f"{state[wrong[0]]!r}."
+            )
         self.__dict__.update(state)
         self.losses = {
-            name: loss if dtype is None else numpy.dtype(dtype).type(loss) for name, (loss, dtype) in state.get("losses", {}).items()
+            name: loss if dtype is None else numpy.dtype(dtype).type(loss)
+            for name, (loss, dtype) in state.get("losses", {}).items()
         }
 
 
@@ -88,7 +94,9 @@ def _save_loss(loss: Any) -> list[Any] | None:
 
 
 def plain_scores(value: Any) -> Any:
-    """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list or dict."""
+    """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list
+    or dict.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain_scores(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -121,7 +129,10 @@ _IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
     "words": _is_count,
     "losses": lambda value: (
         isinstance(value, dict)
-        and all(isinstance(loss, list) and len(loss) == 2 and _is_number(loss[0]) and loss[1] in _LOSSES for loss in value.values())
+        and all(
+            isinstance(loss, list) and len(loss) == 2 and _is_number(loss[0]) and loss[1] in _LOSSES
+            for loss in value.values()
+        )
     ),
     "results": lambda value: isinstance(value, list) and all(_is_pair(result, _is_number) for result in value),
     "rollbacks": lambda value: isinstance(value, list) and all(_is_pair(rollback, _is_count) for rollback in value),

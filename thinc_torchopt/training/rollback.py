@@ -1,7 +1,9 @@
-"""Going back to a checkpoint: when updates go wrong one after the other, params and optimizer become what they were there.
+"""Going back to a checkpoint: when updates go wrong one after the other, params and optimizer become what they were
+there.
 
-The run itself goes on: step, data, schedules, scores and log do not go back. Checkpoints that were written since are removed; so a run that
-is killed after it went back goes on from one before that, and all happens once more, to the last bit.
+The run itself goes on: step, data, schedules, scores and log do not go back. Checkpoints that were written since are
+removed; so a run that is killed after it went back goes on from one before that, and all happens once more, to the last
+bit.
 """
 
 from __future__ import annotations
@@ -55,15 +57,18 @@ class Rollback:
         pass
 
     def _go_back(self, what: str) -> None:
-        """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time, at an older one.
+        """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time,
+        at an older one.
 
         what (str): Why, for messages.
-        RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks` times already.
+        RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks`
+            times already.
         """
         progress, folder = self._progress, self._folder
         if folder is None:
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected a block [training.optimizer.checkpoint], found none. Add it."
+                f"Can't go back to a checkpoint: {what}; expected a block [training.optimizer.checkpoint], found "
+                "none. Add it."
             )
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
@@ -73,8 +78,8 @@ class Rollback:
         saved = self._find(folder)
         if saved is None:
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected an undamaged one with finite params from before that in "
-                f"'{folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
+                f"Can't go back to a checkpoint: {what}; expected an undamaged one with finite params from before that "
+                f"in '{folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
             )
         step = saved["progress"]["step"]
         try:
@@ -82,8 +87,8 @@ class Rollback:
             self._optimizer.roll_back(saved["optimizer"])
         except StateError as error:
             raise RollbackError(
-                f"Can't go back to the checkpoint of step {step}: {what}, and the model has grown since. Lower learn_rate, or check the "
-                f"training data. ({error})"
+                f"Can't go back to the checkpoint of step {step}: {what}, and the model has grown since. Lower "
+                f"learn_rate, or check the training data. ({error})"
             ) from error
         restore_model(self._nlp, saved["model"])
         paths = steps_of(folder)
@@ -92,8 +97,8 @@ class Rollback:
         warnings.warn(
             RollbackWarning(
                 f"Went back to the params of step {step} after step {progress.step}: {what}. Learning rates are now "
-                f"{self.settings.factor:g} times what they were. This was rollback {len(progress.rollbacks)} of max_rollbacks = "
-                f"{self.settings.at_most}."
+                f"{self.settings.factor:g} times what they were. This was rollback {len(progress.rollbacks)} of "
+                f"max_rollbacks = {self.settings.at_most}."
             ),
             stacklevel=4,
         )

@@ -1,4 +1,6 @@
-"""A run of spaCy's training loop: what its steps consist of. loop.py says in which order they come, and events.py what is told of them."""
+"""A run of spaCy's training loop: what its steps consist of. loop.py says in which order they come, and events.py what
+is told of them.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class Run:
 
     All errors that can be found before the first step are raised here.
 
-    Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners get: see
-    `events.Facts`.
+    Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners
+    get: see `events.Facts`.
     """
 
     def __init__(
@@ -101,7 +103,10 @@ class Run:
             self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches)
             self.batches = self.checkpoints.stream
         folder = None if self.checkpoints is None else self.checkpoints.folder
-        ours: list[Listener] = [Rollback(nlp, optimizer, self.progress, folder), LogNumbers(self.progress, self.checkpoints)]
+        ours: list[Listener] = [
+            Rollback(nlp, optimizer, self.progress, folder),
+            LogNumbers(self.progress, self.checkpoints),
+        ]
         self._listeners = Listeners([*listeners, *ours, *([] if self.checkpoints is None else [self.checkpoints])])
         self.control = self._listeners.control
         if self.checkpoints is not None:
@@ -142,7 +147,9 @@ class Run:
         return True
 
     def next_batch(self) -> list[Example] | None:
-        """Draw the batch of the next step, and tell what epochs end and begin with that. None: there is none, or the run is to stop."""
+        """Draw the batch of the next step, and tell what epochs end and begin with that. None: there is none, or the
+        run is to stop.
+        """
         progress, epoch = self.progress, self.batches.next_epoch
         if progress.in_epoch is not None and progress.in_epoch != epoch:
             self.emit(EpochEnd)
@@ -206,7 +213,9 @@ class Run:
                 if name not in self._exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
                     if spoiled_by is not None:
-                        losses.setdefault(name, 0.0)  # spaCy's table wants one, also of components behind the one that raised
+                        losses.setdefault(
+                            name, 0.0
+                        )  # spaCy's table wants one, also of components behind the one that raised
             self.emit(PreOptimizerStep, spoiled_by)
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
@@ -218,7 +227,9 @@ class Run:
         self.progress.seconds = self.seconds
 
     def evaluate(self) -> tuple[float | None, dict[str, Any] | None, bool | None]:
-        """Evaluate the averages, if there are some, where that is due. RETURNS (tuple): Score, all scores, and whether none was better."""
+        """Evaluate the averages, if there are some, where that is due. RETURNS (tuple): Score, all scores, and whether
+        none was better.
+        """
         if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
             return None, None, None
         with self.nlp.use_params(self.optimizer.averages):
@@ -246,7 +257,9 @@ class Run:
         return info
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
-        """The step is logged, and saved by spaCy: save its state, if that is due. RETURNS (bool): Whether the run is over."""
+        """The step is logged, and saved by spaCy: save its state, if that is due. RETURNS (bool): Whether the run is
+        over.
+        """
         progress, control = self.progress, self.control
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
@@ -332,8 +345,9 @@ def _warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
     if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
-                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is not "
-                f"excluded ({exclude}). If that is not meant, take one out of [training] frozen_components."
+                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found "
+                f"none that is not excluded ({exclude}). If that is not meant, take one out of [training] "
+                "frozen_components."
             ),
             stacklevel=4,
         )

@@ -1,7 +1,8 @@
 """One run for each folder of checkpoints: a file there says whose it is.
 
-The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no stale ones. Where
-disks have no locks, and within one process, the last run that comes has the folder; the one before finds out before it writes again.
+The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no
+stale ones. Where disks have no locks, and within one process, the last run that comes has the folder; the one before
+finds out before it writes again.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class RunLock:
             self._take()
         elif (found := self._file.read()) and found.get("run") != self._run:
             raise StateError(
-                f"Can't write a checkpoint to '{self.path.parent}': expected a folder for this run alone, found that another run has "
-                f"taken it since: {_describe(found)}. Give each run a 'path' of its own in [training.optimizer.checkpoint]."
+                f"Can't write a checkpoint to '{self.path.parent}': expected a folder for this run alone, found that "
+                f"another run has taken it since: {_describe(found)}. Give each run a 'path' of its own in "
+                "[training.optimizer.checkpoint]."
             )
 
     def release(self) -> None:
@@ -82,12 +84,19 @@ class RunLock:
             file = _LockFile(self.path)
             if not file.lock():
                 raise StateError(
-                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found one that another run "
-                    f"uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or set another 'path' in "
-                    "[training.optimizer.checkpoint]."
+                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found one "
+                    f"that another run uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or "
+                    "set another 'path' in [training.optimizer.checkpoint]."
                 )
             _open[key] = file
-        file.write({"run": self._run, "process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
+        file.write(
+            {
+                "run": self._run,
+                "process": os.getpid(),
+                "host": socket.gethostname(),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }
+        )
         self._file = file
 
 

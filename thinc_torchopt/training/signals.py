@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT during a run: they are noted, and the run stops when its step is finished and saved.
 
-Handlers are in place while our part of the loop works. While spaCy logs and saves they are only if `spacy.training.loop.train` will tell
-when it ends (see hooks.py): an abandoned run can't be noticed otherwise, and a handler left behind would swallow later signals.
+Handlers are in place while our part of the loop works. While spaCy logs and saves they are only if
+`spacy.training.loop.train` will tell when it ends (see hooks.py): an abandoned run can't be noticed otherwise, and a
+handler left behind would swallow later signals.
 """
 
 from __future__ import annotations
