@@ -12,10 +12,12 @@ group, whichever blocks these are from.
 from .cascade import Cascade, without_policy
 from .freezing import FrozenGrads
 from .param_groups import ParamGroups
+from .torch_group import TorchGroup
 
 __all__ = [
     "Cascade",
     "FrozenGrads",
     "ParamGroups",
+    "TorchGroup",
     "without_policy",
 ]

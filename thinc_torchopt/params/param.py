@@ -13,7 +13,7 @@ from ..errors import ParamError, ShapeError
 from ..types import Key
 
 if TYPE_CHECKING:
-    from ..groups.torch_group import TorchGroup
+    from ..groups import TorchGroup
 
 
 class Param:
