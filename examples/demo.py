@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     help_output = "folder for both models (default: %(default)s)"
     parser.add_argument("--output", type=Path, default=Path("training/demo"), help=help_output)
-    # What is left over are overrides for both trainings, as in `spacy train`: --training.max_steps 100
+    # All other arguments are overrides for both trainings, as in `spacy train`: --training.max_steps 100
     args, overrides = parser.parse_known_args()
     output = args.output
     output.mkdir(parents=True, exist_ok=True)
