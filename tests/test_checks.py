@@ -16,7 +16,7 @@ from thinc_torchopt.algorithms.torch_classes import AdamW, Muon
 from thinc_torchopt.averages.settings import EMA, SWA
 from thinc_torchopt.checks import Section
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
 NUMBER = ["fast", None, True, -1, math.nan, math.inf, {}, torch.nn.Linear]
 WHOLE = [2.5, 5.0, "many", None, True, -1, [3]]

@@ -14,7 +14,7 @@ from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
 from ..models import backprop, params_of, same, toy_pipeline
 

@@ -18,7 +18,7 @@ from thinc_torchopt.gradients.clipping import total_norm
 from thinc_torchopt.gradients.guard import MIN_UPDATES, Guard
 from thinc_torchopt.gradients.norms import grad_norms
 from thinc_torchopt.params.param import Param
-from thinc_torchopt.training.checkpoint import Checkpoint
+from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline

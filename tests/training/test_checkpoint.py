@@ -28,8 +28,8 @@ from spacy.util import registry
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
 from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.checkpoint import Checkpoint
 from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
+from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.data_stream import DataStream
 from thinc_torchopt.training.progress import Progress
 

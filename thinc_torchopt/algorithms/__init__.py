@@ -9,7 +9,8 @@ from .algorithm import IN_ALGORITHM, Algorithm, may_move, small_matrix
 from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
-from .state_fit import Fill, Kind, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
+from .state_checks import check_states
+from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,

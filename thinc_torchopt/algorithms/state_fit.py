@@ -17,8 +17,7 @@ interpolation of second moments is below zero.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
@@ -166,34 +165,6 @@ def fit_state(
         return value
     check_kind(kind, old, new, "a state tensor")
     return _fit(value, new, kind == "reshape" or (kind is None and _is_reshape(old, new)), fill, scale)
-
-
-def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> None:
-    """Check that states are such that their params can be trained with them.
-
-    states (Iterable): Names, states and params.
-    RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not
-        be.
-    """
-    of_device: dict[torch.device, list[tuple[str, str, Tensor, Tensor]]] = defaultdict(list)
-    for name, state, param in states:
-        if not state:
-            raise StateError(f"Can't use the state of param '{name}': expected values, found none.")
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                if key in _PER_ELEMENT:
-                    _check_place(name, key, value, param)
-                if value.is_complex():
-                    value = torch.view_as_real(value)
-                if value.is_floating_point() and value.numel():
-                    bounds = (value, value) if value.ndim == 0 else torch.aminmax(value)
-                    of_device[value.device].append((name, key, *bounds))
-            elif isinstance(value, (int, float)):
-                _check_range(name, key, value, value)
-    for found in of_device.values():  # one transfer for each device
-        _, _, lows, highs = zip(*found)
-        for (name, key, _, _), low, high in zip(found, torch.stack(lows).tolist(), torch.stack(highs).tolist()):
-            _check_range(name, key, low, high)
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:
@@ -386,32 +357,6 @@ def _refuse_state(name: str, key: str, found: str, old: Shape) -> NoReturn:
         f"Can't fit the state of param '{name}' to its new shape: expected '{key}' to have the param's shape, {old}, "
         f"or to be a number, found {found}."
     )
-
-
-def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
-    if value.shape != param.shape:
-        raise StateError(
-            f"Can't use the state of param '{name}': {key} has shape {tuple(value.shape)}, the param has "
-            f"{tuple(param.shape)}. It is the state of another param, or of the same before it grew."
-        )
-    if value.device != param.device or value.is_complex() != param.is_complex():
-        raise StateError(
-            f"Can't use the state of param '{name}': {key} is {value.dtype} on {value.device}, the param {param.dtype} "
-            f"on {param.device}. Convert and move the model before its state."
-        )
-
-
-def _check_range(name: str, key: str, low: float, high: float) -> None:
-    if not -math.inf < low <= high < math.inf:
-        raise StateError(
-            f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A "
-            "gradient was not finite at some point. Load an earlier state, or start with a new optimizer."
-        )
-    if low < 0 and key in _NON_NEGATIVE:
-        raise StateError(
-            f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is "
-            "damaged."
-        )
 
 
 def _is_reshape(old: Shape, new: Shape) -> bool:

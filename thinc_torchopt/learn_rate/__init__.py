@@ -6,7 +6,7 @@ policies.py, by_name.py: which rate comes next. conservative.py, runtime_guards.
     what is kept.
 """
 
-from .by_name import NAMED, InRates, NamedPolicy, settings_of
+from .by_name import NAMED, NamedPolicy, settings_of
 from .conservative import CircuitBreaker
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR
@@ -23,7 +23,6 @@ __all__ = [
     "FromFunction",
     "FromSchedule",
     "Frozen",
-    "InRates",
     "LearnRateController",
     "NamedPolicy",
     "Policy",

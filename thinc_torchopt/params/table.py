@@ -10,9 +10,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from spacy.language import Language
@@ -20,26 +19,13 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ShapeError, StateError
 from ..types import Key, OnGrowth
+from .known import Groups, KnownParams
 from .names import shim_paths, torch_params, walk
 from .param import Param, is_viewable, own_copy, view_of_param
 from .pipeline import components_to_train
-from .pipeline_names import PipelineNames
 from .spelling import clean
 from .succession import Keeper, Released
 
-
-class Groups(Keeper, Protocol):
-    """The param groups, as far as this table knows them: see groups/."""
-
-    def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None: ...
-    def changing(self) -> AbstractContextManager[None]: ...
-    def drop(self, params: Iterable[Param]) -> None: ...
-    def replace(self, param: Param, new: torch.Tensor) -> None: ...
-    def rename(self, params: Iterable[Param]) -> None: ...
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
-
-
-# Whether a param of a shim, or one of a node by its name, is asked for.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
 InNode = Callable[[Model, str], bool]
 
@@ -51,7 +37,7 @@ class Found(NamedTuple):
     source: Any
 
 
-class ParamTable(PipelineNames):
+class ParamTable(KnownParams):
     """All params of an optimizer by key.
 
     groups (Groups): Told of every param that comes, goes, or moves to another device. Keeps torch's state.
@@ -190,18 +176,6 @@ class ParamTable(PipelineNames):
                     ]
                 )
 
-    def check_names_last(self) -> None:
-        """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
-        paths = {path for path, _ in self.shim_paths()}
-        outside = [param.name for key, param in self.by_key.items() if not self.lasts(key, param.name, paths)]
-        if outside:
-            raise StateError(
-                f"Can't save the state of param '{outside[0]}': expected params of the models of components, found "
-                f"{len(outside)} of a model outside the pipeline, or of a second model of a component. Their state "
-                "could not be matched when it is loaded. Make the model part of a component's model, or train it with "
-                "an optimizer of its own."
-            )
-
     # ------------------------------------------------------------------ looked up at each step
 
     def array_of_node(self, node: Model, name: str, model: Model) -> Any:
@@ -319,37 +293,6 @@ class ParamTable(PipelineNames):
         known = self.by_key.get(key)
         name = self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0] if known is None else known.name
         return view_of_param(source, name, is_copied=is_copied)
-
-    def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
-        """Drop params, their states and their averages."""
-        gone = []
-        for key in keys:
-            if not keep_names:
-                self.names.pop(key, None)
-            if (param := self.by_key.pop(key, None)) is not None:
-                gone.append(param)
-                if self.averages is not None:
-                    self.averages.release(param)
-        if gone:
-            self._groups.drop(gone)
-
-    def _release(self, param: Param) -> None:
-        """Forget a param, and keep what is known of it for the next one of its name."""
-        if self._on_growth != "reset":
-            average = None if self.averages is None else self.averages.release(param)
-            state = self._groups.release(param)
-            self._released[param.name] = Released(
-                tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
-            )
-        self._forget([param.key])
-
-    def _inherit(self, param: Param, old: Released) -> None:
-        """RAISES (StateError): Something does not fit; that begins anew."""
-        if old.state is not None:
-            self._groups.inherit(param, old.state, old, self._on_growth)
-        param.steps = old.steps
-        if self.averages is not None and old.average is not None:
-            self.averages.inherit(param, old.average, old, self._on_growth)
 
     # ------------------------------------------------------------------ names
 

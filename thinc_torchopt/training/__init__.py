@@ -9,8 +9,8 @@ checkpoint; and log_numbers.py. own_loop.py saves and resumes loops of your own;
 lr_finder.py is the learning rate range test.
 """
 
-from .checkpoint import Checkpoint
 from .checkpoint_folder import read_checkpoint, steps_of
+from .checkpoint_settings import Checkpoint
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test

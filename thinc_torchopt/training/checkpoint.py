@@ -18,17 +18,18 @@ import signal
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from spacy.language import Language
 
-from ..checks import Section, check_count, check_parts, own_errors
+from ..checks import check_parts, own_errors
 from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
 from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_settings import BLOCK
 from .config_check import (
     collect_config,
     collect_defaults,
@@ -50,7 +51,7 @@ from .model_state import (
     restore_setup,
 )
 from .output_folder import OutputFolder
-from .progress import Progress, plain_scores
+from .progress import Progress, check_place, plain_scores
 from .random_state import check_generators, check_random, collect_random, restore_random
 from .run_lock import RunLock
 from .signals import Signals
@@ -58,48 +59,6 @@ from .signals import Signals
 # spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
-
-_BLOCK = "[training.optimizer.checkpoint]"
-
-
-def Checkpoint(
-    path: str,
-    *,
-    every: int = 0,
-    keep: int = 2,
-    resume: Literal["auto", "must", "never"] = "auto",
-    on_config_change: Literal["refuse", "warn"] = "refuse",
-    allow_foreign_shims: bool = False,
-    progress_bar: bool = True,
-) -> CheckpointSettings:
-    """Save the state of a training run, and go on from it. Registered as `thinc-torchopt.Checkpoint.v1`.
-
-    path (str): A folder for this run alone.
-    every (int): Save after every so many steps; always after an evaluation. 0: only then.
-    keep (int): How many checkpoints to keep, the newest.
-    resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is
-        none; or start again.
-    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`,
-        `patience`, `eval_frequency`, the logger and this block may change.
-    allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and
-        components whose model is none of thinc's. Their `from_bytes` gets what is in the folder.
-    progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a
-        notebook.
-    RAISES (ConfigError): An argument is out of its range.
-    """
-    section = Section(_BLOCK)
-    folder = str(path) if isinstance(path, Path) else path
-    if not isinstance(folder, str) or not folder or Path(folder).is_file():
-        section.refuse("path", "a folder", path)
-    return CheckpointSettings(
-        folder,
-        section.whole("every", every),
-        section.whole("keep", keep, at_least=1),
-        section.choice("resume", resume, ("auto", "must", "never")),
-        section.choice("on_config_change", on_config_change, ("refuse", "warn")),
-        section.flag("allow_foreign_shims", allow_foreign_shims),
-        section.flag("progress_bar", progress_bar),
-    )
 
 
 class RunCheckpoints:
@@ -197,7 +156,7 @@ class RunCheckpoints:
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(
-                    f"Can't resume from 'path' in {_BLOCK}, '{self.folder}': expected an undamaged checkpoint, found "
+                    f"Can't resume from 'path' in {BLOCK}, '{self.folder}': expected an undamaged checkpoint, found "
                     "none. Check the path, "
                     'or set resume = "auto".'
                 )
@@ -239,7 +198,7 @@ class RunCheckpoints:
         )
 
     def _restore(self, saved: Mapping[str, Any], dropouts: Iterator[float]) -> None:
-        self._check_place(saved)
+        check_place(saved, is_spacys=self._is_spacys)
         check_random(saved["random"])
         check_generators(saved["data"].get("start"))
         restore_model(self._nlp, saved["model"])
@@ -271,25 +230,6 @@ class RunCheckpoints:
         self._written, self.output.best_step = self._progress.step, self._progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
-
-    def _check_place(self, saved: Mapping[str, Any]) -> None:
-        """RAISES (StateError): The run was at no step at which it can have been. To go there would take for ever."""
-        for part in ("progress", "data", "optimizer", "listeners"):
-            check_parts(f"the {part}", saved[part])
-        batches, done, of_optimizer = (
-            saved["data"].get("position"),
-            saved["progress"].get("step"),
-            saved["optimizer"].get("step"),
-        )
-        steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
-        check_count("optimizer.step", of_optimizer)
-        left_out = check_count("progress.left_out", saved["progress"].get("left_out", 0))
-        # A loop of the user's own may move its schedules when it likes.
-        if check_count("data.position", batches) != steps + left_out or (self._is_spacys and of_optimizer != steps):
-            raise StateError(
-                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
-                f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
-            )
 
     def begin(self) -> None:
         """The training begins. One that starts anew removes what an earlier one left."""

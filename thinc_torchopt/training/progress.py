@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from ..checks import check_parts
+from ..checks import check_count, check_parts
 from ..errors import StateError
 
 
@@ -142,3 +142,27 @@ _IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
     "left_out": _is_count,
     "was_stopped": lambda value: isinstance(value, bool),
 }
+
+
+def check_place(saved: Mapping[str, Any], *, is_spacys: bool) -> None:
+    """Check that a run was at a step at which it can have been. To go anywhere else would take for ever.
+
+    is_spacys (bool): Whether it is a run of `spacy train`.
+    RAISES (StateError): It was not.
+    """
+    for part in ("progress", "data", "optimizer", "listeners"):
+        check_parts(f"the {part}", saved[part])
+    batches, done, of_optimizer = (
+        saved["data"].get("position"),
+        saved["progress"].get("step"),
+        saved["optimizer"].get("step"),
+    )
+    steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
+    check_count("optimizer.step", of_optimizer)
+    left_out = check_count("progress.left_out", saved["progress"].get("left_out", 0))
+    # A loop of the user's own may move its schedules when it likes.
+    if check_count("data.position", batches) != steps + left_out or (is_spacys and of_optimizer != steps):
+        raise StateError(
+            f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
+            f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
+        )
