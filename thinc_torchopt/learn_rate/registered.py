@@ -19,8 +19,8 @@ from .watched import Watched
 
 
 class Registered(Watched):
-    """The part of the controller by which optimizers and groups come, change, and go. See LearnRateController for what is
-    public.
+    """The part of the controller by which optimizers and groups come, change, and go. What is public: see
+    LearnRateController.
     """
 
     # ------------------------------------------------------------------ optimizers

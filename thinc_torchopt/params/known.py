@@ -26,9 +26,6 @@ class Groups(Keeper, Protocol):
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
 
 
-# Whether a param of a shim, or one of a node by its name, is asked for.
-
-
 class KnownParams(PipelineNames):
     """Params by key, with what one that is gone has released to the next one of its name."""
 

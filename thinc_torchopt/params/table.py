@@ -26,6 +26,7 @@ from .pipeline import components_to_train
 from .spelling import clean
 from .succession import Keeper, Released
 
+# Whether a param of a shim, or one of a node by its name, is asked for.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
 InNode = Callable[[Model, str], bool]
 

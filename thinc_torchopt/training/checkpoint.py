@@ -253,16 +253,13 @@ class RunCheckpoints:
     def report(self, is_over: bool) -> None:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
         if is_over:
-            ended, longer = (
-                "A listener ended it.",
-                "To train longer, raise max_steps, max_epochs or patience in [training].",
-            )
+            longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
             logger.info(
                 "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
                 "--training.optimizer.checkpoint.resume never, or set another path.",
                 self.folder,
                 self._progress.step,
-                ended if self._progress.was_stopped else longer,
+                "A listener ended it." if self._progress.was_stopped else longer,
             )
         else:
             logger.info("Resuming after step %d, from the checkpoint in %s.", self._progress.step, self.folder)
