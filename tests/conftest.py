@@ -1,5 +1,6 @@
 """Fixtures, and the folder of corpora and oracles beside the project, which not everybody has."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -47,6 +48,7 @@ def small_disk(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("can't mount a tmpfs here")
     yield disk
+    gc.collect()  # tensors of files that were read are mapped from them
     subprocess.run(["umount", str(disk)], check=True)
 
 

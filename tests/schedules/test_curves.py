@@ -642,7 +642,7 @@ BAD = [
       for name in ("warmup_linear", "warmup_cosine", "polynomial") for steps in (-1, "1")],
     ("warmup_linear", {**WARMUP, "warmup_steps": 0, "total_steps": 0}, "'total_steps' to be a whole number of at "
     "least 1, found 0"),
-    ("warmup_cosine", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number .* at most 0.1, found 0.2"),
+    ("warmup_cosine", {**WARMUP, "min_rate": 0.2}, "of at least 0 and at most 0.1, found 0.2"),
     ("warmup_cosine", {**WARMUP, "cycles": 0}, "'cycles' to be a whole number of at least 1, found 0"),
     ("polynomial", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
     ("polynomial", {**WARMUP, "power": 0.0}, "'power' to be a number above 0, found 0.0"),
@@ -660,7 +660,7 @@ BAD = [
     ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "final_div_factor": 0.0}, "'final_div_factor' to be a number "
     "above 0, found 0.0"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 6}, "at least 11 (warmup_steps + decay_steps), found 10"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number .* 0, found -1"),
+    ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number of at least 0"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "initial_rate": -0.1}, "'initial_rate'"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 "
     "and at most 0.1"),
