@@ -66,6 +66,7 @@ FUNCTIONS = {
             "resume": [*CHOICE, None],
             "on_config_change": [*CHOICE, None],
             "allow_foreign_shims": FLAG,
+            "progress_bar": FLAG,
         },
         {"path": "state"},
     ),

@@ -77,11 +77,11 @@ def test_progress_bars_while_a_run_reads_past_its_batches(tmp_path, monkeypatch,
             monkeypatch.undo()
         return stream
 
-    assert read(range(1200)).getvalue() == "" and "Resuming" not in caplog.text  # there was nothing to read past
+    assert read(range(1200)).getvalue() == "" and "Reading" not in caplog.text  # there was nothing to read past
     stream = read(range(1201))
     assert "Reading past batches:   0%|          | 0/1200" in stream.getvalue() and is_gone(stream)
-    assert [text for *_, level, text in caplog.record_tuples if level == logging.INFO and "Resuming" in text] == [
-        "Resuming from step 1,200: reading past 1,200 batches."
+    assert [text for *_, level, text in caplog.record_tuples if level == logging.INFO and "Reading" in text] == [
+        "Reading past 1,200 batches, to where the run stopped."
     ]
     assert read(range(1201), progress_bar=False).getvalue() == ""
 
@@ -91,7 +91,7 @@ def test_progress_bars_while_a_run_reads_past_its_batches(tmp_path, monkeypatch,
 
     with pytest.raises(OSError, match="the disk is gone"):
         read(broken())
-    with pytest.raises(StateError, match="found others, or less data"):
+    with pytest.raises(StateError, match="found others, or fewer"):
         read(range(600))
     assert not tqdm.tqdm._instances and capsys.readouterr().out == ""
 

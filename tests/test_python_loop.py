@@ -145,7 +145,7 @@ def test_python_loop_starts_anew_when_told_so(tmp_path):
     anew = train(tmp_path / "state", pipeline(), resume="never", every=5)
     assert anew[-1] == list(range(12)) and same(anew[0], whole[0])
     assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000010", "step-00000011"]
-    with pytest.raises(StateError, match="expected a checkpoint, found none"):
+    with pytest.raises(StateError, match="expected an undamaged checkpoint, found none"):
         train(tmp_path / "nothing", pipeline(), resume="must")
 
 
@@ -243,7 +243,7 @@ def test_python_loop_leaves_the_folder_to_the_last_run_of_a_notebook(tmp_path):
     checkpoints = Checkpoints(tmp_path / "state", nlp, optimizer)
     assert [step for step, _ in checkpoints.resume([examples] * 3)] == [1, 2]
     next(steps)
-    with pytest.raises(StateError, match="another has taken it"):
+    with pytest.raises(StateError, match="another run has taken it"):
         given_up.save()
     # The same object begins again where its folder stands.
     checkpoints.save()

@@ -221,7 +221,7 @@ class RunCheckpoints:
             check_parts("your own values", saved.get("own", {}))
             self.own = dict(saved.get("own", {}))
         batches = saved["data"]["position"]
-        logger.info("Resuming from step %s: reading past %s batches.", f"{batches:,}", f"{batches:,}")
+        logger.info("Reading past %s batches, to where the run stopped.", f"{batches:,}")
         try:
             self.stream.load_state_dict(saved["data"], progress_bar=self.settings.progress_bar)
         except StateError as error:
