@@ -105,7 +105,7 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path, monkeypatch):
 def test_plots_open_no_display(tmp_path):
     """Not even where matplotlib is told to: pyplot, which would, is never imported."""
     code = (
-        "import sys; from pathlib import Path; from thinc_torchopt import plots; assert 'matplotlib' not in "
+        "import sys; from pathlib import Path; from thinc_torchopt.report import plots; assert 'matplotlib' not in "
         "sys.modules; "
         f"plots.plot_schedule({{'default': [1.0, 2.0]}}, Path({str(tmp_path / 'a.png')!r})); "
         "print('matplotlib.pyplot' in sys.modules)"
