@@ -2,6 +2,7 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
+│   ├── ControllerError            a controller definition that can't work, or a rule that failed
 │   └── ScheduleError              a schedule without values, or with invalid arguments or values
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape differs from before
@@ -42,6 +43,10 @@ class ConfigError(TorchOptError, ValueError):
 
 class ScheduleError(ConfigError):
     """A schedule that has no values, or invalid arguments or values."""
+
+
+class ControllerError(ConfigError):
+    """A controller definition that can't work: all that is wrong with it. Or a rule, metric or operation that failed in a run."""
 
 
 class ParamError(TorchOptError, ValueError):

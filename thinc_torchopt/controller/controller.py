@@ -1,0 +1,289 @@
+"""The controller: gets the events of a training run, computes metrics, evaluates rules, and acts when they fire.
+
+At each event, first the metrics that are computed on it, in the order of the definition; then the controllers that it triggers, in theirs; then
+what they fired. Nothing here knows of spaCy or torch: events are names and keyword arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ..checks import check_parts, check_version, own_errors
+from ..errors import ControllerError
+from .definition import ControllerSpec, Definition, Source, load
+from .events import EVENTS
+from .messages import repr_of
+from .plain import plain
+from .rules import MetricUnavailable, shown
+
+logger = logging.getLogger("thinc_torchopt.controller")
+
+_VERSION = 1
+_WHAT = "the trainer controller"
+
+
+@dataclass(frozen=True)
+class Firing:
+    """A rule held, and an action was taken.
+
+    controller, operation, action (str): Whose rule, and what was done.
+    event (str), step (int): When.
+    values (dict): Of the metrics that the rule names, as it saw them.
+    """
+
+    controller: str
+    operation: str
+    action: str
+    event: str
+    step: int
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        return (
+            f"Controller '{self.controller}' took {self.operation}.{self.action} on {self.event} at step {self.step}, "
+            f"with {repr_of(self.values)}"
+        )
+
+
+@dataclass
+class _State:
+    """What a controller remembers. patience (dict): How often its rule held, by trigger. last (int | None): When it fired."""
+
+    patience: dict[str, int] = field(default_factory=dict)
+    last: int | None = None
+    firings: int = 0
+
+
+class TrainerController:
+    """Rules that steer a training run.
+
+    definition (str | Path | Mapping): A YAML or JSON file, or what would stand in it.
+    RAISES (ControllerError): It can't work. All that is wrong with it stands in one message.
+
+    Public: `definition`, what it says; `events`, those on which it does anything.
+    """
+
+    def __init__(self, definition: Source):
+        self.definition: Definition = load(definition)
+        self._values: dict[str, Any] = dict.fromkeys(self.definition.metrics)
+        self._states = {spec.name: _State() for spec in self.definition.controllers}
+        self._step = 0
+        self._warned: set[str] = set()
+        self._levels = {spec.name: spec.log_level for spec in self.definition.controllers}
+        # Of each event: metrics to compute, and controllers that it triggers.
+        self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
+        self._controllers: dict[str, list[ControllerSpec]] = {event: [] for event in EVENTS}
+        for name, part in self.definition.metrics.items():
+            for event in dict.fromkeys(part.instance.events):
+                self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
+        for spec in self.definition.controllers:
+            for event in spec.triggers:
+                self._controllers[event].append(spec)
+        self.events = frozenset(event for event in EVENTS if self._metrics[event] or self._controllers[event])
+
+    def reads(self, event: str) -> frozenset[str] | None:
+        """The names in the payload that metrics read on an event, beside step and epoch. A loop need not compute others. None: any."""
+        names: set[str] = set()
+        for _, metric, _ in self._metrics[event]:
+            if (reads := getattr(metric, "reads", None)) is None:
+                return None
+            names.update(reads)
+        return frozenset(names)
+
+    def on_event(self, event: str, **payload: Any) -> list[Firing]:
+        """Tell of an event, and let rules act.
+
+        event (str), payload: See events.py.
+        RETURNS (list[Firing]): An entry for each action that was taken.
+        RAISES (ControllerError): A metric, rule or operation failed; with its name.
+        """
+        firings = self.decide(event, **payload)
+        if firings:
+            self.act(firings, **payload)
+        return firings
+
+    def decide(self, event: str, **payload: Any) -> list[Firing]:
+        """As `on_event`, without doing anything: in one of several processes, or to try rules."""
+        if event not in EVENTS:
+            raise ControllerError(f"Can't handle the event {event!r}: expected one of {', '.join(EVENTS)}.")
+        if event not in self.events:
+            return []
+        step = self._take_step(payload)
+        for name, metric, is_plain in self._metrics[event]:
+            try:
+                value = metric.compute(event, **payload)
+                if value is not None:
+                    self._values[name] = value if is_plain else plain(value)
+            except Exception as error:
+                raise ControllerError(
+                    f"Can't compute the metric '{name}' on {event} at step {step}: {shown(error)}."
+                ) from error
+        return [firing for spec in self._controllers[event] for firing in self._fired(spec, event, step)]
+
+    def act(self, firings: Sequence[Firing], **payload: Any) -> None:
+        """Take the actions of firings: what other processes do with those of the one that decides."""
+        payload = {
+            key: value
+            for key, value in payload.items()
+            if key not in ("event_name", "control_name", "firing", "values")
+        }
+        if firings:
+            payload.setdefault("step", firings[0].step)
+            payload.setdefault("global_step", payload["step"])
+        for firing in firings:
+            operation = self.definition.operations[firing.operation].instance
+            logger.log(
+                self._levels[firing.controller],
+                "Taking [%s] action in controller [%s] triggered at event [%s] at step %d, with %s",
+                firing.action,
+                firing.controller,
+                firing.event,
+                firing.step,
+                repr_of(firing.values),
+            )
+            try:
+                getattr(operation, firing.action)(
+                    event_name=firing.event,
+                    control_name=firing.controller,
+                    firing=firing,
+                    values=MappingProxyType(self._values),
+                    **payload,
+                )
+            except Exception as error:
+                raise ControllerError(
+                    f"Can't take the action {firing.operation}.{firing.action} of the controller '{firing.controller}' on {firing.event} at "
+                    f"step {firing.step}: {error if isinstance(error, ControllerError) else shown(error)}."
+                ) from error
+
+    def _take_step(self, payload: dict[str, Any]) -> int:
+        """The step of an event, under both its names. An event without one belongs to the step before."""
+        step = payload.get("step")
+        if step is None:
+            step = payload.get("global_step")
+        if step is not None:
+            self._step = int(step)
+        payload["step"] = payload["global_step"] = self._step
+        return self._step
+
+    def _fired(self, spec: ControllerSpec, event: str, step: int) -> list[Firing]:
+        state = self._states[spec.name]
+        if spec.max_firings is not None and state.firings >= spec.max_firings:
+            return []
+        if spec.cooldown and state.last is not None and step - state.last <= spec.cooldown:
+            return []
+        try:
+            holds = spec.rule.evaluate(self._values)
+        except MetricUnavailable as error:
+            if spec.name not in self._warned:
+                self._warned.add(spec.name)
+                logger.warning(
+                    "Ignoring the rule of controller [%s] on %s at step %d because: %s yet.",
+                    spec.name,
+                    event,
+                    step,
+                    error,
+                )
+            return []
+        except ControllerError as error:
+            raise ControllerError(
+                f"Can't evaluate the rule of the controller '{spec.name}' on {event} at step {step}: {error}. The rule is: {spec.rule.text}"
+            ) from None
+        if spec.patience is not None:
+            held = (
+                state.patience.get(event, 0) + 1
+                if holds
+                else 0
+                if spec.patience.resets
+                else state.patience.get(event, 0)
+            )
+            is_over = held > spec.patience.threshold
+            state.patience[event] = 0 if is_over else held
+            if not is_over:
+                return []
+        if not holds:
+            return []
+        state.last, state.firings = step, state.firings + 1
+        values = {name: plain(self._values[name]) for name in sorted(spec.rule.names) if self._values[name] is not None}
+        return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it remembers, in plain values: those of metrics, their windows, patience, cool-downs and how often rules fired."""
+        parts = {"metrics": self.definition.metrics, "operations": self.definition.operations}
+        return {
+            "version": _VERSION,
+            "step": self._step,
+            "values": plain(self._values),
+            **{kind: {name: _part_state(part) for name, part in group.items()} for kind, group in parts.items()},
+            "controllers": {
+                spec.name: {
+                    "rule": spec.rule.text,
+                    "patience": dict(self._states[spec.name].patience),
+                    "last": self._states[spec.name].last,
+                    "firings": self._states[spec.name].firings,
+                }
+                for spec in self.definition.controllers
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. What the definition has changed since (metrics and operations with other arguments, controllers with other rules)
+        begins anew, and is logged.
+
+        RAISES (StateError): It is none. Then nothing has changed.
+        """
+        check_version(_WHAT, state, _VERSION)
+        check_parts(_WHAT, state, ("version", "step", "values", "metrics", "operations", "controllers"))
+        for part in ("values", "metrics", "operations", "controllers"):
+            check_parts(_WHAT, state[part])
+        before = self.state_dict()
+        try:
+            with own_errors(_WHAT):
+                self._load(state)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        anew = []
+        for kind, parts in (("metrics", self.definition.metrics), ("operations", self.definition.operations)):
+            for name, part in parts.items():
+                saved = state[kind].get(name)
+                if saved is not None and (saved["class"], saved["arguments"]) == (part.kind, part.arguments):
+                    if hasattr(part.instance, "load_state_dict"):
+                        part.instance.load_state_dict(saved["state"])
+                    if kind == "metrics":
+                        self._values[name] = plain(state["values"][name])
+                else:
+                    anew.append(f"{kind} {name}")
+        for spec in self.definition.controllers:
+            saved = state["controllers"].get(spec.name)
+            if saved is None or saved["rule"] != spec.rule.text:
+                anew.append(f"controller {spec.name}")
+                self._states[spec.name] = _State()
+                continue
+            patience = {event: _count(count) for event, count in saved["patience"].items() if event in spec.triggers}
+            last = None if saved["last"] is None else int(saved["last"])
+            self._states[spec.name] = _State(patience, last, _count(saved["firings"]))
+        self._step = int(state["step"])
+        if anew:
+            logger.warning(
+                "Begins anew, because the controller definition has changed since the state was saved: %s.",
+                ", ".join(anew),
+            )
+
+
+def _part_state(part: Any) -> dict[str, Any]:
+    state = part.instance.state_dict() if hasattr(part.instance, "state_dict") else {}
+    return {"class": part.kind, "arguments": plain(part.arguments), "state": plain(state)}
+
+
+def _count(found: Any) -> int:
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise ValueError(f"expected how often a rule held or fired, found {found!r}")
+    return found

@@ -1,0 +1,120 @@
+"""Messages: texts with fields, which show plain values and can do nothing else.
+
+`{loss}` is the value of a metric, `{loss/components/ner:.3f}` what is inside. Formatting in Python's own way would reach every attribute of what is
+formatted, and `{x:1000000000}` would take a gigabyte.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import reprlib
+import string
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from ..checks import Section
+
+MAX_FORMAT = 2_000
+MAX_MESSAGE = 10_000
+MAX_WIDTH = 100
+
+# What a message can show beside metrics.
+FIELDS: Final = frozenset({"event_name", "control_name", "step", "global_step", "epoch", "path"})
+
+_SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?#?0?(\d*)[,_]?(?:\.(\d+))?[bcdeEfFgGnosxX%]?")
+_SECTION = Section("the arguments")
+
+
+class Message:
+    """A text with fields: the names of metrics, `event_name`, `control_name`, `step`, `epoch`, and on `on_save` `path`.
+
+    setting (str): Its name in the definition, for errors.
+    text (str): Python's format, without attributes, indices and conversions; widths up to 100.
+    RAISES (ConfigError): It is none.
+    """
+
+    def __init__(self, setting: str, text: str):
+        self._setting = setting
+        self._text = text
+        if not isinstance(text, str) or len(text) > MAX_FORMAT:
+            self._refuse(f"a text of at most {MAX_FORMAT} characters")
+        try:
+            parts = list(string.Formatter().parse(text))
+        except ValueError as error:
+            self._refuse(f"a text with fields in braces ({error})")
+        self._parts: list[tuple[str, str | None, str]] = []
+        for literal, field, spec, conversion in parts:
+            if field is not None:
+                self._check_field(field, spec or "", conversion)
+            self._parts.append((literal, field, spec or ""))
+
+    def _refuse(self, expected: str) -> None:
+        _SECTION.refuse(self._setting, expected, reprlib.repr(self._text))
+
+    def _check_field(self, field: str, spec: str, conversion: str | None) -> None:
+        if not field or field[0].isdecimal() or conversion is not None:
+            self._refuse("fields with a name, and without ! after it, as in {step}")
+        if "." in field.partition("/")[0] or "[" in field:
+            self._refuse(
+                "fields without attributes and indices; write {loss/components/ner} for what is inside of 'loss'"
+            )
+        if (
+            "{" in spec
+            or (match := _SPEC.fullmatch(spec)) is None
+            or any(int(size or 0) > MAX_WIDTH for size in match.groups())
+        ):
+            self._refuse(f"formats of Python's with a width of at most {MAX_WIDTH}, as in {{loss/loss:.3f}}")
+
+    def check(self, metrics: Collection[str]) -> None:
+        """RAISES (ConfigError): A field is neither a metric nor known otherwise."""
+        for _, field, _ in self._parts:
+            if field is not None and field.partition("/")[0] not in FIELDS.union(metrics):
+                self._refuse(f"fields among {', '.join(sorted(FIELDS.union(metrics)))}")
+
+    def fill(self, values: Mapping[str, Any], payload: Mapping[str, Any]) -> str:
+        """The text, with what is known. Unknown is "-"; what a format does not fit is shown without it."""
+        filled = []
+        for literal, field, spec in self._parts:
+            filled.append(literal)
+            if field is not None:
+                name, *keys = field.split("/")
+                value = values.get(name) if name in values else payload.get(name)
+                for key in keys:
+                    value = value.get(key) if isinstance(value, Mapping) else None
+                filled.append(_shown(value, spec))
+        return "".join(filled)[:MAX_MESSAGE]
+
+
+def repr_of(value: Any) -> str:
+    """A plain value in a few hundred characters at most."""
+    return _repr.repr(value)
+
+
+_repr = reprlib.Repr()
+_repr.maxdict = _repr.maxlist = 20
+
+
+def _shown(value: Any, spec: str) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        value = value[:1_000]
+    elif not isinstance(value, (bool, int, float)):
+        return repr_of(value)
+    try:
+        return format(value, spec)
+    except (ValueError, TypeError, OverflowError):
+        return str(value)
+
+
+def level_of(name: Any) -> int | None:
+    """The number of a level of Python's logging, by its name in small or capital letters. None: there is none."""
+    levels = {
+        "debug": logging.DEBUG,
+        "info": logging.INFO,
+        "warning": logging.WARNING,
+        "error": logging.ERROR,
+        "critical": logging.CRITICAL,
+    }
+    return levels.get(name.lower()) if isinstance(name, str) else None

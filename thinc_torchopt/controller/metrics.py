@@ -1,0 +1,481 @@
+"""Metrics: numbers about a training run, computed on some of its events from what these carry (see events.py), for rules to use.
+
+A metric is a class. What stands under `arguments` in the definition are the arguments of its constructor:
+
+    @controller_metrics("GoldWords")
+    class GoldWords(Metric):
+        events = ("on_step_end",)
+
+        def compute(self, event_name, *, words=None, **kwargs):
+            return words
+
+"No value yet" is None. A metric that gives None keeps the value it had.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+from ..checks import Section
+from ..registry import registry
+from .events import EVENTS
+from .plain import number, plain
+
+T = TypeVar("T", bound=type)
+Values = dict[str, Any]
+
+# No window is longer: rules could not go through it.
+MAX_WINDOW = 10_000
+
+
+class Metric(ABC):
+    """A metric.
+
+    events (Sequence[str]): On which it is computed. Given here or as an attribute of the class.
+
+    reads: The names in the payload that it needs; None: it may use all. A loop need not compute others.
+    is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be copied.
+    """
+
+    events: Sequence[str] = ()
+    reads: ClassVar[Sequence[str] | None] = None
+    is_plain: ClassVar[bool] = False
+
+    def __init__(self, events: Sequence[str] | None = None):
+        if events is not None:
+            self.events = events
+
+    def validate(self) -> bool:
+        """Whether it can work as it was set up. Called once, before the training."""
+        return True
+
+    @abstractmethod
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        """The value, from the payload of an event. None: no value yet, or none that is new."""
+
+    def state_dict(self) -> Values:
+        """What it has to remember beside its value: numbers, strs, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave."""
+
+
+def controller_metrics(name: str) -> Callable[[T], T]:
+    """Register a class of metrics under a name: `@controller_metrics("MyMetric")`."""
+    return registry.controller_metrics.register(name)  # type: ignore[attr-defined, no-any-return]
+
+
+def register_metric_handlers(handlers: Iterable[type]) -> None:
+    """Register classes of metrics, each under its own name."""
+    for handler in handlers:
+        controller_metrics(handler.__name__)(handler)
+
+
+# ---------------------------------------------------------------------- losses
+
+
+@controller_metrics("Loss")
+class Loss(Metric):
+    """The loss of a step, or, on `on_log`, what was logged as `loss`.
+
+    `loss` (total), `per_word`, `per_example`, `components` (each component's), `components_per_word`; `epoch` and `step`. spaCy's losses are
+    sums over the words of a batch: compare those per word.
+
+    exclude (list[str]): Components that are left out of the total: what they report is no loss of their own.
+    """
+
+    events = ("on_step_end", "on_log")
+    reads = ("losses", "batch_words", "batch_size", "log_history")
+    is_plain = True
+
+    def __init__(self, exclude: list[str] = ["tok2vec", "transformer"]):
+        super().__init__()
+        self._exclude = frozenset(_names("exclude", exclude))
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if (losses := kwargs.get("losses")) is not None:
+            return {
+                **_losses(losses, self._exclude, kwargs),
+                "epoch": number(kwargs.get("epoch")),
+                "step": kwargs["step"],
+            }
+        log = _newest(kwargs.get("log_history") or ())
+        return (
+            None
+            if log is None
+            else {"loss": float(log["loss"]), "epoch": number(log.get("epoch", kwargs.get("epoch")))}
+        )
+
+
+@controller_metrics("HistoryBasedMetric")
+class HistoryBasedMetric(Metric):
+    """Windows: the newest values of the losses, and of each score.
+
+    `training_loss`: `loss`, `steps`, `epoch`, lists with the oldest first; if the losses of components are known, also `per_word`, and
+    `components` with a list for each. `metrics`: for each score a list, beside `steps` and `epoch`. `window_size`.
+
+    window_size (int): How many values. -1: all, up to 10,000.
+    source_event (str): Where losses come from: "on_log", or "on_step_end" for those of each step.
+    exclude (list[str]): As in `Loss`.
+    """
+
+    reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
+    is_plain = True
+
+    def __init__(
+        self,
+        window_size: int = 1,
+        source_event: Literal["on_log", "on_step_end"] = "on_log",
+        exclude: list[str] = ["tok2vec", "transformer"],
+    ):
+        _SECTION.choice("source_event", source_event, ("on_log", "on_step_end"))
+        super().__init__((source_event, "on_evaluate"))
+        size = -1 if window_size == -1 else _SECTION.whole("window_size", window_size, at_least=1)
+        if size > MAX_WINDOW:
+            _SECTION.refuse("window_size", f"at most {MAX_WINDOW}", window_size)
+        self._size = MAX_WINDOW if size == -1 else size
+        self._exclude = frozenset(_names("exclude", exclude))
+        self._window: Values = {
+            "training_loss": {"loss": [], "steps": [], "epoch": []},
+            "metrics": {},
+            "window_size": size,
+        }
+        self._seen: Any = [0, None]  # how many logs there were, and the newest
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if event_name == "on_evaluate":
+            if (scores := kwargs.get("metrics")) is not None:
+                scores = plain(scores) | ({} if kwargs.get("score") is None else {"score": float(kwargs["score"])})
+                self._add("metrics", scores | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
+        elif (losses := kwargs.get("losses")) is not None:
+            values = _losses(losses, self._exclude, kwargs)
+            self._add_components(values["components"])
+            known = {key: values[key] for key in ("loss", "per_word") if values[key] is not None}
+            self._add("training_loss", known | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
+        elif log := self._unseen(kwargs.get("log_history") or ()):
+            epoch = number(log.get("epoch", kwargs.get("epoch")))
+            self._add("training_loss", {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
+        return self._window
+
+    def _unseen(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """The newest log with a loss, if it is new: the history became longer; or is not longer, and ends with another log."""
+        count, newest = len(history), plain(history[-1]) if history else None
+        seen, self._seen = self._seen, [count, newest]
+        if count > seen[0]:
+            return _newest(history[seen[0] :])
+        return None if newest is None or "loss" not in newest or newest == seen[1] else newest
+
+    def _add(self, kind: str, values: Values) -> None:
+        for key, value in values.items():
+            _slide(self._window[kind].setdefault(key, []), value, self._size)
+
+    def _add_components(self, losses: Mapping[str, float]) -> None:
+        windows = self._window["training_loss"].setdefault("components", {})
+        for name, loss in losses.items():
+            _slide(windows.setdefault(name, []), loss, self._size)
+
+    def state_dict(self) -> Values:
+        return {"window": plain(self._window), "seen": plain(self._seen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        window, seen = plain(state["window"]), plain(state["seen"])
+        self._window = {key: dict(window[key]) if key != "window_size" else window[key] for key in self._window}
+        self._seen = [int(seen[0]), seen[1]]
+
+
+def _losses(losses: Mapping[str, Any], exclude: frozenset[str], payload: Mapping[str, Any]) -> Values:
+    components = {str(name): float(loss) for name, loss in losses.items()}
+    total = sum(loss for name, loss in components.items() if name not in exclude)
+    words, examples = payload.get("batch_words"), payload.get("batch_size")
+    return {
+        "loss": total,
+        "per_word": total / words if words else None,
+        "per_example": total / examples if examples else None,
+        "components": components,
+        "components_per_word": {name: loss / words for name, loss in components.items()} if words else {},
+    }
+
+
+def _newest(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The newest log that has a loss."""
+    return next((log for log in reversed(history) if log.get("loss") is not None), None)
+
+
+def _slide(window: list[Any], value: Any, size: int) -> None:
+    window.append(value)
+    if len(window) > size:
+        del window[0]
+
+
+# ---------------------------------------------------------------------- scores
+
+
+@controller_metrics("EvalMetrics")
+class EvalMetrics(Metric):
+    """The scores of the newest evaluation, by name. Where the loop tells the weighted score, also `score`, `best_score`, `best_step`,
+    `evaluations_since_best` and `steps_since_best`. A score that is NaN is never the best.
+
+    source_event (str): "on_evaluate" or "on_predict".
+    min_delta (float): A score is better if it is more than this above the best.
+    min_delta_mode (str): "absolute", or "relative": a part of the best score.
+    """
+
+    reads = ("metrics", "score")
+
+    def __init__(
+        self,
+        source_event: Literal["on_evaluate", "on_predict"] = "on_evaluate",
+        min_delta: float = 0.0,
+        min_delta_mode: Literal["absolute", "relative"] = "absolute",
+    ):
+        super().__init__((_SECTION.choice("source_event", source_event, ("on_evaluate", "on_predict")),))
+        _SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
+        self._best = _Best(_SECTION.number("min_delta", min_delta), min_delta_mode == "relative")
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if (score := kwargs.get("score")) is not None:
+            self._best.add(float(score), kwargs["step"])
+        if kwargs.get("metrics") is None:
+            return None
+        return {
+            **kwargs["metrics"],
+            **({} if score is None else {"score": float(score), **self._best.values(kwargs["step"])}),
+        }
+
+    def state_dict(self) -> Values:
+        return self._best.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best.load_state_dict(state)
+
+
+class _Best:
+    """The best score so far."""
+
+    def __init__(self, min_delta: float = 0.0, is_relative: bool = False):
+        self._min_delta = min_delta
+        self._is_relative = is_relative
+        self.score: float | None = None
+        self.step: int | None = None
+        self.evaluations_since = 0
+
+    def add(self, score: float, step: int) -> None:
+        self.evaluations_since += 1
+        margin = self._min_delta * (abs(self.score or 0.0) if self._is_relative else 1.0)
+        if not math.isnan(score) and (self.score is None or score > self.score + margin):
+            self.score, self.step, self.evaluations_since = score, step, 0
+
+    def values(self, step: int) -> Values:
+        return {
+            "best_score": self.score,
+            "best_step": self.step,
+            "evaluations_since_best": self.evaluations_since,
+            "steps_since_best": None if self.step is None else step - self.step,
+        }
+
+    def state_dict(self) -> Values:
+        return {"score": self.score, "step": self.step, "evaluations_since": self.evaluations_since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        score, step = number(state["score"]), state["step"]
+        self.evaluations_since = int(state["evaluations_since"])
+        self.score, self.step = score, None if step is None else int(step)
+
+
+# ---------------------------------------------------------------------- the run
+
+
+@controller_metrics("TrainingState")
+class TrainingState(Metric):
+    """Where the run is: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest evaluation), `best_score`
+    (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`, `is_final`. What is not known yet has no value."""
+
+    events = tuple(EVENTS)
+    reads = ("words", "seconds", "counts", "score", "max_steps", "is_final")
+    is_plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._best = _Best()
+        self._score: float | None = None
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if event_name == "on_evaluate" and kwargs.get("score") is not None:
+            self._score = float(kwargs["score"])
+            self._best.add(self._score, kwargs["step"])
+        counts = kwargs.get("counts") or {}
+        return {
+            "step": kwargs["step"],
+            "global_step": kwargs["step"],
+            "epoch": number(kwargs.get("epoch")),
+            "max_steps": number(kwargs.get("max_steps")),
+            "words": number(kwargs.get("words")),
+            "seconds": number(kwargs.get("seconds")),
+            "score": self._score,
+            "best_score": self._best.score,
+            "best_metric": self._best.score,
+            "best_step": self._best.step,
+            "skipped_updates": int(counts.get("skipped_updates", 0)),
+            "grad_spikes": int(counts.get("grad_spikes", 0)),
+            "rollbacks": int(counts.get("rollbacks", 0)),
+            "is_final": bool(kwargs.get("is_final", False)),
+        }
+
+    def state_dict(self) -> Values:
+        return {"best": self._best.state_dict(), "score": self._score}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best.load_state_dict(state["best"])
+        self._score = number(state["score"])
+
+
+@controller_metrics("PerProcessState")
+class PerProcessState(Metric):
+    """`rank` and `world_size`; 0 and 1 where one process trains."""
+
+    events = tuple(EVENTS)
+    reads = ("rank", "world_size")
+    is_plain = True
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        return {"rank": int(kwargs.get("rank") or 0), "world_size": int(kwargs.get("world_size") or 1)}
+
+
+@controller_metrics("LearnRates")
+class LearnRates(Metric):
+    """The learning rate of each param group, by its name."""
+
+    events = ("on_train_begin", "on_step_begin", "on_step_end", "on_evaluate", "on_log")
+    reads = ("learn_rates",)
+    is_plain = True
+
+    def compute(self, event_name: str, *, learn_rates: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        return {str(group): float(rate) for group, rate in learn_rates.items()} if learn_rates else None
+
+
+@controller_metrics("GradNorm")
+class GradNorm(Metric):
+    """The norm of the gradients before clipping: `total`, and `components` by name."""
+
+    events = ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+    reads = ("grad_norm", "grad_norms")
+    is_plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._value: Values = {"total": None, "components": {}}
+
+    def compute(
+        self, event_name: str, *, grad_norm: Any = None, grad_norms: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        if grad_norm is None and not grad_norms:
+            return None
+        total = number(grad_norm)
+        if total is None and grad_norms:
+            total = math.hypot(*(float(norm) for norm in grad_norms.values()))
+        if grad_norms:  # which not all of a step's events know
+            self._value = {"total": total, "components": {str(name): float(norm) for name, norm in grad_norms.items()}}
+        else:
+            self._value = {**self._value, "total": total}
+        return self._value
+
+    def state_dict(self) -> Values:
+        return {"value": plain(self._value)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value = {key: plain(state["value"])[key] for key in ("total", "components")}
+
+
+@controller_metrics("Throughput")
+class Throughput(Metric):
+    """Words per second: `recent`, over the last steps, and `mean`, over the whole run.
+
+    window_size (int): How many steps `recent` looks back.
+    """
+
+    events = ("on_step_end",)
+    reads = ("words", "seconds")
+    is_plain = True
+
+    def __init__(self, window_size: int = 20):
+        super().__init__()
+        size = _SECTION.whole("window_size", window_size, at_least=1)
+        self._marks: deque[tuple[float, float]] = deque(maxlen=size + 1)
+
+    def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
+        if words is None or seconds is None:
+            return None
+        self._marks.append((float(words), float(seconds)))
+        (first_words, first), (last_words, last) = self._marks[0], self._marks[-1]
+        recent = (last_words - first_words) / (last - first) if last > first else None
+        return {"recent": recent, "mean": last_words / last if last > 0 else None}
+
+    def state_dict(self) -> Values:
+        return {"marks": [list(mark) for mark in self._marks]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._marks = deque(((float(words), float(seconds)) for words, seconds in state["marks"]), self._marks.maxlen)
+
+
+@controller_metrics("SystemState")
+class SystemState(Metric):
+    """Memory in MiB: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` that torch has taken of the GPU.
+
+    every_seconds (float): It is measured at most so often.
+    """
+
+    events = ("on_train_begin", "on_step_end", "on_evaluate")
+    reads = ()
+    is_plain = True
+
+    def __init__(self, every_seconds: float = 1.0):
+        super().__init__()
+        self._every = _SECTION.number("every_seconds", every_seconds)
+        self._measured = -math.inf
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        now = time.monotonic()
+        if now - self._measured < self._every:
+            return None
+        self._measured = now
+        memory, peak = _process_memory()
+        used, used_at_most = _gpu_memory()
+        return {"memory": memory, "peak_memory": peak, "gpu_memory": used, "gpu_peak_memory": used_at_most}
+
+
+def _process_memory() -> tuple[float | None, float | None]:
+    """In MiB: what the process has, and had at most. None: this system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None, None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() / 2**20, peak
+    except OSError:
+        return None, peak
+
+
+def _gpu_memory() -> tuple[float | None, float | None]:
+    """In MiB: what torch has of the current GPU, and had at most. None: nothing trains there."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, None
+    return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
+
+
+_SECTION = Section("the arguments")
+
+
+def _names(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        _SECTION.refuse(name, 'a list of names, as in ["tok2vec"]', value)
+    return value
