@@ -30,7 +30,11 @@ RULES = [
 DEFINITION = {
     "controller_metrics": [
         {"name": "loss", "class": "Loss"},
-        {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 5, "source_event": "on_step_end"}},
+        {
+            "name": "window",
+            "class": "HistoryBasedMetric",
+            "arguments": {"window_size": 5, "source_event": "on_step_end"},
+        },
         {"name": "scores", "class": "EvalMetrics"},
         {"name": "state", "class": "TrainingState"},
         {"name": "norms", "class": "GradNorm"},
@@ -53,13 +57,29 @@ EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimi
 def microseconds_a_step(steps: int) -> float:
     controller = TrainerController(DEFINITION)
     controller.on_event("on_evaluate", step=0, epoch=0, metrics={"ents_f": 0.5, "ents_p": 0.5}, score=0.5)
-    rates, norms, losses = {"encoder": 1e-5, "head": 1e-3}, {"ner": 0.5, "tagger": 0.3}, {"ner": 3.0, "tagger": 1.0, "tok2vec": 9.0}
+    rates, norms, losses = (
+        {"encoder": 1e-5, "head": 1e-3},
+        {"ner": 0.5, "tagger": 0.3},
+        {"ner": 3.0, "tagger": 1.0, "tok2vec": 9.0},
+    )
     started = time.perf_counter()
     for step in range(steps):
-        payload = {"step": step, "epoch": step // 100, "words": 1000 * step, "seconds": 0.1 * step, "learn_rates": rates}
+        payload = {
+            "step": step,
+            "epoch": step // 100,
+            "words": 1000 * step,
+            "seconds": 0.1 * step,
+            "learn_rates": rates,
+        }
         batch = {"losses": losses, "batch_words": 1000, "batch_size": 32, "grad_norm": 0.7}
         for event in EVENTS:
-            more = batch if event in ("on_step_end", "on_log") else {"grad_norms": norms} if event == "on_pre_optimizer_step" else {}
+            more = (
+                batch
+                if event in ("on_step_end", "on_log")
+                else {"grad_norms": norms}
+                if event == "on_pre_optimizer_step"
+                else {}
+            )
             if event in controller.events and controller.on_event(event, **payload, **more):
                 raise SystemExit("a rule fired")
     return 1e6 * (time.perf_counter() - started) / steps
@@ -71,7 +91,9 @@ def main() -> None:
     steps = parser.parse_args().steps
     rounds = [microseconds_a_step(steps) for _ in range(5)]
     best, mean = min(rounds), sum(rounds) / len(rounds)
-    print(f"ten controllers: {best:.1f} us a step at best, {mean:.1f} on average; budget {BUDGET:.0f}: {'ok' if best < BUDGET else 'OVER'}")
+    print(
+        f"ten controllers: {best:.1f} us a step at best, {mean:.1f} on average; budget {BUDGET:.0f}: {'ok' if best < BUDGET else 'OVER'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Rules that steer a training run: on which events, by which metrics, and what is then done. Open controller.py first.
 
-A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries; definition.py reads and checks a
-definition; rules.py compiles rules, and keeps them from doing harm; metrics.py and operations.py hold what a definition can name. plain.py copies
-values, messages.py fills texts with them, webhook.py sends them.
+A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries; definition.py
+reads and checks a definition; rules.py compiles rules, and keeps them from doing harm; metrics.py and operations.py
+hold what a definition can name. plain.py copies values, messages.py fills texts with them, webhook.py sends them.
 """
 
 from .controller import Firing, TrainerController
 from .events import EVENTS
+from .guard import FUNCTIONS
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import Control, Operation, Steering, controller_operations, register_operation_handlers
-from .rules import FUNCTIONS, Rule
+from .rules import Rule
 
 __all__ = [
     "EVENTS",

@@ -1,7 +1,8 @@
 """The controller: gets the events of a training run, computes metrics, evaluates rules, and acts when they fire.
 
-At each event, first the metrics that are computed on it, in the order of the definition; then the controllers that it triggers, in theirs; then
-what they fired. Nothing here knows of spaCy or torch: events are names and keyword arguments.
+At each event, first the metrics that are computed on it, in the order of the definition; then the controllers that it
+triggers, in theirs; then what they fired. Nothing here knows of spaCy or torch: events are names and keyword
+arguments.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ..checks import check_parts, check_version, own_errors
 from ..errors import ControllerError
 from .definition import ControllerSpec, Definition, Source, load
 from .events import EVENTS
+from .guard import MetricUnavailable
 from .messages import repr_of
 from .plain import plain
-from .rules import MetricUnavailable, shown
+from .rules import shown
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
@@ -51,7 +53,9 @@ class Firing:
 
 @dataclass
 class _State:
-    """What a controller remembers. patience (dict): How often its rule held, by trigger. last (int | None): When it fired."""
+    """What a controller remembers. patience (dict): How often its rule held, by trigger. last (int | None): When it
+    fired.
+    """
 
     patience: dict[str, int] = field(default_factory=dict)
     last: int | None = None
@@ -77,16 +81,20 @@ class TrainerController:
         # Of each event: metrics to compute, and controllers that it triggers.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
         self._controllers: dict[str, list[ControllerSpec]] = {event: [] for event in EVENTS}
-        for name, part in self.definition.metrics.items():
-            for event in dict.fromkeys(part.instance.events):
-                self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
         for spec in self.definition.controllers:
             for event in spec.triggers:
                 self._controllers[event].append(spec)
+        for name, part in self.definition.metrics.items():
+            keeps = getattr(part.instance, "keeps", None)
+            for event in dict.fromkeys(part.instance.events):
+                if keeps is None or event in keeps or self._controllers[event]:
+                    self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
         self.events = frozenset(event for event in EVENTS if self._metrics[event] or self._controllers[event])
 
     def reads(self, event: str) -> frozenset[str] | None:
-        """The names in the payload that metrics read on an event, beside step and epoch. A loop need not compute others. None: any."""
+        """The names in the payload that metrics read on an event, beside step and epoch. A loop need not compute
+        others. None: any.
+        """
         names: set[str] = set()
         for _, metric, _ in self._metrics[event]:
             if (reads := getattr(metric, "reads", None)) is None:
@@ -122,7 +130,10 @@ class TrainerController:
                 raise ControllerError(
                     f"Can't compute the metric '{name}' on {event} at step {step}: {shown(error)}."
                 ) from error
-        return [firing for spec in self._controllers[event] for firing in self._fired(spec, event, step)]
+        firings: list[Firing] = []
+        for spec in self._controllers[event]:
+            firings += self._fired(spec, event, step)
+        return firings
 
     def act(self, firings: Sequence[Firing], **payload: Any) -> None:
         """Take the actions of firings: what other processes do with those of the one that decides."""
@@ -154,9 +165,10 @@ class TrainerController:
                     **payload,
                 )
             except Exception as error:
+                reason = str(error) if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
-                    f"Can't take the action {firing.operation}.{firing.action} of the controller '{firing.controller}' on {firing.event} at "
-                    f"step {firing.step}: {error if isinstance(error, ControllerError) else shown(error)}."
+                    f"Can't take the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
+                    f"on {firing.event} at step {firing.step}: {reason}."
                 ) from error
 
     def _take_step(self, payload: dict[str, Any]) -> int:
@@ -190,22 +202,18 @@ class TrainerController:
             return []
         except ControllerError as error:
             raise ControllerError(
-                f"Can't evaluate the rule of the controller '{spec.name}' on {event} at step {step}: {error}. The rule is: {spec.rule.text}"
+                f"Can't evaluate the rule of the controller '{spec.name}' on {event} at step {step}: {error}. "
+                f"The rule is: {spec.rule.text}"
             ) from None
-        if spec.patience is not None:
-            held = (
-                state.patience.get(event, 0) + 1
-                if holds
-                else 0
-                if spec.patience.resets
-                else state.patience.get(event, 0)
-            )
-            is_over = held > spec.patience.threshold
-            state.patience[event] = 0 if is_over else held
-            if not is_over:
-                return []
         if not holds:
+            if spec.patience is not None and spec.patience.resets:
+                state.patience.pop(event, None)
             return []
+        if spec.patience is not None:
+            held = state.patience.pop(event, 0) + 1
+            if held <= spec.patience.threshold:
+                state.patience[event] = held
+                return []
         state.last, state.firings = step, state.firings + 1
         values = {name: plain(self._values[name]) for name in sorted(spec.rule.names) if self._values[name] is not None}
         return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
@@ -213,7 +221,9 @@ class TrainerController:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it remembers, in plain values: those of metrics, their windows, patience, cool-downs and how often rules fired."""
+        """All that it remembers, in plain values: those of metrics, their windows, patience, cool-downs and how often
+        rules fired.
+        """
         parts = {"metrics": self.definition.metrics, "operations": self.definition.operations}
         return {
             "version": _VERSION,
@@ -232,8 +242,8 @@ class TrainerController:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. What the definition has changed since (metrics and operations with other arguments, controllers with other rules)
-        begins anew, and is logged.
+        """Go on from a state. What the definition has changed since (metrics and operations with other arguments,
+        controllers with other rules) begins anew, and is logged.
 
         RAISES (StateError): It is none. Then nothing has changed.
         """

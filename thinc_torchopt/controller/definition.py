@@ -9,7 +9,6 @@ Everything that is wrong is found at once, and stands in one error, each fault w
 
 from __future__ import annotations
 
-import inspect
 import json
 import keyword
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,18 +17,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Final, Literal, Union
+from typing import Any, Final, Union
 
 import srsly
 
 from ..errors import ControllerError
-from ..registry import registry
 from .events import EVENTS
+from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
-from .plain import plain
-from .rules import FUNCTIONS, Rule
+from .parts import Part, arguments_of, build, check_action, is_registered, names_of, prepare, registered
+from .rules import Rule
 
 MAX_SIZE = 1_000_000  # bytes of a file
 MAX_VALUES = 10_000  # in a definition; YAML can repeat what stands there once
@@ -49,15 +48,6 @@ class Patience:
 
     threshold: int
     resets: bool
-
-
-@dataclass(frozen=True)
-class Part:
-    """A metric or an operation. arguments (dict): As they stand in the definition."""
-
-    instance: Any
-    kind: str
-    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -152,15 +142,15 @@ class _Reader:
                 "controller_metrics" if key == "controller-metrics" else key: value for key, value in content.items()
             }
         self._check_keys("", content, _KEYS)
-        metrics, metric_names = self._parts(content, "controller_metrics", Metric, _names_of("controller_metrics"))
-        operations, operation_names = self._parts(content, "operations", Operation, _names_of("controller_operations"))
+        metrics, metric_names = self._parts(content, "controller_metrics", Metric, names_of("controller_metrics"))
+        operations, operation_names = self._parts(content, "operations", Operation, names_of("controller_operations"))
         for name in ("hfcontrols", "control"):
             if name not in operation_names:
                 operations[name] = Part(HFControls(), "HFControls", {})
         for i, item in enumerate(_list_of(content.get("operations"))):
-            if isinstance(item, Mapping) and isinstance(name := item.get("name"), str) and name in operations:
+            if isinstance(item, Mapping) and item.get("name") in list(operations):
                 with self._noting(f"operations[{i}].arguments"):
-                    _prepare(operations[name].instance, metric_names)
+                    prepare(operations[item["name"]].instance, metric_names)
         controllers = []
         names: set[str] = set()
         for i, item in self._items(content, "controllers", _CONTROLLER, ("name", "triggers", "rule", "operations")):
@@ -203,7 +193,7 @@ class _Reader:
             kind = item.get("class")
             if "class" not in item:
                 continue
-            if not isinstance(kind, str) or not _has(section, kind):
+            if not isinstance(kind, str) or not is_registered(section, kind):
                 near = get_close_matches(str(kind), known(), n=3)
                 advice = f"; near to it: {', '.join(near)}" if near else f"; there are {', '.join(known())}"
                 self._fault(
@@ -211,10 +201,10 @@ class _Reader:
                 )
                 continue
             with self._noting(f"{place}.arguments"):
-                arguments = _arguments(item.get("arguments"))
-                instance = _make(_get(section, kind), kind, arguments, base)
+                arguments = arguments_of(item.get("arguments"))
+                instance = build(registered(section, kind), kind, arguments, base)
                 if is_named:
-                    found[name] = Part(instance, kind, arguments)
+                    found[str(name)] = Part(instance, kind, arguments)
         return found, names
 
     # ------------------------------------------------------------------ controllers
@@ -248,7 +238,7 @@ class _Reader:
             known = sorted(operation_names | operations.keys()) if isinstance(operation_names, set) else []
             if operation in operations:
                 with self._noting(f"{place}.operations[{i}]"):
-                    _check_action(operations[operation].instance, operation, action)
+                    check_action(operations[operation].instance, operation, action)
                     actions.append((operation, action))
             elif operation not in operation_names:
                 self._fault(
@@ -281,7 +271,7 @@ class _Reader:
             return None
         settings = self._section(place, item, "patience", ("patience_threshold", "mode"))
         threshold = self._whole(f"{place}.patience.patience_threshold", settings.get("patience_threshold", 1), -1)
-        mode: Literal["reset_on_failure", "no_reset_on_failure"] = settings.get("mode", "reset_on_failure")
+        mode = settings.get("mode", "reset_on_failure")
         if mode not in _MODES:
             self._fault(f"{place}.patience.mode", f"expected {' or '.join(_MODES)}, found {short(mode)}")
         return None if threshold is None else Patience(threshold, mode == "reset_on_failure")
@@ -385,70 +375,3 @@ def _is_usable(name: str) -> bool:
         and "__" not in name
         and name not in _RESERVED
     )
-
-
-# ---------------------------------------------------------------------- classes
-
-_REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
-
-
-def _names_of(name: str) -> Callable[[], list[str]]:
-    return lambda: sorted(getattr(registry, name).get_all())
-
-
-def _has(section: str, kind: str) -> bool:
-    return kind in getattr(registry, _REGISTRIES[section])
-
-
-def _get(section: str, kind: str) -> Any:
-    return getattr(registry, _REGISTRIES[section]).get(kind)
-
-
-def _arguments(arguments: Any) -> dict[str, Any]:
-    if arguments is not None and not (
-        isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments)
-    ):
-        raise ValueError(f"expected arguments by name, found {short(arguments)}")
-    return plain(arguments or {})  # type: ignore[no-any-return]
-
-
-def _make(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
-    """Build a metric or an operation, and check that it can be used. RAISES (Exception): It can't."""
-    if not isinstance(cls, type):
-        raise TypeError(f"expected '{kind}' to be a class, found {type(cls).__name__}")
-    try:
-        inspect.signature(cls).bind(**arguments)
-    except TypeError as error:
-        known = ", ".join(inspect.signature(cls).parameters) or "none"
-        raise TypeError(f"expected the arguments of '{kind}' ({known}), found others: {error}") from None
-    instance = cls(**plain(arguments))
-    if base is Metric:
-        events = getattr(instance, "events", ())
-        if not events or isinstance(events, str) or not all(event in EVENTS for event in events):
-            raise ValueError(f"expected '{kind}' to have `events` among {', '.join(EVENTS)}, found {short(events)}")
-        _check_method(kind, "compute", getattr(instance, "compute", None))
-        if not instance.validate():
-            raise ValueError(f"expected arguments with which '{kind}' works, found some that its validate() refuses")
-    return instance
-
-
-def _check_method(kind: str, name: str, method: Any) -> None:
-    if not callable(method) or all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()):
-        raise TypeError(f"expected '{kind}' to have a method {name}(..., **kwargs), found none")
-
-
-def _prepare(operation: Any, metrics: Collection[str]) -> None:
-    if hasattr(operation, "prepare"):
-        operation.prepare(metrics)
-
-
-def _check_action(operation: Any, name: str, action: str) -> None:
-    """RAISES (Exception): The operation has no such action, or can't take it."""
-    actions = sorted(method for method in dir(operation) if method.startswith("should_"))
-    if action not in actions:
-        raise ValueError(
-            f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}"
-        )
-    _check_method(name, action, getattr(operation, action))
-    if hasattr(operation, "validate") and not operation.validate(action):
-        raise ValueError(f"expected an action that '{name}' can take as it is set up, found {short(action)}")

@@ -1,7 +1,9 @@
-"""The events that rules are evaluated on, and what each carries: all that metrics and operations know of a training run.
+"""The events that rules are evaluated on, and what each carries: all that metrics and operations know of a training
+run.
 
-An event is a name and a payload of keyword arguments: `controller.on_event("on_step_end", step=3, losses={"ner": 0.5})`. What a loop
-does not know it leaves out; metrics that need it then have no value. Numbers may be NumPy's or torch's.
+An event is a name and a payload of keyword arguments: `controller.on_event("on_step_end", step=3, losses={"ner":
+0.5})`. What a loop does not know it leaves out; metrics that need it then have no value. Numbers may be NumPy's or
+torch's.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     },
     "on_log": _LOSSES
     | {
-        "log_history": 'what was logged so far, the newest last: `[{"loss": 0.5, "epoch": 0.1, "step": 10}]`; the newest alone will do'
+        "log_history": 'what was logged, the newest last: `[{"loss": 0.5, "epoch": 0.1, "step": 9}]`; the newest alone will do'
     },
     "on_save": {"path": "of the folder that was written"},
     "on_epoch_end": {},

@@ -1,7 +1,7 @@
 """Messages: texts with fields, which show plain values and can do nothing else.
 
-`{loss}` is the value of a metric, `{loss/components/ner:.3f}` what is inside. Formatting in Python's own way would reach every attribute of what is
-formatted, and `{x:1000000000}` would take a gigabyte.
+`{loss}` is the value of a metric, `{loss/components/ner:.3f}` what is inside. Formatting in Python's own way would
+reach every attribute of what is formatted, and `{x:1000000000}` would take a gigabyte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Metrics: numbers about a training run, computed on some of its events from what these carry (see events.py), for rules to use.
+"""Metrics: numbers about a training run, computed on some of its events from what these carry (see events.py), for
+rules to use.
 
 A metric is a class. What stands under `arguments` in the definition are the arguments of its constructor:
 
@@ -15,16 +16,12 @@ A metric is a class. What stands under `arguments` in the definition are the arg
 from __future__ import annotations
 
 import math
-import sys
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..registry import registry
-from .events import EVENTS
 from .plain import number, plain
 
 T = TypeVar("T", bound=type)
@@ -33,6 +30,8 @@ Values = dict[str, Any]
 # No window is longer: rules could not go through it.
 MAX_WINDOW = 10_000
 
+SECTION = Section("the arguments")
+
 
 class Metric(ABC):
     """A metric.
@@ -40,11 +39,15 @@ class Metric(ABC):
     events (Sequence[str]): On which it is computed. Given here or as an attribute of the class.
 
     reads: The names in the payload that it needs; None: it may use all. A loop need not compute others.
-    is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be copied.
+    keeps: The events on which it learns something for later. None: all. On others it is computed only if rules are
+    evaluated there.
+    is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be
+    copied.
     """
 
     events: Sequence[str] = ()
     reads: ClassVar[Sequence[str] | None] = None
+    keeps: ClassVar[Sequence[str] | None] = None
     is_plain: ClassVar[bool] = False
 
     def __init__(self, events: Sequence[str] | None = None):
@@ -63,13 +66,13 @@ class Metric(ABC):
         """What it has to remember beside its value: numbers, strs, lists, dicts."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Take what `state_dict` gave."""
 
 
 def controller_metrics(name: str) -> Callable[[T], T]:
     """Register a class of metrics under a name: `@controller_metrics("MyMetric")`."""
-    return registry.controller_metrics.register(name)  # type: ignore[attr-defined, no-any-return]
+    return registry.controller_metrics.register(name)  # type: ignore[attr-defined]
 
 
 def register_metric_handlers(handlers: Iterable[type]) -> None:
@@ -85,8 +88,8 @@ def register_metric_handlers(handlers: Iterable[type]) -> None:
 class Loss(Metric):
     """The loss of a step, or, on `on_log`, what was logged as `loss`.
 
-    `loss` (total), `per_word`, `per_example`, `components` (each component's), `components_per_word`; `epoch` and `step`. spaCy's losses are
-    sums over the words of a batch: compare those per word.
+    `loss` (total), `per_word`, `per_example`, `components` (each component's), `components_per_word`; `epoch` and
+    `step`. spaCy's losses are sums over the words of a batch: compare those per word.
 
     exclude (list[str]): Components that are left out of the total: what they report is no loss of their own.
     """
@@ -118,8 +121,9 @@ class Loss(Metric):
 class HistoryBasedMetric(Metric):
     """Windows: the newest values of the losses, and of each score.
 
-    `training_loss`: `loss`, `steps`, `epoch`, lists with the oldest first; if the losses of components are known, also `per_word`, and
-    `components` with a list for each. `metrics`: for each score a list, beside `steps` and `epoch`. `window_size`.
+    `training_loss`: `loss`, `steps`, `epoch`, lists with the oldest first; if the losses of components are known,
+    also `per_word`, and `components` with a list for each. `metrics`: for each score a list, beside `steps` and
+    `epoch`. `window_size`.
 
     window_size (int): How many values. -1: all, up to 10,000.
     source_event (str): Where losses come from: "on_log", or "on_step_end" for those of each step.
@@ -135,11 +139,11 @@ class HistoryBasedMetric(Metric):
         source_event: Literal["on_log", "on_step_end"] = "on_log",
         exclude: list[str] = ["tok2vec", "transformer"],
     ):
-        _SECTION.choice("source_event", source_event, ("on_log", "on_step_end"))
+        SECTION.choice("source_event", source_event, ("on_log", "on_step_end"))
         super().__init__((source_event, "on_evaluate"))
-        size = -1 if window_size == -1 else _SECTION.whole("window_size", window_size, at_least=1)
+        size = -1 if window_size == -1 else SECTION.whole("window_size", window_size, at_least=1)
         if size > MAX_WINDOW:
-            _SECTION.refuse("window_size", f"at most {MAX_WINDOW}", window_size)
+            SECTION.refuse("window_size", f"at most {MAX_WINDOW}", window_size)
         self._size = MAX_WINDOW if size == -1 else size
         self._exclude = frozenset(_names("exclude", exclude))
         self._window: Values = {
@@ -165,7 +169,9 @@ class HistoryBasedMetric(Metric):
         return self._window
 
     def _unseen(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """The newest log with a loss, if it is new: the history became longer; or is not longer, and ends with another log."""
+        """The newest log with a loss, if it is new: the history became longer; or is not longer, and ends with
+        another log.
+        """
         count, newest = len(history), plain(history[-1]) if history else None
         seen, self._seen = self._seen, [count, newest]
         if count > seen[0]:
@@ -219,8 +225,8 @@ def _slide(window: list[Any], value: Any, size: int) -> None:
 
 @controller_metrics("EvalMetrics")
 class EvalMetrics(Metric):
-    """The scores of the newest evaluation, by name. Where the loop tells the weighted score, also `score`, `best_score`, `best_step`,
-    `evaluations_since_best` and `steps_since_best`. A score that is NaN is never the best.
+    """The scores of the newest evaluation, by name. Where the loop tells the weighted score, also `score`,
+    `best_score`, `best_step`, `evaluations_since_best` and `steps_since_best`. A score that is NaN is never the best.
 
     source_event (str): "on_evaluate" or "on_predict".
     min_delta (float): A score is better if it is more than this above the best.
@@ -235,9 +241,9 @@ class EvalMetrics(Metric):
         min_delta: float = 0.0,
         min_delta_mode: Literal["absolute", "relative"] = "absolute",
     ):
-        super().__init__((_SECTION.choice("source_event", source_event, ("on_evaluate", "on_predict")),))
-        _SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
-        self._best = _Best(_SECTION.number("min_delta", min_delta), min_delta_mode == "relative")
+        super().__init__((SECTION.choice("source_event", source_event, ("on_evaluate", "on_predict")),))
+        SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
+        self._best = Best(SECTION.number("min_delta", min_delta), min_delta_mode == "relative")
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if (score := kwargs.get("score")) is not None:
@@ -256,7 +262,7 @@ class EvalMetrics(Metric):
         self._best.load_state_dict(state)
 
 
-class _Best:
+class Best:
     """The best score so far."""
 
     def __init__(self, min_delta: float = 0.0, is_relative: bool = False):
@@ -289,193 +295,7 @@ class _Best:
         self.score, self.step = score, None if step is None else int(step)
 
 
-# ---------------------------------------------------------------------- the run
-
-
-@controller_metrics("TrainingState")
-class TrainingState(Metric):
-    """Where the run is: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest evaluation), `best_score`
-    (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`, `is_final`. What is not known yet has no value."""
-
-    events = tuple(EVENTS)
-    reads = ("words", "seconds", "counts", "score", "max_steps", "is_final")
-    is_plain = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._best = _Best()
-        self._score: float | None = None
-
-    def compute(self, event_name: str, **kwargs: Any) -> Any:
-        if event_name == "on_evaluate" and kwargs.get("score") is not None:
-            self._score = float(kwargs["score"])
-            self._best.add(self._score, kwargs["step"])
-        counts = kwargs.get("counts") or {}
-        return {
-            "step": kwargs["step"],
-            "global_step": kwargs["step"],
-            "epoch": number(kwargs.get("epoch")),
-            "max_steps": number(kwargs.get("max_steps")),
-            "words": number(kwargs.get("words")),
-            "seconds": number(kwargs.get("seconds")),
-            "score": self._score,
-            "best_score": self._best.score,
-            "best_metric": self._best.score,
-            "best_step": self._best.step,
-            "skipped_updates": int(counts.get("skipped_updates", 0)),
-            "grad_spikes": int(counts.get("grad_spikes", 0)),
-            "rollbacks": int(counts.get("rollbacks", 0)),
-            "is_final": bool(kwargs.get("is_final", False)),
-        }
-
-    def state_dict(self) -> Values:
-        return {"best": self._best.state_dict(), "score": self._score}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best.load_state_dict(state["best"])
-        self._score = number(state["score"])
-
-
-@controller_metrics("PerProcessState")
-class PerProcessState(Metric):
-    """`rank` and `world_size`; 0 and 1 where one process trains."""
-
-    events = tuple(EVENTS)
-    reads = ("rank", "world_size")
-    is_plain = True
-
-    def compute(self, event_name: str, **kwargs: Any) -> Any:
-        return {"rank": int(kwargs.get("rank") or 0), "world_size": int(kwargs.get("world_size") or 1)}
-
-
-@controller_metrics("LearnRates")
-class LearnRates(Metric):
-    """The learning rate of each param group, by its name."""
-
-    events = ("on_train_begin", "on_step_begin", "on_step_end", "on_evaluate", "on_log")
-    reads = ("learn_rates",)
-    is_plain = True
-
-    def compute(self, event_name: str, *, learn_rates: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        return {str(group): float(rate) for group, rate in learn_rates.items()} if learn_rates else None
-
-
-@controller_metrics("GradNorm")
-class GradNorm(Metric):
-    """The norm of the gradients before clipping: `total`, and `components` by name."""
-
-    events = ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
-    reads = ("grad_norm", "grad_norms")
-    is_plain = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._value: Values = {"total": None, "components": {}}
-
-    def compute(
-        self, event_name: str, *, grad_norm: Any = None, grad_norms: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> Any:
-        if grad_norm is None and not grad_norms:
-            return None
-        total = number(grad_norm)
-        if total is None and grad_norms:
-            total = math.hypot(*(float(norm) for norm in grad_norms.values()))
-        if grad_norms:  # which not all of a step's events know
-            self._value = {"total": total, "components": {str(name): float(norm) for name, norm in grad_norms.items()}}
-        else:
-            self._value = {**self._value, "total": total}
-        return self._value
-
-    def state_dict(self) -> Values:
-        return {"value": plain(self._value)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._value = {key: plain(state["value"])[key] for key in ("total", "components")}
-
-
-@controller_metrics("Throughput")
-class Throughput(Metric):
-    """Words per second: `recent`, over the last steps, and `mean`, over the whole run.
-
-    window_size (int): How many steps `recent` looks back.
-    """
-
-    events = ("on_step_end",)
-    reads = ("words", "seconds")
-    is_plain = True
-
-    def __init__(self, window_size: int = 20):
-        super().__init__()
-        size = _SECTION.whole("window_size", window_size, at_least=1)
-        self._marks: deque[tuple[float, float]] = deque(maxlen=size + 1)
-
-    def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
-        if words is None or seconds is None:
-            return None
-        self._marks.append((float(words), float(seconds)))
-        (first_words, first), (last_words, last) = self._marks[0], self._marks[-1]
-        recent = (last_words - first_words) / (last - first) if last > first else None
-        return {"recent": recent, "mean": last_words / last if last > 0 else None}
-
-    def state_dict(self) -> Values:
-        return {"marks": [list(mark) for mark in self._marks]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._marks = deque(((float(words), float(seconds)) for words, seconds in state["marks"]), self._marks.maxlen)
-
-
-@controller_metrics("SystemState")
-class SystemState(Metric):
-    """Memory in MiB: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` that torch has taken of the GPU.
-
-    every_seconds (float): It is measured at most so often.
-    """
-
-    events = ("on_train_begin", "on_step_end", "on_evaluate")
-    reads = ()
-    is_plain = True
-
-    def __init__(self, every_seconds: float = 1.0):
-        super().__init__()
-        self._every = _SECTION.number("every_seconds", every_seconds)
-        self._measured = -math.inf
-
-    def compute(self, event_name: str, **kwargs: Any) -> Any:
-        now = time.monotonic()
-        if now - self._measured < self._every:
-            return None
-        self._measured = now
-        memory, peak = _process_memory()
-        used, used_at_most = _gpu_memory()
-        return {"memory": memory, "peak_memory": peak, "gpu_memory": used, "gpu_peak_memory": used_at_most}
-
-
-def _process_memory() -> tuple[float | None, float | None]:
-    """In MiB: what the process has, and had at most. None: this system does not say."""
-    try:
-        import resource
-    except ImportError:
-        return None, None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() / 2**20, peak
-    except OSError:
-        return None, peak
-
-
-def _gpu_memory() -> tuple[float | None, float | None]:
-    """In MiB: what torch has of the current GPU, and had at most. None: nothing trains there."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None, None
-    return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
-
-
-_SECTION = Section("the arguments")
-
-
 def _names(name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        _SECTION.refuse(name, 'a list of names, as in ["tok2vec"]', value)
+        SECTION.refuse(name, 'a list of names, as in ["tok2vec"]', value)
     return value

@@ -1,15 +1,16 @@
 """Operations: what is done when a rule fires.
 
-An operation is a class. Its actions are the methods that begin with `should_`; the arguments of its constructor stand under `arguments` in the
-definition:
+An operation is a class. Its actions are the methods that begin with `should_`; the arguments of its constructor stand
+under `arguments` in the definition:
 
     @controller_operations("Beep")
     class Beep(Operation):
         def should_beep(self, *, event_name, step, **kwargs):
             print(chr(7))
 
-An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, to be read only) and the payload of the event. What it does to
-the training goes through `control`. Without one it does nothing: rules are only being tried.
+An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, to be read only) and the payload
+of the event. What it does to the training goes through `control`. Without one it does nothing: rules are only being
+tried.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Operation:
         return sorted(name for name in dir(self) if name.startswith("should_") and callable(getattr(self, name)))
 
     def validate(self, action: str) -> bool:
-        """Whether it can take an action, set up as it is. Called once for each that a controller names, before the training.
+        """Whether it can take an action, set up as it is. Called once for each that a controller names, before the
+        training.
 
         RAISES (ConfigError): It can't; with a reason.
         """
@@ -95,7 +97,7 @@ class Operation:
 
 def controller_operations(name: str) -> Callable[[T], T]:
     """Register a class of operations under a name: `@controller_operations("MyOperation")`."""
-    return registry.controller_operations.register(name)  # type: ignore[attr-defined, no-any-return]
+    return registry.controller_operations.register(name)  # type: ignore[attr-defined]
 
 
 def register_operation_handlers(handlers: Iterable[type]) -> None:

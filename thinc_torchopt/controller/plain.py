@@ -11,7 +11,8 @@ _EXACT = frozenset({bool, int, float, str, type(None)})
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A copy in bools, ints, floats, strs, None, and lists and dicts of these. Arrays and tensors become numbers and lists.
+    """A copy in bools, ints, floats, strs, None, and lists and dicts of these. Arrays and tensors become numbers and
+    lists.
 
     RAISES (ValueError): It is nested too deep.
     """

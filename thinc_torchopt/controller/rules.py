@@ -1,11 +1,8 @@
 """Rules: one Python expression over metrics, which gives true or false, and which can do nothing else.
 
-A rule is parsed once. Its syntax tree may hold the kinds of nodes that stand in `_Compiler` and no others: there are no attributes, so no methods;
-no statements, lambdas or f-strings. What could take long or take memory is rewritten to calls of `_Guard`, which counts work and sizes. Then the
-tree is compiled to byte code, which runs without builtins.
-
-*work*: what one evaluation may do, `MAX_WORK` in all. A pass of a comprehension costs as much as its body has nodes; what looks at a list, a
-dict or a string costs as much as there are items or characters. So neither time nor memory can run away, whatever a rule says.
+A rule is parsed once. Its syntax tree may hold the kinds of nodes that stand in `_Compiler` and no others: there are
+no attributes, so no methods; no statements, lambdas or f-strings. What could take long or take memory is rewritten to
+calls of `Guard`, which counts work and sizes. Then the tree is compiled to byte code, which runs without builtins.
 
     >>> rule = Rule("loss['loss'] < 1.0", ["loss"])
     >>> rule.evaluate({"loss": {"loss": 0.5}})
@@ -16,28 +13,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 import reprlib
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import GeneratorType
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from ..errors import ControllerError
+from .guard import FUNCTIONS, KEYS, MAX_BITS, MAX_WORK, Guard, MetricUnavailable, Refused, refuse
 
 MAX_TEXT = 2_000  # characters of a rule
 MAX_NODES = 500
 MAX_DEPTH = 40
-MAX_BITS = 1_024  # of an integer: as far as floats go
-MAX_WORK = 100_000
-MAX_PASSES = 10_000  # of one comprehension
-MAX_KEYS = 1_000  # of a set or dict that a rule makes
-MAX_DIGITS = 400  # that round() is asked for, or that int() and float() read
-
-_SCALARS: Final = frozenset({bool, int, float, type(None)})
-_NUMBERS: Final = frozenset({bool, int, float})
-_KEYS: Final = _SCALARS | {str}
-_NO_DEFAULT: Final = object()
 
 # What the framework knows and we refuse, with the reason.
 _REFUSED = {
@@ -48,38 +34,24 @@ _REFUSED = {
 }
 
 
-class MetricUnavailable(LookupError):
-    """A metric that the rule needs has no value yet. name (str): Which, or what of it."""
-
-    def __init__(self, name: str):
-        super().__init__(f"The metric {name} is not available")
-
-
-class _Refused(Exception):
-    """What a rule may not do."""
-
-
-def refuse(reason: str) -> NoReturn:
-    raise _Refused(reason)
-
-
 class Rule:
     """A rule, parsed and compiled.
 
     text (str): A Python expression.
     metrics (Collection[str]): The names that it may use.
-    RAISES (ControllerError): It does not parse, uses what rules may not, or a name that does not exist; or it can't give true or false.
+    RAISES (ControllerError): It does not parse, uses what rules may not, or a name that does not exist; or it can't
+        give true or false.
     """
 
     def __init__(self, text: str, metrics: Collection[str]):
         self.text = text.strip() if isinstance(text, str) else text
-        self._guard = _Guard()
+        self._guard = Guard()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python's compiler: about `is` with a literal, escapes in strings
                 compiler = _Compiler(_parse(self.text), frozenset(metrics))
                 self._code = compile(compiler.tree, "<rule>", "eval")
-        except _Refused as reason:
+        except Refused as reason:
             raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {reason}.") from None
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else shown(error)
@@ -95,9 +67,11 @@ class Rule:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
 
     def evaluate(self, values: Mapping[str, Any]) -> bool:
-        """Whether the rule holds. values (Mapping): Those of the metrics, plain; None, or not there: a metric has none yet.
+        """Whether the rule holds. values (Mapping): Those of the metrics, plain; None, or not there: a metric has
+        none yet.
 
-        RAISES (MetricUnavailable): It needs one that has none. (ControllerError): It failed, gave no bool, or went beyond its limits.
+        RAISES (MetricUnavailable): It needs one that has none. (ControllerError): It failed, gave no bool, or went
+            beyond its limits.
         """
         space = self._space
         for name in self.names:
@@ -112,7 +86,7 @@ class Rule:
             raise MetricUnavailable(f"{error.name!r}") from None
         except MetricUnavailable:
             raise
-        except _Refused as reason:
+        except Refused as reason:
             raise ControllerError(f"{reason}") from None
         except Exception as error:
             raise ControllerError(f"it failed with {shown(error)}") from None
@@ -167,11 +141,12 @@ _BOOLEAN = frozenset({"all", "any"})
 
 
 class _Compiler:
-    """Checks a tree, and rewrites it. Each method takes a node of the kind that it is named after, and the names that are bound around it.
+    """Checks a tree, and rewrites it. Each method takes a node of the kind that it is named after, and the names that
+    are bound around it.
 
     tree (ast.Expression): As it came from the parser.
     metrics (frozenset[str]): The names that a rule may use.
-    RAISES (_Refused): There is something in it that rules may not have.
+    RAISES (Refused): There is something in it that rules may not have.
     """
 
     def __init__(self, tree: ast.Expression, metrics: frozenset[str]):
@@ -207,7 +182,7 @@ class _Compiler:
         return method(node, bound)
 
     def Constant(self, node: ast.Constant, bound: frozenset[str]) -> ast.expr:
-        if type(node.value) not in _KEYS:
+        if type(node.value) not in KEYS:
             refuse(f"expected a number, a text, True, False or None, found {reprlib.repr(node.value)}")
         if type(node.value) is int and node.value.bit_length() > MAX_BITS:
             refuse(f"expected numbers of at most {MAX_BITS} bits, found a larger one")
@@ -219,9 +194,8 @@ class _Compiler:
         if node.id not in self._metrics:
             if node.id in FUNCTIONS or node.id in _REFUSED:
                 refuse(f"expected '{node.id}' to be called, found it without (...)")
-            refuse(
-                f"expected the name of a metric ({', '.join(sorted(self._metrics)) or 'there is none'}), found '{node.id}'"
-            )
+            known = ", ".join(sorted(self._metrics)) or "there is none"
+            refuse(f"expected the name of a metric ({known}), found '{node.id}'")
         self.names.add(node.id)
         return node
 
@@ -276,7 +250,7 @@ class _Compiler:
         if len(keywords) < len(node.keywords):
             refuse(f"expected no ** in the call of {name}(), found it")
         try:
-            inspect.signature(getattr(_Guard, f"f_{name}")).bind(None, *args, **keywords)
+            inspect.signature(getattr(Guard, f"f_{name}")).bind(None, *args, **keywords)
         except TypeError as error:
             refuse(f"expected other arguments for {name}(): {error}")
         return ast.Call(
@@ -340,7 +314,9 @@ class _Compiler:
     def _comprehension(
         self, generators: list[ast.comprehension], bound: frozenset[str], *elements: ast.expr
     ) -> tuple[list[ast.expr], list[ast.comprehension]]:
-        """Each `for x in items` becomes `for x in passes(items, cost)`; the cost is that of all that is done in a pass."""
+        """Each `for x in items` becomes `for x in passes(items, cost)`; the cost is that of all that is done in a
+        pass.
+        """
         rewritten = []
         for i, generator in enumerate(generators):
             if generator.is_async:
@@ -410,274 +386,3 @@ _WORDS = {
     "Yield": "yield",
     "YieldFrom": "yield",
 }
-
-
-# ---------------------------------------------------------------------- when a rule is evaluated
-
-
-class _Guard:
-    """What a compiled rule calls: operators as `_name`, functions as `f_name`. Counts the work that is left.
-
-    Values are plain: bool, int, float, str, None; lists, tuples, sets and dicts of these.
-    """
-
-    def __init__(self) -> None:
-        self.work = MAX_WORK
-        self.functions: dict[str, Callable[..., Any]] = {}
-        for name in dir(self):
-            if name.startswith("f_"):
-                self.functions[name.removeprefix("f_")] = getattr(self, name)
-            elif name.startswith("_") and not name.startswith("__"):
-                self.functions[name] = getattr(self, name)
-
-    def spend(self, work: int) -> None:
-        self.work -= work
-        if self.work < 0:
-            refuse(f"it went beyond its limit of {MAX_WORK} pieces of work (passes, items, characters)")
-
-    # ------------------------------------------------------------------ values
-
-    def _weighed(self, value: Any) -> Any:
-        if type(value) not in _SCALARS:
-            self.weigh(value)
-        return value
-
-    def weigh(self, value: Any) -> None:
-        """Spend as much work as there are items and characters in a value, at all depths."""
-        stack = [value]
-        while stack:
-            item = stack.pop()
-            if isinstance(item, str):
-                self.spend(len(item) + 1)
-            elif isinstance(item, dict):
-                self.spend(2 * len(item) + 1)
-                stack += (part for pair in item.items() for part in pair if type(part) not in _SCALARS)
-            elif isinstance(item, (list, tuple, set)):
-                self.spend(len(item) + 1)
-                stack += (part for part in item if type(part) not in _SCALARS)
-
-    def _passes(self, items: Any, cost: int) -> Iterable[Any]:
-        if type(items) not in (list, tuple, set, dict, str):
-            refuse(f"expected a list, tuple, set, dict or text after 'in', found {type(items).__name__}")
-        if len(items) > MAX_PASSES:
-            refuse(f"expected at most {MAX_PASSES} passes of a comprehension, found {len(items)}")
-        self.spend(cost * len(items))
-        return items  # type: ignore[no-any-return]
-
-    def _item(self, value: Any, index: Any, metric: str | None, may_be_none: bool) -> Any:
-        """metric (str | None): What is looked up, if it is something in a metric, where it may have no value yet."""
-        try:
-            if type(index) in _KEYS and type(value) is not str:
-                if (item := value[index]) is None and metric is not None and not may_be_none:
-                    raise MetricUnavailable(metric)
-                return item
-        except (KeyError, IndexError):
-            if metric is not None and not value:
-                raise MetricUnavailable(metric) from None
-            raise
-        if type(value) is str and type(index) in (int, bool):
-            return value[index]
-        refuse(
-            f"expected an index that is a number or a text, and something to look it up in, found {type(value).__name__} and {type(index).__name__}"
-        )
-
-    def _slice(self, value: Any, *parts: Any) -> Any:
-        if type(value) not in (list, tuple, str) or not all(type(part) in (int, bool, type(None)) for part in parts):
-            refuse("expected whole numbers in a slice, of a list, tuple or text")
-        self.spend(len(value) + 1)
-        return value[slice(*parts)]
-
-    def _set(self, items: list[Any]) -> set[Any]:
-        self.keys(items)
-        return set(items)
-
-    def _dict(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        self.keys([key for key, _ in pairs])
-        return dict(pairs)
-
-    def keys(self, items: list[Any]) -> None:
-        """Large numbers and tuples can be chosen such that all have the same hash: then each is compared with each."""
-        if len(items) > MAX_KEYS:
-            refuse(f"expected at most {MAX_KEYS} items in a set or dict, found {len(items)}")
-        for item in items:
-            if type(item) not in _KEYS or (type(item) is int and item.bit_length() > 60):
-                refuse("expected texts and numbers below 2**60 as items of a set and as keys of a dict")
-            if type(item) is str:
-                self.spend(len(item))
-
-    # ------------------------------------------------------------------ operators
-
-    def _add(self, a: Any, b: Any) -> Any:
-        if type(a) in _NUMBERS and type(b) in _NUMBERS:
-            return a + b
-        if type(a) is type(b) and type(a) in (str, list, tuple):
-            self.spend(len(a) + len(b) + 1)
-            return a + b
-        self.wrong("+", a, b)
-
-    def _mult(self, a: Any, b: Any) -> Any:
-        if type(a) in _NUMBERS and type(b) in _NUMBERS:
-            if type(a) is not float and type(b) is not float and a.bit_length() + b.bit_length() > MAX_BITS:
-                refuse(f"expected numbers of at most {MAX_BITS} bits, found a product beyond that")
-            return a * b
-        if type(a) in (int, bool):
-            a, b = b, a
-        if type(a) in (str, list, tuple) and type(b) in (int, bool):
-            self.spend(len(a) * max(b, 0) + 1)
-            return a * b
-        self.wrong("*", a, b)
-
-    def _pow(self, a: Any, b: Any) -> Any:
-        self.numbers("**", a, b)
-        if type(a) is not float and type(b) is not float and (a.bit_length() * abs(b) > MAX_BITS or abs(b) > MAX_BITS):
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a power beyond that")
-        result = a**b
-        if type(result) is complex:
-            refuse("expected a real number, found the root of a negative one")
-        return result
-
-    def _sub(self, a: Any, b: Any) -> Any:
-        self.numbers("-", a, b)
-        return a - b
-
-    def _div(self, a: Any, b: Any) -> Any:
-        self.numbers("/", a, b)
-        return a / b
-
-    def _floordiv(self, a: Any, b: Any) -> Any:
-        self.numbers("//", a, b)
-        return a // b
-
-    def _mod(self, a: Any, b: Any) -> Any:
-        self.numbers("%", a, b)
-        return a % b
-
-    def _lshift(self, a: Any, b: Any) -> Any:
-        self.whole("<<", a, b)
-        if b > MAX_BITS or a.bit_length() + b > MAX_BITS:
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a shift beyond that")
-        return a << b
-
-    def _rshift(self, a: Any, b: Any) -> Any:
-        self.whole(">>", a, b)
-        return a >> b
-
-    def _bitand(self, a: Any, b: Any) -> Any:
-        self.whole("&", a, b)
-        return a & b
-
-    def _bitor(self, a: Any, b: Any) -> Any:
-        self.whole("|", a, b)
-        return a | b
-
-    def _bitxor(self, a: Any, b: Any) -> Any:
-        self.whole("^", a, b)
-        return a ^ b
-
-    def _invert(self, a: Any) -> Any:
-        self.whole("~", a, a)
-        return ~int(a)
-
-    def numbers(self, operator: str, a: Any, b: Any) -> None:
-        if type(a) not in _NUMBERS or type(b) not in _NUMBERS:
-            self.wrong(operator, a, b)
-
-    def whole(self, operator: str, a: Any, b: Any) -> None:
-        if type(a) not in (int, bool) or type(b) not in (int, bool):
-            self.wrong(operator, a, b)
-
-    def wrong(self, operator: str, *values: Any) -> NoReturn:
-        refuse(f"expected other types for {operator}, found {' and '.join(type(value).__name__ for value in values)}")
-
-    # ------------------------------------------------------------------ functions
-
-    def f_abs(self, x: Any, /) -> Any:
-        self.numbers("abs()", x, x)
-        return abs(x)
-
-    def f_all(self, items: Any, /) -> bool:
-        return all(self.items("all()", items))
-
-    def f_any(self, items: Any, /) -> bool:
-        return any(self.items("any()", items))
-
-    def f_float(self, x: Any = 0.0, /) -> float:
-        return float(self.digits("float()", x))
-
-    def f_int(self, x: Any = 0, /) -> int:
-        return int(self.digits("int()", x))
-
-    def f_len(self, items: Any, /) -> int:
-        if type(items) not in (list, tuple, set, dict, str):
-            self.wrong("len()", items)
-        return len(items)
-
-    def f_max(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
-        compared = self.compared("max()", items, default)
-        return max(compared) if compared or default is _NO_DEFAULT else default
-
-    def f_min(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
-        compared = self.compared("min()", items, default)
-        return min(compared) if compared or default is _NO_DEFAULT else default
-
-    def f_round(self, x: Any, /, ndigits: Any = None) -> Any:
-        self.numbers("round()", x, 0 if ndigits is None else ndigits)
-        if ndigits is not None and not (type(ndigits) is int and abs(ndigits) <= MAX_DIGITS):
-            refuse(f"expected a whole number of at most {MAX_DIGITS} digits in round(), found {reprlib.repr(ndigits)}")
-        return round(x, ndigits)
-
-    def f_str(self, x: Any, /) -> str:
-        self.weigh(x)
-        if type(x) not in _KEYS and type(x) not in (list, tuple, set, dict):
-            self.wrong("str()", x)
-        text = str(x)
-        self.spend(len(text))
-        return text
-
-    def f_sum(self, items: Any, /, start: Any = 0) -> Any:
-        items = list(self.items("sum()", items))
-        self.numbers("sum()", start, start)
-        if not all(type(item) in _NUMBERS for item in items):
-            refuse("expected numbers in sum(), found something else")
-        return sum(items, start)
-
-    def f_math_ceil(self, x: Any, /) -> int:
-        self.numbers("math_ceil()", x, x)
-        return math.ceil(x)
-
-    def f_math_floor(self, x: Any, /) -> int:
-        self.numbers("math_floor()", x, x)
-        return math.floor(x)
-
-    def f_math_sqrt(self, x: Any, /) -> float:
-        self.numbers("math_sqrt()", x, x)
-        return math.sqrt(x)
-
-    def f_math_trunc(self, x: Any, /) -> int:
-        self.numbers("math_trunc()", x, x)
-        return math.trunc(x)
-
-    f_ceil, f_floor, f_sqrt, f_trunc = f_math_ceil, f_math_floor, f_math_sqrt, f_math_trunc
-
-    def digits(self, function: str, x: Any) -> Any:
-        if type(x) is str and len(x) > MAX_DIGITS:
-            refuse(f"expected at most {MAX_DIGITS} characters in {function}, found {len(x)}")
-        if type(x) not in _NUMBERS and type(x) is not str:
-            self.wrong(function, x)
-        return x
-
-    def items(self, function: str, items: Any) -> Iterable[Any]:
-        if type(items) is GeneratorType:
-            return items  # its passes are paid for
-        self.spend(self.f_len(items) if type(items) in (list, tuple, set, dict, str) else self.wrong(function, items))
-        return items  # type: ignore[no-any-return]
-
-    def compared(self, function: str, items: tuple[Any, ...], default: Any) -> list[Any]:
-        if not items or (default is not _NO_DEFAULT and len(items) != 1):
-            refuse(f"expected values, or a list and perhaps a default, in {function}")
-        compared = list(self.items(function, items[0])) if len(items) == 1 else list(items)
-        self.weigh(compared)
-        return compared
-
-
-FUNCTIONS: Final = frozenset(name.removeprefix("f_") for name in dir(_Guard) if name.startswith("f_"))

@@ -1,0 +1,44 @@
+"""Measures what a piece of code does, without a clock: byte codes, memory, and what Python's audit hooks see."""
+
+import sys
+import tracemalloc
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+_seen: list[str] = []
+_is_watching = False
+
+
+def _audit(event, args):
+    if _is_watching:
+        _seen.append(event)
+
+
+@contextmanager
+def measured():
+    """RETURNS (SimpleNamespace): Filled at the end. `codes`: byte codes that ran, `peak`: bytes, `events`: of Python's audit hooks."""
+    global _is_watching
+    found = SimpleNamespace(codes=0, peak=0, events=[])
+
+    def trace(frame, event, arg):
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        found.codes += event == "opcode"
+        return trace
+
+    if not hasattr(measured, "is_installed"):
+        sys.addaudithook(_audit)
+        measured.is_installed = True
+    before = sys.gettrace()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    _seen.clear()
+    _is_watching = True
+    sys.settrace(trace)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+        _is_watching = False
+        found.peak = tracemalloc.get_traced_memory()[1] - start
+        tracemalloc.stop()
+        found.events = list(_seen)

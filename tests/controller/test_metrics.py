@@ -1,0 +1,223 @@
+"""Each metric, fed with a few events."""
+
+import json
+import math
+
+import numpy
+import pytest
+import torch
+
+from thinc_torchopt.controller import EVENTS, Metric, TrainerController, controller_metrics, register_metric_handlers
+from thinc_torchopt.controller.plain import plain
+from thinc_torchopt.errors import ControllerError
+from thinc_torchopt.registry import registry
+
+
+def watch(kind, arguments=None, event="on_step_end", rule="True"):
+    """A controller that fires at each event, with the value of one metric."""
+    return TrainerController(
+        {
+            "controller_metrics": [{"name": "m", "class": kind, "arguments": arguments or {}}],
+            "controllers": [
+                {"name": "c", "triggers": [event], "rule": f"m == m and {rule}", "operations": ["control.should_log"]}
+            ],
+        }
+    )
+
+
+def value(controller, event, **payload):
+    firings = controller.on_event(event, **payload)
+    return firings[0].values["m"] if firings else None
+
+
+def test_loss_in_all_by_component_per_word_and_per_example():
+    found = value(
+        watch("Loss"), "on_step_end", step=3, epoch=1, losses={"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0}, batch_words=4, batch_size=2
+    )
+    assert found["loss"] == 8.0 and found["per_word"] == 2.0 and found["per_example"] == 4.0
+    assert found["components"] == {"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0} and found["components_per_word"]["ner"] == 1.5
+    assert (found["epoch"], found["step"]) == (1.0, 3)
+    assert value(watch("Loss", {"exclude": []}), "on_step_end", losses={"ner": 1, "tok2vec": 2})["loss"] == 3.0
+
+
+def test_loss_may_be_numpys_or_torchs():
+    losses = {"ner": numpy.float32(1.5), "tagger": torch.tensor(0.5)}
+    found = value(watch("Loss"), "on_step_end", losses=losses, batch_words=numpy.int64(2))
+    assert found["loss"] == 2.0 and {type(x) for x in (found["loss"], found["per_word"], *found["components"].values())} == {float}
+
+
+def test_loss_from_a_log_keeps_its_value_where_nothing_is_logged():
+    controller = watch("Loss", event="on_log")
+    assert value(controller, "on_log", log_history=[{"eval_loss": 1.0}]) is None
+    assert value(controller, "on_log", log_history=[{"loss": 0.5, "epoch": 0.25}]) == {"loss": 0.5, "epoch": 0.25}
+    assert value(controller, "on_log") == {"loss": 0.5, "epoch": 0.25}
+
+
+@pytest.mark.parametrize("whole_history", [True, False])
+def test_history_slides_and_keeps_repeated_values(whole_history):
+    controller, logs = watch("HistoryBasedMetric", {"window_size": 3}, "on_log"), []
+    for step, loss in enumerate([5.0, 4.0, 4.0, 4.0]):
+        logs.append({"loss": loss, "epoch": 0.0, "step": step})
+        found = value(controller, "on_log", step=step, log_history=logs if whole_history else logs[-1:])
+        assert found["training_loss"]["steps"] == list(range(max(0, step - 2), step + 1))
+    assert found["training_loss"] == {"loss": [4.0, 4.0, 4.0], "steps": [1, 2, 3], "epoch": [0.0] * 3} and found["window_size"] == 3
+    again = value(controller, "on_log", step=9, log_history=logs if whole_history else logs[-1:])
+    assert again["training_loss"]["steps"] == [1, 2, 3]  # the same log once more
+
+
+def test_history_of_steps_and_evaluations():
+    controller = watch("HistoryBasedMetric", {"window_size": 2, "source_event": "on_step_end"})
+    for step in range(3):
+        value(controller, "on_step_end", step=step, epoch=0, losses={"ner": step, "tok2vec": 100.0}, batch_words=2)
+        controller.on_event("on_evaluate", step=step, epoch=0, metrics={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step)
+    found = value(controller, "on_step_end", step=3, losses={"ner": 3})
+    assert found["training_loss"]["loss"] == [2.0, 3.0] and found["training_loss"]["components"]["ner"] == [2.0, 3.0]
+    assert found["training_loss"]["per_word"] == [0.5, 1.0] and found["training_loss"]["epoch"] == [0.0, None]
+    assert found["metrics"]["ents_f"] == [1.0, 2.0] and found["metrics"]["steps"] == [1, 2] and found["metrics"]["score"] == [1.0, 2.0]
+    assert type(found["metrics"]["ents_f"][0]) is float and found["metrics"]["per"] == [{"A": 1}] * 2
+
+
+def test_history_before_the_first_evaluation_makes_rules_skip(caplog):
+    controller = watch("HistoryBasedMetric", {}, "on_log", "m['metrics']['eval_loss'][-1] < 1")
+    for step in range(3):
+        assert controller.on_event("on_log", step=step, log_history=[{"loss": 1.0, "step": step}]) == []
+    assert caplog.text.count("not available") == 1
+    controller.on_event("on_evaluate", step=3, metrics={"eval_loss": 0.5})
+    assert len(controller.on_event("on_log", step=4)) == 1
+
+
+def test_eval_metrics_tell_the_best_score():
+    controller = watch("EvalMetrics", event="on_evaluate")
+    found = [value(controller, "on_evaluate", step=10 * i, metrics={"f": s}, score=s) for i, s in enumerate([math.nan, 0.5, math.nan, 0.4, 0.6])]
+    assert [f["best_score"] for f in found] == [None, 0.5, 0.5, 0.5, 0.6]
+    assert [f["best_step"] for f in found] == [None, 10, 10, 10, 40]
+    assert [f["evaluations_since_best"] for f in found] == [1, 0, 1, 2, 0]
+    assert [f["steps_since_best"] for f in found] == [None, 0, 10, 20, 0]
+
+
+@pytest.mark.parametrize("mode, scores, best", [("absolute", [0.5, 0.59, 0.61], 0.61), ("relative", [10.0, 10.5, 11.5], 11.5), ("relative", [10.0, 11.0], 10.0)])
+def test_eval_metrics_min_delta(mode, scores, best):
+    controller = watch("EvalMetrics", {"min_delta": 0.1, "min_delta_mode": mode}, "on_evaluate")
+    assert [value(controller, "on_evaluate", metrics={}, score=score) for score in scores][-1]["best_score"] == best
+
+
+def test_training_state():
+    controller = watch("TrainingState", event="on_epoch_end")
+    controller.on_event("on_evaluate", step=5, score=0.5)
+    controller.on_event("on_evaluate", step=6, score=0.4)
+    counts = {"skipped_updates": 2, "grad_spikes": 1, "rollbacks": 0}
+    found = value(controller, "on_epoch_end", global_step=7, epoch=1, words=100, seconds=2.5, counts=counts, max_steps=10)
+    assert found == {
+        **{"step": 7, "global_step": 7, "epoch": 1.0, "max_steps": 10.0, "words": 100.0, "seconds": 2.5, "score": 0.4},
+        **{"best_score": 0.5, "best_metric": 0.5, "best_step": 5, **counts, "is_final": False},
+    }
+
+
+def test_training_state_is_not_computed_where_nobody_asks():
+    controller = watch("TrainingState", event="on_epoch_end")
+    assert controller.events == {"on_epoch_end", "on_evaluate"}
+    assert controller.reads("on_epoch_end") >= {"words", "score"} and controller.reads("on_step_end") == set()
+
+
+def test_per_process_state():
+    controller = watch("PerProcessState")
+    assert value(controller, "on_step_end") == {"rank": 0, "world_size": 1}
+    assert value(controller, "on_step_end", rank=1, world_size=2) == {"rank": 1, "world_size": 2}
+
+
+def test_learn_rates_and_grad_norm():
+    assert value(watch("LearnRates"), "on_step_end", learn_rates={"encoder": numpy.float32(0.5)}) == {"encoder": 0.5}
+    controller = watch("GradNorm")
+    controller.on_event("on_pre_optimizer_step", grad_norms={"ner": 3.0, "tagger": torch.tensor(4.0)})
+    assert value(controller, "on_step_end") == {"total": 5.0, "components": {"ner": 3.0, "tagger": 4.0}}
+    assert value(controller, "on_step_end", grad_norm=6.0) == {"total": 6.0, "components": {"ner": 3.0, "tagger": 4.0}}
+
+
+def test_throughput():
+    controller = watch("Throughput", {"window_size": 2})
+    found = [value(controller, "on_step_end", words=100 * i, seconds=s) for i, s in enumerate([0.0, 1.0, 2.0, 2.5], 1)]
+    assert [f["recent"] for f in found] == [None, 100.0, 100.0, 200 / 1.5] and found[-1]["mean"] == 160.0
+
+
+def test_system_state():
+    found = value(watch("SystemState"), "on_step_end")
+    assert found["peak_memory"] > 1 and (found["gpu_memory"] is None or found["gpu_memory"] >= 0)
+    sleepy = watch("SystemState", {"every_seconds": 1e6})
+    assert value(sleepy, "on_step_end") == value(sleepy, "on_step_end")
+
+
+@pytest.mark.parametrize("kind", sorted(registry.controller_metrics.get_all()))
+def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
+    if kind.startswith("Test"):
+        pytest.skip("one of these tests")
+    controller = watch(kind)
+    for event in EVENTS:
+        controller.on_event(event)
+    json.dumps(controller.state_dict())
+
+
+def test_own_metrics():
+    class TestWords:
+        events = ["on_step_end"]
+
+        def __init__(self, times):
+            self.times = times
+
+        def validate(self):
+            return self.times > 0
+
+        def compute(self, event_name, *, words=0, **kwargs):
+            return {"words": numpy.int64(words * self.times), "where": event_name}
+
+    register_metric_handlers([TestWords])
+    assert value(watch("TestWords", {"times": 2}), "on_step_end", words=4) == {"words": 8, "where": "on_step_end"}
+    with pytest.raises(ControllerError, match=r"controller_metrics\[0\].arguments: .*validate\(\) refuses"):
+        watch("TestWords", {"times": 0})
+    with pytest.raises(ControllerError, match=r"controller_metrics\[0\].arguments: expected the arguments of 'TestWords' \(times\)"):
+        watch("TestWords", {"often": 2})
+
+    @controller_metrics("TestBroken")
+    class Broken(Metric):
+        events = ("on_step_end",)
+
+        def compute(self, event_name, **kwargs):
+            return 1 / 0
+
+    with pytest.raises(ControllerError, match="metric 'm' on on_step_end at step 4: ZeroDivisionError"):
+        watch("TestBroken").on_event("on_step_end", step=4)
+
+    @controller_metrics("TestLost")
+    class Lost(Metric):
+        events = ("on_nothing",)
+
+        def compute(self, event_name, **kwargs):
+            return 1
+
+    with pytest.raises(ControllerError, match="to have `events` among"):
+        watch("TestLost")
+
+    @controller_metrics("TestDeaf")
+    class Deaf(Metric):
+        events = ("on_step_end",)
+
+        def compute(self, event_name):
+            return 1
+
+    with pytest.raises(ControllerError, match=r"a method compute\(\.\.\., \*\*kwargs\)"):
+        watch("TestDeaf")
+
+
+def test_plain_copies_and_converts():
+    class Text(str):
+        pass
+
+    source = {"a": [1, numpy.float32(0.5)], 2: (True, None), "t": torch.ones(2), "s": Text("x"), "o": object(), "b": numpy.bool_(True)}
+    found = plain(source)
+    assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True}
+    assert type(found["s"]) is str and type(found["b"]) is bool and type(found["a"][1]) is float
+    source["a"].append(3)
+    assert found["a"] == [1, 0.5]
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="nested"):
+        plain(loop)

@@ -1,0 +1,195 @@
+"""What operations do: with flags, with a loop that can be steered, and with a real web server."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import Mock
+
+import pytest
+
+from thinc_torchopt.controller import Control, Operation, TrainerController, controller_operations, register_operation_handlers
+from thinc_torchopt.controller.operations import Steering
+from thinc_torchopt.errors import ControllerError
+
+METRICS = [{"name": "loss", "class": "Loss"}, {"name": "state", "class": "TrainingState"}]
+
+
+def doing(action, kind=None, arguments=None, event="on_step_end", **more):
+    operations = [] if kind is None else [{"name": "op", "class": kind, "arguments": arguments or {}}]
+    controllers = [{"name": "c", "triggers": [event], "rule": "True", "operations": [action], **more}]
+    return TrainerController({"controller_metrics": METRICS, "operations": operations, "controllers": controllers})
+
+
+@pytest.mark.parametrize("name", ["hfcontrols", "control"])
+@pytest.mark.parametrize("flag", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"])
+def test_controls_set_flags(name, flag):
+    controller, control = doing(f"{name}.{flag}"), Control()
+    [firing] = controller.on_event("on_step_end", step=3, control=control)
+    assert (firing.operation, firing.action, firing.step) == (name, flag, 3)
+    assert control == Control(**{flag: True})
+    assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, call, args",
+    [
+        ("should_cut", "LearnRateControl", {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6}, "scale_learn_rates", (["enc*"], 0.5, 1e-6)),
+        ("should_set", "LearnRateControl", {"rate": 0.1}, "set_learn_rates", (["*"], 0.1)),
+        ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
+        ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
+        ("should_rollback", "RollbackControl", {"to": "last"}, "roll_back", ("last",)),
+    ],
+)
+def test_operations_steer_the_training(action, kind, arguments, call, args):
+    controller, steering = doing(f"op.{action}", kind, arguments), Mock(spec=Steering)
+    controller.on_event("on_step_end", step=1)
+    assert not steering.mock_calls
+    controller.on_event("on_step_end", step=2, control=Control(steering=steering))
+    assert [(c[0], c.args) for c in steering.mock_calls] == [(call, args)]
+    with pytest.raises(ControllerError, match=f"op.{action} of the controller 'c' on on_step_end at step 3: expected a training loop that can"):
+        controller.on_event("on_step_end", step=3, control=Control())
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, reason",
+    [
+        ("should_cut", "LearnRateControl", {}, "the argument 'factor'"),
+        ("should_set", "LearnRateControl", {"factor": 0.5}, "the argument 'rate'"),
+        ("should_cut", "LearnRateControl", {"factor": 1.0}, "below 1"),
+        ("should_cut", "LearnRateControl", {"factor": 0}, "above 0"),
+        ("should_cut", "LearnRateControl", {"factor": 0.5, "min_rate": -1}, "min_rate"),
+        ("should_cut", "LearnRateControl", {"factor": 0.5, "groups": "enc"}, "list of names"),
+        ("should_freeze", "FreezeControl", {}, "the arguments of 'FreezeControl'"),
+        ("should_freeze", "FreezeControl", {"params": []}, "list of names"),
+        ("should_rollback", "RollbackControl", {"to": "first"}, "'best' or 'last'"),
+        ("should_log", "LogControl", {"log_format": "x", "log_level": "loud"}, "debug, info"),
+        ("should_notify", "NotifyControl", {"url": "file:///etc/passwd"}, "an address"),
+        ("should_notify", "NotifyControl", {"url": "http://a b"}, "an address"),
+        ("should_notify", "NotifyControl", {"url": "http://h:99999/"}, "an address"),
+        ("should_notify", "NotifyControl", {"url": 3}, "an address"),
+        ("should_notify", "NotifyControl", {"url": "http://h/", "timeout_seconds": 0}, "above 0"),
+        ("should_sing", "RollbackControl", {}, r"an action of 'op' \(should_rollback\)"),
+        ("state_dict", "RollbackControl", {}, "an action of 'op'"),
+    ],
+)
+def test_operations_that_cant_work_are_refused(action, kind, arguments, reason):
+    with pytest.raises(ControllerError, match=rf"operations\[0\].*{reason}"):
+        doing(f"op.{action}", kind, arguments)
+
+
+def test_log_control_shows_plain_values(caplog):
+    text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, {path}, {{x}}, {loss/no}"
+    controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
+    controller.on_event("on_step_end", losses={"ner": 1.0})
+    controller.on_event("on_save", step=12, path="out/step-12")
+    assert caplog.messages[-1] == "on_save of c at 00012: 1.00, {'ner': 1.0}, -, out/step-12, {x}, -"
+
+
+def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
+    controller = doing("op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"})
+    controller.on_event("on_step_end", step=1, losses={"ner": 1.5})
+    assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
+
+
+@contextmanager
+def server(status=200, wait=None):
+    """A web server. RETURNS (tuple): Its address, and what it got."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if wait is not None:
+                wait.wait(10)
+            got.append(json.loads(body))
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/hook?token=secret", got
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def notifier(url, timeout=5.0):
+    controller = doing("op.should_notify", "NotifyControl", {"url": url, "message": "loss {loss/loss}", "timeout_seconds": timeout})
+    return controller, controller.definition.operations["op"].instance._webhook
+
+
+def test_notify_control_posts():
+    with server() as (url, got):
+        controller, webhook = notifier(url)
+        for step in range(3):
+            controller.on_event("on_step_end", step=step, losses={"ner": 1.0}, control=Control())
+        webhook.wait()
+    assert [message["step"] for message in got] == [0, 1, 2]
+    assert got[0] == {"text": "loss 1.0", "controller": "c", "event": "on_step_end", "step": 0, "values": {}}
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+def test_notify_control_failures_harm_nothing(status, caplog):
+    with server(status) as (url, got):
+        controller, webhook = notifier(url)
+        controller.on_event("on_step_end", control=Control())
+        webhook.wait()
+    assert len(got) == 1 and f"answered {status}" in caplog.text and "secret" not in caplog.text
+    controller.on_event("on_step_end", control=Control())  # nobody listens any more
+    webhook.wait()
+    assert "127.0.0.1" in caplog.messages[-1] and "secret" not in caplog.text
+
+
+def test_notify_control_does_not_wait(caplog):
+    go = threading.Event()
+    with server(wait=go) as (url, got):
+        controller, webhook = notifier(url)
+        for step in range(105):
+            controller.on_event("on_step_end", step=step, control=Control())
+        assert got == [] and "Left out" in caplog.text
+        go.set()
+        webhook.wait()
+    assert 100 <= len(got) <= 101 and got[-1]["step"] == 104
+
+
+def test_notify_control_gives_up_after_a_time(caplog):
+    go = threading.Event()
+    with server(wait=go) as (url, got):
+        controller, webhook = notifier(url, 0.05)
+        controller.on_event("on_step_end", control=Control())
+        webhook._thread.join(10)
+        assert got == [] and "Can't send" in caplog.text
+        go.set()
+
+
+def test_own_operations():
+    seen = []
+
+    @controller_operations("TestOperation")
+    class TestOperation(Operation):
+        def should_tell(self, *, event_name, control_name, firing, values, **kwargs):
+            seen.append((event_name, control_name, firing.step, dict(values), kwargs))
+
+    class TestFailing:
+        def should_fail(self, **kwargs):
+            raise KeyError("oh")
+
+        def should_take_nothing(self):
+            pass
+
+    register_operation_handlers([TestFailing])
+    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1})
+    [(event, name, step, values, payload)] = seen
+    assert (event, name, step) == ("on_step_end", "c", 1) and values["loss"]["loss"] == 1.0 and payload["losses"] == {"a": 1}
+    with pytest.raises(ControllerError, match="op.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"):
+        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5)
+    with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
+        doing("op.should_take_nothing", "TestFailing")

@@ -1,0 +1,184 @@
+"""What rules may say. Oracle for values: Python's own eval."""
+
+import math
+import operator
+
+import numpy
+import pytest
+
+from thinc_torchopt.controller import FUNCTIONS, Rule
+from thinc_torchopt.controller.guard import MAX_WORK, MetricUnavailable
+from thinc_torchopt.errors import ControllerError
+
+VALUES = {
+    "loss": {"loss": 0.5, "components": {"ner": 0.25}, "best": None},
+    "window": {"training_loss": {"loss": [3.0, 2.0, 4.0], "steps": [1, 2, 3]}, "metrics": {}},
+    "steps": 7,
+    "name": "adam",
+    "off": None,
+}
+
+HOLD = [
+    "loss['loss'] < 1.0",
+    "loss['loss'] == 0.5 and not steps > 7",
+    "0 < loss['loss'] < steps < 100",
+    "len(window['training_loss']['loss']) == 3 and window['training_loss']['loss'][0] < window['training_loss']['loss'][-1]",
+    "all(x > 1 for x in window['training_loss']['loss'])",
+    "any([x > 3 for x in window['training_loss']['loss']])",
+    "sum(window['training_loss']['loss']) / len(window['training_loss']['loss']) == 3.0",
+    "max(window['training_loss']['loss']) - min(window['training_loss']['loss']) == 2",
+    "max(x * 2 for x in window['training_loss']['loss']) == 8.0",
+    "max([], default=1) == 1",
+    "round(loss['loss'] * 1.2345, 2) == 0.62",
+    "window['training_loss']['loss'][1:] == [2.0, 4.0]",
+    "window['training_loss']['loss'][::-1] == [4.0, 2.0, 3.0]",
+    "[a + b for a, b in [(1, 2), (3, 4)] if a > 1] == [7]",
+    "[x for row in [[1, 2], [3]] for x in row] == [1, 2, 3]",
+    "{x % 2 for x in [1, 2, 3]} == {0, 1}",
+    "{str(x): x for x in [1, 2]} == {'1': 1, '2': 2}",
+    "steps in (1, 7) and 'ner' in loss['components'] and 'da' in name",
+    "name + '!' == 'adam!' and name[0] == 'a' and str(steps) == '7'",
+    "(steps if loss['loss'] > 0 else 0) == 7",
+    "math_sqrt(49) == steps and sqrt(49) == steps and math_floor(1.5) + math_ceil(1.5) + math_trunc(-1.5) == 2",
+    "abs(-3) == 3 and int('3') == 3 and float('2.5') == 2.5 and int(2.9) == 2",
+    "2 ** 10 == 1024 and 7 // 2 == 3 and 7 % 4 == 3 and 1 << 3 == 8 and 9 >> 1 == 4 and 6 & 3 == 2 and 6 | 1 == 7 and 6 ^ 3 == 5",
+    "~0 == -1 and +3 == 3",
+    "'ab' * 2 == 'abab' and [1] * 2 + [3] == [1, 1, 3] and (1,) + (2,) == (1, 2)",
+    "loss['best'] is None and loss['best'] == None",
+    "True",
+    "not False",
+    "steps > 3 or off['nothing'] > 1",
+    "(\n  steps > 3\n  and True\n)",
+    "  steps > 3  ",
+    "True & True",
+]
+
+
+@pytest.mark.parametrize("text", HOLD)
+def test_rules_that_hold_as_in_python(text):
+    rule, space = Rule(text, VALUES), {"sqrt": math.sqrt, **{f"math_{name}": getattr(math, name) for name in ("sqrt", "floor", "ceil", "trunc")}}
+    assert rule.evaluate(VALUES) is True
+    assert eval(text.strip(), space | VALUES) is True
+    assert Rule(f"not ({text})", VALUES).evaluate(VALUES) is False
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("loss.loss > 1", "no attribute"),
+        ("name.upper() == 'A'", "by its name"),
+        ("(lambda: True)()", "lambda"),
+        ("f'{loss}' == ''", "f-string"),
+        ("'%d' % 3 == '3'", "formatting"),
+        ("x = True", "one Python expression"),
+        ("True; False", "one Python expression"),
+        ("(y := True)", "assignment"),
+        ("rand() > 0.5", "resumed"),
+        ("list(loss) == []", "comprehension"),
+        ("open('x') == 1", "one of the functions"),
+        ("loss is 3", "write =="),
+        ("2 + 2", "true or false"),
+        ("steps > 1 and len(name)", "true or false"),
+        ("loss and [1]", "true or false"),
+        ("True if steps > 1 else 'no'", "true or false"),
+        ("nope > 1", "name of a metric"),
+        ("len > 1", "to be called"),
+        ("len(name, name) > 1", "other arguments"),
+        ("max(name, key=1) > 1", "other arguments"),
+        ("len(*[name]) > 1", "before a value"),
+        ("len(**loss) > 1", r"no \*\*"),
+        ("{**loss} == 1", r"no \*\*"),
+        ("[*name] == 1", "before a value"),
+        ("[loss for loss in [1]] == [1]", "new name"),
+        ("[y for x in [1] for y in y] == [1]", "name of a metric"),
+        ("(x for x in [1]) == 1", "generator"),
+        ("b'x' == 1", "a number, a text"),
+        ("1j == 1", "a number, a text"),
+        ("... == 1", "a number, a text"),
+        ("'__' == 'a'", "__"),
+        ("await_ > 1", "name of a metric"),
+        ("", "one Python expression"),
+        (True, "quotes"),
+        (None, "quotes"),
+        ("1" * 2001, "at most 2000 characters"),
+        ("+".join(["1"] * 600) + " > 1", "at most 500 parts"),
+        (f"{10**400} > 1", "bits"),
+        ("loss['loss'] @ 1 > 1", "no operator MatMult"),
+    ],
+    ids=str,
+)
+def test_rules_refused_when_read(text, reason):
+    with pytest.raises(ControllerError, match=f"Can't use the rule .*{reason}"):
+        Rule(text, VALUES)
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("loss['nothing'] > 1", "KeyError: nothing"),
+        ("window['training_loss']['loss'][9] > 1", "IndexError"),
+        ("loss < 1", "TypeError"),
+        ("loss['loss'] / (steps - 7) > 1", "ZeroDivisionError"),
+        ("steps", "true or false, found 7"),
+        ("name + 1 == 1", r"other types for \+"),
+        ("(name * steps) % 3 == 1", "other types for %"),
+        ("sum(loss) > 1", "numbers in sum"),
+        ("{(1, steps)} == 1", "items of a set"),
+        ("{steps * 2 ** 60} == 1", "items of a set"),
+        ("{loss['loss']: 1}[(1, 2)] == 1", "to look up"),
+        ("(0 - steps) ** 0.5 == 1", "root of a negative"),
+        ("[x for x in steps] == 1", "after 'in'"),
+        ("round(0.5, steps * 100) > 1", "digits"),
+        ("sqrt(0 - steps) > 1", "ValueError"),
+        ("(1e308 * steps) ** 2.0 > 1 and math_floor(1e308 * 1e308 * steps) > 1", "OverflowError"),
+    ],
+)
+def test_rules_that_fail(text, reason):
+    with pytest.raises(ControllerError, match=reason):
+        Rule(text, VALUES).evaluate(VALUES)
+
+
+@pytest.mark.parametrize(
+    "text, what", [("off > 1", "off"), ("loss['best'] > 1", "loss"), ("window['metrics']['score'][-1] > 1", "window")]
+)
+def test_rules_metrics_without_value(text, what):
+    """None, something that is None, something in what is still empty. As soon as it has one, the rule is evaluated."""
+    with pytest.raises(MetricUnavailable, match=what):
+        Rule(text, VALUES).evaluate(VALUES)
+    with pytest.raises(MetricUnavailable, match=what):
+        Rule(text, VALUES).evaluate({**VALUES, what: None})
+    now = {"off": 2, "loss": {"best": 2}, "window": {"metrics": {"score": [2]}}}
+    assert Rule(text, VALUES).evaluate(VALUES | now) is True
+
+
+def test_rules_change_nothing():
+    values = {"w": {"a": [1, 2], "b": {"c": 1}}}
+    assert Rule("w['a'] + [3] == [1, 2, 3] and w['a'] * 2 != [] and w['b'] == {'c': 1}", values).evaluate(values)
+    assert values == {"w": {"a": [1, 2], "b": {"c": 1}}}
+
+
+def test_rules_have_the_functions_of_the_issue_and_no_others():
+    python = {"abs", "float", "int", "len", "max", "min", "round", "str", "all", "any", "sum"}
+    own = {"sqrt", "floor", "ceil", "trunc"}
+    assert python | own | {f"math_{name}" for name in own} == FUNCTIONS
+
+
+def test_rules_know_what_metrics_they_name():
+    assert Rule("loss['loss'] < steps and all(x > 1 for x in window['a'])", VALUES).names == {"loss", "steps", "window"}
+    assert Rule("True", VALUES).names == set()
+
+
+def test_rules_work_is_counted_anew_each_time():
+    """And is enough for the largest window, gone through once."""
+    values = {"w": [float(x) for x in range(10_000)]}
+    rule = Rule("all(x >= 0 for x in w) and sum(w) > 1", values)
+    assert all(rule.evaluate(values) for _ in range(3))
+    with pytest.raises(ControllerError, match=f"limit of {MAX_WORK}"):
+        Rule("all(all(x + y >= 0 for x in w[:100]) for y in w[:1000])", values).evaluate(values)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.eq])
+def test_rules_give_bools_alone(compare):
+    """NumPy's are not: metrics come without them."""
+    with pytest.raises(ControllerError, match="true or false"):
+        Rule("x", ["x"]).evaluate({"x": numpy.bool_(compare(1, 2))})

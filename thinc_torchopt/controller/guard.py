@@ -1,0 +1,308 @@
+"""What a compiled rule calls: its operators and functions, which count work and sizes, and refuse what goes beyond
+the limits.
+
+*work*: what one evaluation may do, `MAX_WORK` in all. A pass of a comprehension costs as much as its body has nodes;
+what looks at a list, a dict or a string costs as much as there are items or characters. So neither time nor memory
+can run away, whatever a rule says.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Iterable
+from types import GeneratorType
+from typing import Any, Final, NoReturn
+
+MAX_BITS = 1_024  # of an integer: as far as floats go
+MAX_WORK = 100_000
+MAX_PASSES = 10_000  # of one comprehension
+MAX_KEYS = 1_000  # of a set or dict that a rule makes
+MAX_DIGITS = 400  # that round() is asked for, or that int() and float() read
+
+SCALARS: Final = frozenset({bool, int, float, type(None)})
+NUMBERS: Final = frozenset({bool, int, float})
+KEYS: Final = SCALARS | {str}
+_NO_DEFAULT: Final = object()
+
+
+class MetricUnavailable(LookupError):
+    """A metric that the rule needs has no value yet. name (str): Which, or what of it."""
+
+    def __init__(self, name: str):
+        super().__init__(f"The metric {name} is not available")
+
+
+class Refused(Exception):
+    """What a rule may not do."""
+
+
+def refuse(reason: str) -> NoReturn:
+    raise Refused(reason)
+
+
+class Guard:
+    """What a compiled rule calls: operators as `_name`, functions as `f_name`. Counts the work that is left.
+
+    Values are plain: bool, int, float, str, None; lists, tuples, sets and dicts of these.
+    """
+
+    def __init__(self) -> None:
+        self.work = MAX_WORK
+        self.functions: dict[str, Callable[..., Any]] = {}
+        for name in dir(self):
+            if name.startswith("f_"):
+                self.functions[name.removeprefix("f_")] = getattr(self, name)
+            elif name.startswith("_") and not name.startswith("__"):
+                self.functions[name] = getattr(self, name)
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            refuse(f"it went beyond its limit of {MAX_WORK} pieces of work (passes, items, characters)")
+
+    # ------------------------------------------------------------------ values
+
+    def _weighed(self, value: Any) -> Any:
+        if type(value) not in SCALARS:
+            self.weigh(value)
+        return value
+
+    def weigh(self, value: Any) -> None:
+        """Spend as much work as there are items and characters in a value, at all depths."""
+        stack = [value]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, str):
+                self.spend(len(item) + 1)
+            elif isinstance(item, dict):
+                self.spend(2 * len(item) + 1)
+                stack += (part for pair in item.items() for part in pair if type(part) not in SCALARS)
+            elif isinstance(item, (list, tuple, set)):
+                self.spend(len(item) + 1)
+                stack += (part for part in item if type(part) not in SCALARS)
+
+    def _passes(self, items: Any, cost: int) -> Iterable[Any]:
+        if type(items) not in (list, tuple, set, dict, str):
+            refuse(f"expected a list, tuple, set, dict or text after 'in', found {type(items).__name__}")
+        if len(items) > MAX_PASSES:
+            refuse(f"expected at most {MAX_PASSES} passes of a comprehension, found {len(items)}")
+        self.spend(cost * len(items))
+        return items
+
+    def _item(self, value: Any, index: Any, metric: str | None, may_be_none: bool) -> Any:
+        """metric (str | None): What is looked up, if it is something in a metric, where it may have no value yet."""
+        try:
+            if type(index) in KEYS and type(value) is not str:
+                if (item := value[index]) is None and metric is not None and not may_be_none:
+                    raise MetricUnavailable(metric)
+                return item
+        except (KeyError, IndexError):
+            if metric is not None and not value:
+                raise MetricUnavailable(metric) from None
+            raise
+        if type(value) is str and type(index) in (int, bool):
+            return value[index]
+        what = f"{type(value).__name__} and {type(index).__name__}"
+        refuse(f"expected something to look up in, and a number or a text to look up, found {what}")
+
+    def _slice(self, value: Any, *parts: Any) -> Any:
+        if type(value) not in (list, tuple, str) or not all(type(part) in (int, bool, type(None)) for part in parts):
+            refuse("expected whole numbers in a slice, of a list, tuple or text")
+        self.spend(len(value) + 1)
+        return value[slice(*parts)]
+
+    def _set(self, items: list[Any]) -> set[Any]:
+        self.keys(items)
+        return set(items)
+
+    def _dict(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        self.keys([key for key, _ in pairs])
+        return dict(pairs)
+
+    def keys(self, items: list[Any]) -> None:
+        """Large numbers and tuples can be chosen such that all have the same hash: then each is compared with each."""
+        if len(items) > MAX_KEYS:
+            refuse(f"expected at most {MAX_KEYS} items in a set or dict, found {len(items)}")
+        for item in items:
+            if type(item) not in KEYS or (type(item) is int and item.bit_length() > 60):
+                refuse("expected texts and numbers below 2**60 as items of a set and as keys of a dict")
+            if type(item) is str:
+                self.spend(len(item))
+
+    # ------------------------------------------------------------------ operators
+
+    def _add(self, a: Any, b: Any) -> Any:
+        if type(a) in NUMBERS and type(b) in NUMBERS:
+            return a + b
+        if type(a) is type(b) and type(a) in (str, list, tuple):
+            self.spend(len(a) + len(b) + 1)
+            return a + b
+        self.wrong("+", a, b)
+
+    def _mult(self, a: Any, b: Any) -> Any:
+        if type(a) in NUMBERS and type(b) in NUMBERS:
+            if type(a) is not float and type(b) is not float and a.bit_length() + b.bit_length() > MAX_BITS:
+                refuse(f"expected numbers of at most {MAX_BITS} bits, found a product beyond that")
+            return a * b
+        if type(a) in (int, bool):
+            a, b = b, a
+        if type(a) in (str, list, tuple) and type(b) in (int, bool):
+            self.spend(len(a) * max(b, 0) + 1)
+            return a * b
+        self.wrong("*", a, b)
+
+    def _pow(self, a: Any, b: Any) -> Any:
+        self.numbers("**", a, b)
+        if type(a) is not float and type(b) is not float and (a.bit_length() * abs(b) > MAX_BITS or abs(b) > MAX_BITS):
+            refuse(f"expected numbers of at most {MAX_BITS} bits, found a power beyond that")
+        result = a**b
+        if type(result) is complex:
+            refuse("expected a real number, found the root of a negative one")
+        return result
+
+    def _sub(self, a: Any, b: Any) -> Any:
+        self.numbers("-", a, b)
+        return a - b
+
+    def _div(self, a: Any, b: Any) -> Any:
+        self.numbers("/", a, b)
+        return a / b
+
+    def _floordiv(self, a: Any, b: Any) -> Any:
+        self.numbers("//", a, b)
+        return a // b
+
+    def _mod(self, a: Any, b: Any) -> Any:
+        self.numbers("%", a, b)
+        return a % b
+
+    def _lshift(self, a: Any, b: Any) -> Any:
+        self.whole("<<", a, b)
+        if b > MAX_BITS or a.bit_length() + b > MAX_BITS:
+            refuse(f"expected numbers of at most {MAX_BITS} bits, found a shift beyond that")
+        return a << b
+
+    def _rshift(self, a: Any, b: Any) -> Any:
+        self.whole(">>", a, b)
+        return a >> b
+
+    def _bitand(self, a: Any, b: Any) -> Any:
+        self.whole("&", a, b)
+        return a & b
+
+    def _bitor(self, a: Any, b: Any) -> Any:
+        self.whole("|", a, b)
+        return a | b
+
+    def _bitxor(self, a: Any, b: Any) -> Any:
+        self.whole("^", a, b)
+        return a ^ b
+
+    def _invert(self, a: Any) -> Any:
+        self.whole("~", a, a)
+        return ~int(a)
+
+    def numbers(self, operator: str, a: Any, b: Any) -> None:
+        if type(a) not in NUMBERS or type(b) not in NUMBERS:
+            self.wrong(operator, a, b)
+
+    def whole(self, operator: str, a: Any, b: Any) -> None:
+        if type(a) not in (int, bool) or type(b) not in (int, bool):
+            self.wrong(operator, a, b)
+
+    def wrong(self, operator: str, *values: Any) -> NoReturn:
+        refuse(f"expected other types for {operator}, found {' and '.join(type(value).__name__ for value in values)}")
+
+    # ------------------------------------------------------------------ functions
+
+    def f_abs(self, x: Any, /) -> Any:
+        self.numbers("abs()", x, x)
+        return abs(x)
+
+    def f_all(self, items: Any, /) -> bool:
+        return all(self.items("all()", items))
+
+    def f_any(self, items: Any, /) -> bool:
+        return any(self.items("any()", items))
+
+    def f_float(self, x: Any = 0.0, /) -> float:
+        return float(self.digits("float()", x))
+
+    def f_int(self, x: Any = 0, /) -> int:
+        return int(self.digits("int()", x))
+
+    def f_len(self, items: Any, /) -> int:
+        if type(items) not in (list, tuple, set, dict, str):
+            self.wrong("len()", items)
+        return len(items)
+
+    def f_max(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
+        compared = self.compared("max()", items, default)
+        return max(compared) if compared or default is _NO_DEFAULT else default
+
+    def f_min(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
+        compared = self.compared("min()", items, default)
+        return min(compared) if compared or default is _NO_DEFAULT else default
+
+    def f_round(self, x: Any, /, ndigits: Any = None) -> Any:
+        self.numbers("round()", x, 0 if ndigits is None else ndigits)
+        if ndigits is not None and not (type(ndigits) is int and abs(ndigits) <= MAX_DIGITS):
+            refuse(f"expected a whole number of at most {MAX_DIGITS} digits in round(), found {reprlib.repr(ndigits)}")
+        return round(x, ndigits)
+
+    def f_str(self, x: Any, /) -> str:
+        self.weigh(x)
+        if type(x) not in KEYS and type(x) not in (list, tuple, set, dict):
+            self.wrong("str()", x)
+        text = str(x)
+        self.spend(len(text))
+        return text
+
+    def f_sum(self, items: Any, /, start: Any = 0) -> Any:
+        items = list(self.items("sum()", items))
+        self.numbers("sum()", start, start)
+        if not all(type(item) in NUMBERS for item in items):
+            refuse("expected numbers in sum(), found something else")
+        return sum(items, start)
+
+    def f_math_ceil(self, x: Any, /) -> int:
+        self.numbers("math_ceil()", x, x)
+        return math.ceil(x)
+
+    def f_math_floor(self, x: Any, /) -> int:
+        self.numbers("math_floor()", x, x)
+        return math.floor(x)
+
+    def f_math_sqrt(self, x: Any, /) -> float:
+        self.numbers("math_sqrt()", x, x)
+        return math.sqrt(x)
+
+    def f_math_trunc(self, x: Any, /) -> int:
+        self.numbers("math_trunc()", x, x)
+        return math.trunc(x)
+
+    f_ceil, f_floor, f_sqrt, f_trunc = f_math_ceil, f_math_floor, f_math_sqrt, f_math_trunc
+
+    def digits(self, function: str, x: Any) -> Any:
+        if type(x) is str and len(x) > MAX_DIGITS:
+            refuse(f"expected at most {MAX_DIGITS} characters in {function}, found {len(x)}")
+        if type(x) not in NUMBERS and type(x) is not str:
+            self.wrong(function, x)
+        return x
+
+    def items(self, function: str, items: Any) -> Iterable[Any]:
+        if type(items) is GeneratorType:
+            return items  # its passes are paid for
+        self.spend(self.f_len(items) if type(items) in (list, tuple, set, dict, str) else self.wrong(function, items))
+        return items
+
+    def compared(self, function: str, items: tuple[Any, ...], default: Any) -> list[Any]:
+        if not items or (default is not _NO_DEFAULT and len(items) != 1):
+            refuse(f"expected values, or a list and perhaps a default, in {function}")
+        compared = list(self.items(function, items[0])) if len(items) == 1 else list(items)
+        self.weigh(compared)
+        return compared
+
+
+FUNCTIONS: Final = frozenset(name.removeprefix("f_") for name in dir(Guard) if name.startswith("f_"))

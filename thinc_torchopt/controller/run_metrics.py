@@ -1,0 +1,198 @@
+"""Metrics of the run itself: where it is, its rates, gradients, speed and memory."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from .events import EVENTS
+from .metrics import SECTION, Best, Metric, Values, controller_metrics
+from .plain import number, plain
+
+
+@controller_metrics("TrainingState")
+class TrainingState(Metric):
+    """Where the run is: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest
+    evaluation), `best_score` (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`,
+    `is_final`. What is not known yet has no value."""
+
+    events = tuple(EVENTS)
+    reads = ("words", "seconds", "counts", "score", "max_steps", "is_final")
+    keeps = ("on_evaluate",)
+    is_plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._best = Best()
+        self._score: float | None = None
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if event_name == "on_evaluate" and kwargs.get("score") is not None:
+            self._score = float(kwargs["score"])
+            self._best.add(self._score, kwargs["step"])
+        counts = kwargs.get("counts") or {}
+        return {
+            "step": kwargs["step"],
+            "global_step": kwargs["step"],
+            "epoch": number(kwargs.get("epoch")),
+            "max_steps": number(kwargs.get("max_steps")),
+            "words": number(kwargs.get("words")),
+            "seconds": number(kwargs.get("seconds")),
+            "score": self._score,
+            "best_score": self._best.score,
+            "best_metric": self._best.score,
+            "best_step": self._best.step,
+            "skipped_updates": int(counts.get("skipped_updates", 0)),
+            "grad_spikes": int(counts.get("grad_spikes", 0)),
+            "rollbacks": int(counts.get("rollbacks", 0)),
+            "is_final": bool(kwargs.get("is_final", False)),
+        }
+
+    def state_dict(self) -> Values:
+        return {"best": self._best.state_dict(), "score": self._score}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best.load_state_dict(state["best"])
+        self._score = number(state["score"])
+
+
+@controller_metrics("PerProcessState")
+class PerProcessState(Metric):
+    """`rank` and `world_size`; 0 and 1 where one process trains."""
+
+    events = tuple(EVENTS)
+    reads = ("rank", "world_size")
+    keeps = ()
+    is_plain = True
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        return {"rank": int(kwargs.get("rank") or 0), "world_size": int(kwargs.get("world_size") or 1)}
+
+
+@controller_metrics("LearnRates")
+class LearnRates(Metric):
+    """The learning rate of each param group, by its name."""
+
+    events = ("on_train_begin", "on_step_begin", "on_step_end", "on_evaluate", "on_log")
+    reads = ("learn_rates",)
+    is_plain = True
+
+    def compute(self, event_name: str, *, learn_rates: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        return {str(group): float(rate) for group, rate in learn_rates.items()} if learn_rates else None
+
+
+@controller_metrics("GradNorm")
+class GradNorm(Metric):
+    """The norm of the gradients before clipping: `total`, and `components` by name."""
+
+    events = ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+    reads = ("grad_norm", "grad_norms")
+    is_plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._value: Values = {"total": None, "components": {}}
+
+    def compute(
+        self, event_name: str, *, grad_norm: Any = None, grad_norms: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        if grad_norm is None and not grad_norms:
+            return None
+        total = number(grad_norm)
+        if total is None and grad_norms:
+            total = math.hypot(*(float(norm) for norm in grad_norms.values()))
+        if grad_norms:  # which not all of a step's events know
+            self._value = {"total": total, "components": {str(name): float(norm) for name, norm in grad_norms.items()}}
+        else:
+            self._value = {**self._value, "total": total}
+        return self._value
+
+    def state_dict(self) -> Values:
+        return {"value": plain(self._value)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value = {key: plain(state["value"])[key] for key in ("total", "components")}
+
+
+@controller_metrics("Throughput")
+class Throughput(Metric):
+    """Words per second: `recent`, over the last steps, and `mean`, over the whole run.
+
+    window_size (int): How many steps `recent` looks back.
+    """
+
+    events = ("on_step_end",)
+    reads = ("words", "seconds")
+    is_plain = True
+
+    def __init__(self, window_size: int = 20):
+        super().__init__()
+        size = SECTION.whole("window_size", window_size, at_least=1)
+        self._marks: deque[tuple[float, float]] = deque(maxlen=size + 1)
+
+    def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
+        if words is None or seconds is None:
+            return None
+        self._marks.append((float(words), float(seconds)))
+        (first_words, first), (last_words, last) = self._marks[0], self._marks[-1]
+        recent = (last_words - first_words) / (last - first) if last > first else None
+        return {"recent": recent, "mean": last_words / last if last > 0 else None}
+
+    def state_dict(self) -> Values:
+        return {"marks": [list(mark) for mark in self._marks]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._marks = deque(((float(words), float(seconds)) for words, seconds in state["marks"]), self._marks.maxlen)
+
+
+@controller_metrics("SystemState")
+class SystemState(Metric):
+    """Memory in MiB: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` that torch has
+    taken of the GPU.
+
+    every_seconds (float): It is measured at most so often.
+    """
+
+    events = ("on_train_begin", "on_step_end", "on_evaluate")
+    reads = ()
+    is_plain = True
+
+    def __init__(self, every_seconds: float = 1.0):
+        super().__init__()
+        self._every = SECTION.number("every_seconds", every_seconds)
+        self._measured = -math.inf
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        now = time.monotonic()
+        if now - self._measured < self._every:
+            return None
+        self._measured = now
+        memory, peak = _process_memory()
+        used, used_at_most = _gpu_memory()
+        return {"memory": memory, "peak_memory": peak, "gpu_memory": used, "gpu_peak_memory": used_at_most}
+
+
+def _process_memory() -> tuple[float | None, float | None]:
+    """In MiB: what the process has, and had at most. None: this system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None, None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() / 2**20, peak
+    except OSError:
+        return None, peak
+
+
+def _gpu_memory() -> tuple[float | None, float | None]:
+    """In MiB: what torch has of the current GPU, and had at most. None: nothing trains there."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None, None
+    return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
