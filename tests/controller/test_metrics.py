@@ -146,10 +146,11 @@ def test_system_state():
     assert value(sleepy, "on_step_end") == value(sleepy, "on_step_end")
 
 
-@pytest.mark.parametrize("kind", sorted(registry.controller_metrics.get_all()))
+OURS = sorted(name for name, cls in registry.controller_metrics.get_all().items() if cls.__module__.startswith("thinc_torchopt."))
+
+
+@pytest.mark.parametrize("kind", OURS)
 def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
-    if kind.startswith("Test"):
-        pytest.skip("one of these tests")
     controller = watch(kind)
     for event in EVENTS:
         controller.on_event(event)

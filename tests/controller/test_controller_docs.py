@@ -1,0 +1,87 @@
+"""docs/controller.md: each definition in it fires when it should, and stays quiet when not; each list is complete."""
+
+import re
+from unittest.mock import Mock
+
+import pytest
+import srsly
+
+from thinc_torchopt.controller import EVENTS, FUNCTIONS, Control, Steering, TrainerController, guard, rules
+from thinc_torchopt.controller.events import COMMON
+from thinc_torchopt.registry import registry
+
+from ..conftest import CONFIGS
+
+PAGE = (CONFIGS.parent / "docs" / "controller.md").read_text()
+BLOCKS = [srsly.yaml_loads(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
+
+
+def steps(*losses):
+    return [("on_step_end", {"losses": {"ner": loss}, "batch_words": 10}) for loss in losses]
+
+
+def scores(*values, step=2000):
+    return [("on_evaluate", {"metrics": {"ents_f": value}, "score": value, "step": step}) for value in values]
+
+
+def norm(value):
+    return [("on_step_end", {"grad_norm": value})]
+
+
+# Of each controller: events at whose end it fires, and events on which it does not.
+RUNS = {
+    "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
+    "stop-when-loss-rises": (steps(1, 2, 3, 4, 5, 6, 7), steps(1, 2, 3, 4, 5, 6, 1, 1, 1, 1)),
+    "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
+    "save-at-each-new-best-above-90": (scores(0.5, 0.95), scores(0.5, 0.89)),
+    "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
+    "unfreeze": (scores(0.4, 0.6), scores(0.4, 0.5)),
+    "back-on-a-spike": (norm(3.0) + norm(2000.0), norm(3.0) + norm(999.0)),
+}
+
+
+def fired(controller, events):
+    """Which controllers fire at each event."""
+    control = Control(steering=Mock(spec=Steering))
+    found = []
+    for step, (event, payload) in enumerate(events):
+        found.append({firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, control=control)})
+    return found
+
+
+def test_docs_every_definition_has_a_run():
+    assert {spec["name"] for block in BLOCKS for spec in block["controllers"]} == set(RUNS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_docs_definitions_fire_and_stay_quiet(name):
+    [block] = [block for block in BLOCKS if name in [spec["name"] for spec in block["controllers"]]]
+    fires, stays_quiet = (fired(TrainerController(block), events) for events in RUNS[name])
+    assert name in fires[-1] and not any(name in names for names in fires[:-1])
+    assert not any(name in names for names in stays_quiet)
+
+
+def words_of(heading):
+    return set(re.findall(r"`(\w+)`", PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]))
+
+
+def test_docs_lists_are_complete():
+    carried = {key for payload in EVENTS.values() for key in payload} | set(COMMON)
+    assert words_of("Events") >= set(EVENTS) | carried
+    ours = {
+        name
+        for kind in ("controller_metrics", "controller_operations")
+        for name, cls in getattr(registry, kind).get_all().items()
+        if cls.__module__.startswith("thinc_torchopt.")
+    }
+    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 15
+    assert words_of("Rules") >= {name for name in FUNCTIONS if not name.startswith("math_")}
+
+
+def test_docs_limits_are_true():
+    section = PAGE.split("\n## Rules\n")[1].split("\n## ")[0]
+    numbers = [int(text.replace(",", "")) for line in section.splitlines() if line.startswith("|") for text in re.findall(r"\d[\d,]*\d", line)]
+    assert numbers == [
+        *(rules.MAX_TEXT, rules.MAX_NODES, rules.MAX_DEPTH),
+        *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),
+    ]
