@@ -46,7 +46,7 @@ class ScheduleError(ConfigError):
 
 
 class ControllerError(ConfigError):
-    """A controller definition that can't work: all that is wrong with it. Or a rule, metric or operation that failed in a run."""
+    """A controller definition that can't work, with all that is wrong; or a rule, metric or operation that failed."""
 
 
 class ParamError(TorchOptError, ValueError):

@@ -16,7 +16,9 @@ def _audit(event, args):
 
 @contextmanager
 def measured():
-    """RETURNS (SimpleNamespace): Filled at the end. `codes`: byte codes that ran, `peak`: bytes, `events`: of Python's audit hooks."""
+    """RETURNS (SimpleNamespace): Filled at the end. `codes`: byte codes that ran, `peak`: bytes, `events`: those of
+    Python's audit hooks.
+    """
     global _is_watching
     found = SimpleNamespace(codes=0, peak=0, events=[])
 

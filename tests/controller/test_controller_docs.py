@@ -45,7 +45,9 @@ def fired(controller, events):
     control = Control(steering=Mock(spec=Steering))
     found = []
     for step, (event, payload) in enumerate(events):
-        found.append({firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, control=control)})
+        found.append(
+            {firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, control=control)}
+        )
     return found
 
 
@@ -80,7 +82,12 @@ def test_docs_lists_are_complete():
 
 def test_docs_limits_are_true():
     section = PAGE.split("\n## Rules\n")[1].split("\n## ")[0]
-    numbers = [int(text.replace(",", "")) for line in section.splitlines() if line.startswith("|") for text in re.findall(r"\d[\d,]*\d", line)]
+    numbers = [
+        int(text.replace(",", ""))
+        for line in section.splitlines()
+        if line.startswith("|")
+        for text in re.findall(r"\d[\d,]*\d", line)
+    ]
     assert numbers == [
         *(rules.MAX_TEXT, rules.MAX_NODES, rules.MAX_DEPTH),
         *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),

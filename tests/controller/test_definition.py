@@ -57,6 +57,11 @@ def changed(path, value):
     return definition
 
 
+# Five times five times five ... letters.
+BOMB = b"a: &a [x, x, x, x, x]\n" + b"\n".join(
+    b"%c: &%c [*%c, *%c, *%c, *%c, *%c]" % (98 + i, 98 + i, *[97 + i] * 5) for i in range(20)
+)
+
 del_ = object()
 C = ("controllers", 0)
 M = ("controller_metrics", 0)
@@ -67,7 +72,10 @@ def test_definition_from_yaml_json_and_dict(tmp_path):
     (tmp_path / "d.yaml").write_text(YAML)
     (tmp_path / "d.json").write_text(json.dumps(GOOD, indent="\t"))
     before = copy.deepcopy(GOOD)
-    found = [TrainerController(source) for source in (tmp_path / "d.yaml", str(tmp_path / "d.yaml"), tmp_path / "d.json", GOOD)]
+    found = [
+        TrainerController(source)
+        for source in (tmp_path / "d.yaml", str(tmp_path / "d.yaml"), tmp_path / "d.json", GOOD)
+    ]
     assert before == GOOD
     for controller in found:
         [spec] = controller.definition.controllers
@@ -120,7 +128,12 @@ def test_definition_may_be_empty(empty):
         ((*C, "operations"), ["lr"], "controllers[0].operations[0]", "an action of 'lr' (should_cut, should_set)"),
         ((*C, "operations"), ["lr.should_go"], "controllers[0].operations[0]", "an action of 'lr'"),
         ((*C, "operations"), ["lr.should_set"], "controllers[0].operations[0]", "the argument 'rate'"),
-        ((*C, "operations"), ["rl.should_cut"], "controllers[0].operations[0]", "operations are control, hfcontrols, lr"),
+        (
+            (*C, "operations"),
+            ["rl.should_cut"],
+            "controllers[0].operations[0]",
+            "operations are control, hfcontrols, lr",
+        ),
         ((*C, "operations"), "lr.should_cut", "controllers[0].operations", "a list of texts"),
         ((*C, "operations"), del_, "controllers[0]", "the key 'operations'"),
         ((*C, "patience"), 3, "controllers[0].patience", "patience_threshold, mode"),
@@ -193,7 +206,7 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"- 1", "expected the keys controller_metrics"),
         ("d.yaml", b"", "expected the keys controller_metrics"),
         ("d.yaml", b"\xff\xfe", "utf"),
-        ("d.yaml", b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + b"\n".join(b"%c: &%c [*%c, *%c, *%c, *%c, *%c]" % (98 + i, 98 + i, *[97 + i] * 5) for i in range(20)), "10,000 values"),
+        ("d.yaml", BOMB, "10,000 values"),
         ("d.yaml", b"a: &a [*a]", "10,000 values"),
         ("d.yaml", b"[" * 20_000, "expected"),
         ("d.yaml", b" " * 1_000_001, "1,000,000 bytes"),

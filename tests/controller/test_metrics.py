@@ -32,10 +32,19 @@ def value(controller, event, **payload):
 
 def test_loss_in_all_by_component_per_word_and_per_example():
     found = value(
-        watch("Loss"), "on_step_end", step=3, epoch=1, losses={"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0}, batch_words=4, batch_size=2
+        watch("Loss"),
+        "on_step_end",
+        step=3,
+        epoch=1,
+        losses={"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0},
+        batch_words=4,
+        batch_size=2,
     )
     assert found["loss"] == 8.0 and found["per_word"] == 2.0 and found["per_example"] == 4.0
-    assert found["components"] == {"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0} and found["components_per_word"]["ner"] == 1.5
+    assert (
+        found["components"] == {"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0}
+        and found["components_per_word"]["ner"] == 1.5
+    )
     assert (found["epoch"], found["step"]) == (1.0, 3)
     assert value(watch("Loss", {"exclude": []}), "on_step_end", losses={"ner": 1, "tok2vec": 2})["loss"] == 3.0
 
@@ -43,7 +52,9 @@ def test_loss_in_all_by_component_per_word_and_per_example():
 def test_loss_may_be_numpys_or_torchs():
     losses = {"ner": numpy.float32(1.5), "tagger": torch.tensor(0.5)}
     found = value(watch("Loss"), "on_step_end", losses=losses, batch_words=numpy.int64(2))
-    assert found["loss"] == 2.0 and {type(x) for x in (found["loss"], found["per_word"], *found["components"].values())} == {float}
+    assert found["loss"] == 2.0 and {
+        type(x) for x in (found["loss"], found["per_word"], *found["components"].values())
+    } == {float}
 
 
 def test_loss_from_a_log_keeps_its_value_where_nothing_is_logged():
@@ -60,7 +71,10 @@ def test_history_slides_and_keeps_repeated_values(whole_history):
         logs.append({"loss": loss, "epoch": 0.0, "step": step})
         found = value(controller, "on_log", step=step, log_history=logs if whole_history else logs[-1:])
         assert found["training_loss"]["steps"] == list(range(max(0, step - 2), step + 1))
-    assert found["training_loss"] == {"loss": [4.0, 4.0, 4.0], "steps": [1, 2, 3], "epoch": [0.0] * 3} and found["window_size"] == 3
+    assert (
+        found["training_loss"] == {"loss": [4.0, 4.0, 4.0], "steps": [1, 2, 3], "epoch": [0.0] * 3}
+        and found["window_size"] == 3
+    )
     again = value(controller, "on_log", step=9, log_history=logs if whole_history else logs[-1:])
     assert again["training_loss"]["steps"] == [1, 2, 3]  # the same log once more
 
@@ -69,11 +83,17 @@ def test_history_of_steps_and_evaluations():
     controller = watch("HistoryBasedMetric", {"window_size": 2, "source_event": "on_step_end"})
     for step in range(3):
         value(controller, "on_step_end", step=step, epoch=0, losses={"ner": step, "tok2vec": 100.0}, batch_words=2)
-        controller.on_event("on_evaluate", step=step, epoch=0, metrics={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step)
+        controller.on_event(
+            "on_evaluate", step=step, epoch=0, metrics={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step
+        )
     found = value(controller, "on_step_end", step=3, losses={"ner": 3})
     assert found["training_loss"]["loss"] == [2.0, 3.0] and found["training_loss"]["components"]["ner"] == [2.0, 3.0]
     assert found["training_loss"]["per_word"] == [0.5, 1.0] and found["training_loss"]["epoch"] == [0.0, None]
-    assert found["metrics"]["ents_f"] == [1.0, 2.0] and found["metrics"]["steps"] == [1, 2] and found["metrics"]["score"] == [1.0, 2.0]
+    assert (
+        found["metrics"]["ents_f"] == [1.0, 2.0]
+        and found["metrics"]["steps"] == [1, 2]
+        and found["metrics"]["score"] == [1.0, 2.0]
+    )
     assert type(found["metrics"]["ents_f"][0]) is float and found["metrics"]["per"] == [{"A": 1}] * 2
 
 
@@ -88,14 +108,20 @@ def test_history_before_the_first_evaluation_makes_rules_skip(caplog):
 
 def test_eval_metrics_tell_the_best_score():
     controller = watch("EvalMetrics", event="on_evaluate")
-    found = [value(controller, "on_evaluate", step=10 * i, metrics={"f": s}, score=s) for i, s in enumerate([math.nan, 0.5, math.nan, 0.4, 0.6])]
+    found = [
+        value(controller, "on_evaluate", step=10 * i, metrics={"f": s}, score=s)
+        for i, s in enumerate([math.nan, 0.5, math.nan, 0.4, 0.6])
+    ]
     assert [f["best_score"] for f in found] == [None, 0.5, 0.5, 0.5, 0.6]
     assert [f["best_step"] for f in found] == [None, 10, 10, 10, 40]
     assert [f["evaluations_since_best"] for f in found] == [1, 0, 1, 2, 0]
     assert [f["steps_since_best"] for f in found] == [None, 0, 10, 20, 0]
 
 
-@pytest.mark.parametrize("mode, scores, best", [("absolute", [0.5, 0.59, 0.61], 0.61), ("relative", [10.0, 10.5, 11.5], 11.5), ("relative", [10.0, 11.0], 10.0)])
+@pytest.mark.parametrize(
+    "mode, scores, best",
+    [("absolute", [0.5, 0.59, 0.61], 0.61), ("relative", [10.0, 10.5, 11.5], 11.5), ("relative", [10.0, 11.0], 10.0)],
+)
 def test_eval_metrics_min_delta(mode, scores, best):
     controller = watch("EvalMetrics", {"min_delta": 0.1, "min_delta_mode": mode}, "on_evaluate")
     assert [value(controller, "on_evaluate", metrics={}, score=score) for score in scores][-1]["best_score"] == best
@@ -106,10 +132,22 @@ def test_training_state():
     controller.on_event("on_evaluate", step=5, score=0.5)
     controller.on_event("on_evaluate", step=6, score=0.4)
     counts = {"skipped_updates": 2, "grad_spikes": 1, "rollbacks": 0}
-    found = value(controller, "on_epoch_end", global_step=7, epoch=1, words=100, seconds=2.5, counts=counts, max_steps=10)
+    found = value(
+        controller, "on_epoch_end", global_step=7, epoch=1, words=100, seconds=2.5, counts=counts, max_steps=10
+    )
     assert found == {
-        **{"step": 7, "global_step": 7, "epoch": 1.0, "max_steps": 10.0, "words": 100.0, "seconds": 2.5, "score": 0.4},
-        **{"best_score": 0.5, "best_metric": 0.5, "best_step": 5, **counts, "is_final": False},
+        "step": 7,
+        "global_step": 7,
+        "epoch": 1.0,
+        "max_steps": 10.0,
+        "words": 100.0,
+        "seconds": 2.5,
+        "score": 0.4,
+        "best_score": 0.5,
+        "best_metric": 0.5,
+        "best_step": 5,
+        **counts,
+        "is_final": False,
     }
 
 
@@ -146,7 +184,9 @@ def test_system_state():
     assert value(sleepy, "on_step_end") == value(sleepy, "on_step_end")
 
 
-OURS = sorted(name for name, cls in registry.controller_metrics.get_all().items() if cls.__module__.startswith("thinc_torchopt."))
+OURS = sorted(
+    name for name, cls in registry.controller_metrics.get_all().items() if cls.__module__.startswith("thinc_torchopt.")
+)
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -159,7 +199,7 @@ def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
 
 def test_own_metrics():
     class TestWords:
-        events = ["on_step_end"]
+        events = ("on_step_end",)
 
         def __init__(self, times):
             self.times = times
@@ -174,7 +214,9 @@ def test_own_metrics():
     assert value(watch("TestWords", {"times": 2}), "on_step_end", words=4) == {"words": 8, "where": "on_step_end"}
     with pytest.raises(ControllerError, match=r"controller_metrics\[0\].arguments: .*validate\(\) refuses"):
         watch("TestWords", {"times": 0})
-    with pytest.raises(ControllerError, match=r"controller_metrics\[0\].arguments: expected the arguments of 'TestWords' \(times\)"):
+    with pytest.raises(
+        ControllerError, match=r"controller_metrics\[0\].arguments: expected the arguments of 'TestWords' \(times\)"
+    ):
         watch("TestWords", {"often": 2})
 
     @controller_metrics("TestBroken")
@@ -212,7 +254,14 @@ def test_plain_copies_and_converts():
     class Text(str):
         pass
 
-    source = {"a": [1, numpy.float32(0.5)], 2: (True, None), "t": torch.ones(2), "s": Text("x"), "o": object(), "b": numpy.bool_(True)}
+    source = {
+        "a": [1, numpy.float32(0.5)],
+        2: (True, None),
+        "t": torch.ones(2),
+        "s": Text("x"),
+        "o": object(),
+        "b": numpy.bool_(True),
+    }
     found = plain(source)
     assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True}
     assert type(found["s"]) is str and type(found["b"]) is bool and type(found["a"][1]) is float

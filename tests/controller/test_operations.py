@@ -8,7 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from thinc_torchopt.controller import Control, Operation, TrainerController, controller_operations, register_operation_handlers
+from thinc_torchopt.controller import (
+    Control,
+    Operation,
+    TrainerController,
+    controller_operations,
+    register_operation_handlers,
+)
 from thinc_torchopt.controller.operations import Steering
 from thinc_torchopt.errors import ControllerError
 
@@ -22,7 +28,9 @@ def doing(action, kind=None, arguments=None, event="on_step_end", **more):
 
 
 @pytest.mark.parametrize("name", ["hfcontrols", "control"])
-@pytest.mark.parametrize("flag", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"])
+@pytest.mark.parametrize(
+    "flag", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
+)
 def test_controls_set_flags(name, flag):
     controller, control = doing(f"{name}.{flag}"), Control()
     [firing] = controller.on_event("on_step_end", step=3, control=control)
@@ -34,7 +42,13 @@ def test_controls_set_flags(name, flag):
 @pytest.mark.parametrize(
     "action, kind, arguments, call, args",
     [
-        ("should_cut", "LearnRateControl", {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6}, "scale_learn_rates", (["enc*"], 0.5, 1e-6)),
+        (
+            "should_cut",
+            "LearnRateControl",
+            {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6},
+            "scale_learn_rates",
+            (["enc*"], 0.5, 1e-6),
+        ),
         ("should_set", "LearnRateControl", {"rate": 0.1}, "set_learn_rates", (["*"], 0.1)),
         ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
         ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
@@ -47,7 +61,10 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
     assert not steering.mock_calls
     controller.on_event("on_step_end", step=2, control=Control(steering=steering))
     assert [(c[0], c.args) for c in steering.mock_calls] == [(call, args)]
-    with pytest.raises(ControllerError, match=f"op.{action} of the controller 'c' on on_step_end at step 3: expected a training loop that can"):
+    with pytest.raises(
+        ControllerError,
+        match=f"op.{action} of the controller 'c' on on_step_end at step 3: expected a training loop that can",
+    ):
         controller.on_event("on_step_end", step=3, control=Control())
 
 
@@ -79,7 +96,8 @@ def test_operations_that_cant_work_are_refused(action, kind, arguments, reason):
 
 
 def test_log_control_shows_plain_values(caplog):
-    text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, {path}, {{x}}, {loss/no}"
+    text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
+    text += "{path}, {{x}}, {loss/no}"
     controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
     controller.on_event("on_step_end", losses={"ner": 1.0})
     controller.on_event("on_save", step=12, path="out/step-12")
@@ -87,7 +105,9 @@ def test_log_control_shows_plain_values(caplog):
 
 
 def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
-    controller = doing("op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"})
+    controller = doing(
+        "op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"}
+    )
     controller.on_event("on_step_end", step=1, losses={"ner": 1.5})
     assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
 
@@ -122,7 +142,9 @@ def server(status=200, wait=None):
 
 
 def notifier(url, timeout=5.0):
-    controller = doing("op.should_notify", "NotifyControl", {"url": url, "message": "loss {loss/loss}", "timeout_seconds": timeout})
+    controller = doing(
+        "op.should_notify", "NotifyControl", {"url": url, "message": "loss {loss/loss}", "timeout_seconds": timeout}
+    )
     return controller, controller.definition.operations["op"].instance._webhook
 
 
@@ -188,8 +210,14 @@ def test_own_operations():
     register_operation_handlers([TestFailing])
     doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1})
     [(event, name, step, values, payload)] = seen
-    assert (event, name, step) == ("on_step_end", "c", 1) and values["loss"]["loss"] == 1.0 and payload["losses"] == {"a": 1}
-    with pytest.raises(ControllerError, match="op.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"):
+    assert (
+        (event, name, step) == ("on_step_end", "c", 1)
+        and values["loss"]["loss"] == 1.0
+        and payload["losses"] == {"a": 1}
+    )
+    with pytest.raises(
+        ControllerError, match=r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
+    ):
         doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5)
     with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
         doing("op.should_take_nothing", "TestFailing")

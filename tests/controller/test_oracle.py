@@ -1,4 +1,4 @@
-"""The recorded runs of the framework whose definitions ours are: the same firings at the same steps, errors for the same mistakes."""
+"""The recorded runs of the framework whose definitions ours are: the same firings, and errors for the same mistakes."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from ..conftest import SHARED
 
 CASES = SHARED / "oracles" / "controller_cases.json"
 
-# Where we differ on purpose: an error that the framework raises in mid-training, ours raises when the definition is read.
+# Where we differ on purpose: what fails there in mid-training, ours refuses when the definition is read.
 EARLIER = {
     "rule-error:int-result": "an arithmetic expression can be seen to give no bool",
     "rule-error:undefined-name": "names are checked against the metrics of the definition",
@@ -39,7 +39,11 @@ def cases():
 
 
 def payload(case, event):
-    known = {"log_history": case["logs"][: event["n_logs"]], "epoch": event["epoch"], "global_step": event["global_step"]}
+    known = {
+        "log_history": case["logs"][: event["n_logs"]],
+        "epoch": event["epoch"],
+        "global_step": event["global_step"],
+    }
     return known | {"metrics": event.get("kwargs", {}).get("metrics")}
 
 
@@ -79,7 +83,9 @@ def test_oracle_same_log(case, caplog):
         for event in case["events"]:
             caplog.clear()
             controller.on_event(event["event"], **payload(case, event))
-            logged = [(record.levelname, record.getMessage()) for record in caplog.records if "Taking" in record.getMessage()]
+            logged = [
+                (record.levelname, record.getMessage()) for record in caplog.records if "Taking" in record.getMessage()
+            ]
             expected = event.get("trigger_log", [])
             assert len(logged) == len(expected)
             for (level, message), (expected_level, expected_message) in zip(logged, expected):

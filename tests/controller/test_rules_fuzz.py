@@ -16,12 +16,20 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), derando
 QUIETLY = {"max_examples": 300}
 
 small = st.integers(-20, 20).map(lambda i: f"({i})")
-scalars = st.one_of(small, st.floats(-9, 9).map(repr), st.sampled_from(["a", "b", "f", "d['x']", "c[0]", "d['y'][-1]", "len(c)", "True"]))
+scalars = st.one_of(
+    small,
+    st.floats(-9, 9).map(repr),
+    st.sampled_from(["a", "b", "f", "d['x']", "c[0]", "d['y'][-1]", "len(c)", "True"]),
+)
 
 
 def numbers(inner):
-    pairs = st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
-    calls = st.tuples(st.sampled_from(["abs", "int", "float", "math_trunc", "math_floor"]), inner).map(lambda t: f"{t[0]}({t[1]})")
+    pairs = st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner).map(
+        lambda t: f"({t[0]} {t[1]} {t[2]})"
+    )
+    calls = st.tuples(st.sampled_from(["abs", "int", "float", "math_trunc", "math_floor"]), inner).map(
+        lambda t: f"{t[0]}({t[1]})"
+    )
     lists = st.lists(inner, min_size=1, max_size=4).map(lambda items: f"[{', '.join(items)}]")
     reduced = st.tuples(st.sampled_from(["sum", "max", "min", "len"]), lists).map(lambda t: f"{t[0]}({t[1]})")
     passes = st.tuples(st.sampled_from(["sum", "max", "min"]), inner, inner, lists).map(
@@ -60,20 +68,50 @@ def test_fuzz_agrees_with_python(text):
     try:
         found = Rule(text, VALUES).evaluate(VALUES)
     except ControllerError as error:
-        assert isinstance(expected, Exception) or "at most" in str(error) or "expected numbers of at most" in str(error), text
+        assert (
+            isinstance(expected, Exception) or "at most" in str(error) or "expected numbers of at most" in str(error)
+        ), text
     else:
         assert found is expected, text
 
 
 names = st.sampled_from([*VALUES, "nope", "__class__", "v", "open", "_add", "x"])
-constants = st.one_of(st.integers().map(str), st.floats().map(repr), st.text(max_size=5).map(repr), st.sampled_from(["9**9", "1e999", "''"]))
+constants = st.one_of(
+    st.integers().map(str),
+    st.floats().map(repr),
+    st.text(max_size=5).map(repr),
+    st.sampled_from(["9**9", "1e999", "''"]),
+)
 
 
 def anything(inner):
-    operators = ["+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^", "<", "==", "in", "is", "and", "or", "@", ":="]
+    operators = [
+        "+",
+        "-",
+        "*",
+        "/",
+        "//",
+        "%",
+        "**",
+        "<<",
+        ">>",
+        "&",
+        "|",
+        "^",
+        "<",
+        "==",
+        "in",
+        "is",
+        "and",
+        "or",
+        "@",
+        ":=",
+    ]
     return st.one_of(
         st.tuples(inner, st.sampled_from(operators), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
-        st.tuples(st.sampled_from(["-", "~", "not ", "*", "await ", "lambda: "]), inner).map(lambda t: f"({t[0]}{t[1]})"),
+        st.tuples(st.sampled_from(["-", "~", "not ", "*", "await ", "lambda: "]), inner).map(
+            lambda t: f"({t[0]}{t[1]})"
+        ),
         st.tuples(inner, inner).map(lambda t: f"{t[0]}[{t[1]}]"),
         st.tuples(inner, inner, inner).map(lambda t: f"{t[0]}[{t[1]}:{t[2]}]"),
         st.tuples(inner, st.sampled_from(["real", "append", "__class__", "format"])).map(lambda t: f"{t[0]}.{t[1]}"),

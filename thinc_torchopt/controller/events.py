@@ -48,9 +48,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
         "score": "the weighted score, by which the best model is chosen",
     },
     "on_log": _LOSSES
-    | {
-        "log_history": 'what was logged, the newest last: `[{"loss": 0.5, "epoch": 0.1, "step": 9}]`; the newest alone will do'
-    },
+    | {"log_history": 'what was logged, the newest last: `[{"loss": 0.5, "epoch": 0.1}]`; the newest alone will do'},
     "on_save": {"path": "of the folder that was written"},
     "on_epoch_end": {},
     "on_train_end": {},
