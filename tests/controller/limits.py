@@ -5,6 +5,7 @@ import tracemalloc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+STOP = 30_000_000
 _seen: list[str] = []
 _is_watching = False
 
@@ -25,6 +26,8 @@ def measured():
     def trace(frame, event, arg):
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         found.codes += event == "opcode"
+        if found.codes > STOP:
+            raise RuntimeError(f"more than {STOP} byte codes")
         return trace
 
     if not hasattr(measured, "is_installed"):
