@@ -50,7 +50,7 @@ def changed(path, value):
     place = definition
     for key in parents:
         place = place[key]
-    if value is del_:
+    if value == del_:
         del place[last]
     else:
         place[last] = value
@@ -62,7 +62,7 @@ BOMB = b"a: &a [x, x, x, x, x]\n" + b"\n".join(
     b"%c: &%c [*%c, *%c, *%c, *%c, *%c]" % (98 + i, 98 + i, *[97 + i] * 5) for i in range(20)
 )
 
-del_ = object()
+del_ = "(taken away)"
 C = ("controllers", 0)
 M = ("controller_metrics", 0)
 O = ("operations", 0)  # noqa: E741
