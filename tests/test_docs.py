@@ -31,6 +31,21 @@ PAGES = [
 ]
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
+LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
+{"step": 1, "words": 18, "losses": {"ner": 1.0}}
+"""
+# What docs/controller.md begins with.
+RULES = """
+controller_metrics:
+  - name: loss
+    class: Loss
+controllers:
+  - name: stop-at-loss
+    triggers: [on_step_end]
+    rule: loss["per_word"] < 0.2
+    operations: [hfcontrols.should_training_stop]
+"""
+
 
 def blocks(language):
     found = []
@@ -99,9 +114,12 @@ def run_spacy(args, folder, monkeypatch):
     toy_corpus(folder)
     monkeypatch.chdir(folder)
     (folder / "configs").symlink_to(ROOT / "configs")
-    for log in (arg for arg in args if args[:2] == ["torchopt", "report"] and arg.endswith(".jsonl")):
+    is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
+    for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
-        (folder / log).write_text('{"step": 0, "losses": {"ner": 2.0}}\n{"step": 1, "losses": {"ner": 1.0}}\n')
+        (folder / log).write_text(LOG)
+    for definition in (arg for arg in args if arg.endswith(".yaml") and not (folder / arg).exists()):
+        (folder / definition).write_text(RULES)
     run = spacy_cli(*args)
     assert run.stdout and all((folder / output).is_file() for flag, output in pairwise(args) if flag == "--output")
 

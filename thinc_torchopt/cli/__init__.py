@@ -32,6 +32,10 @@ _RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout")
+_DEFINITION = Arg(..., help="YAML or JSON file with the rules", exists=True, dir_okay=False)
+_REPLAY = Opt(
+    None, "--replay", help="Log that JSONLinesLogger wrote: which rules would have fired", exists=True, dir_okay=False
+)
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -186,3 +190,29 @@ def report_cli(
     from .report import show_report
 
     show_report(log_paths, output_path=output_path, as_json=as_json)
+
+
+@torchopt_cli.command("controller")
+def controller_cli(
+    definition_path: Path = _DEFINITION,
+    check: bool = Opt(False, "--check", help="Check the rules, and say what they do. Default without --replay"),
+    log_path: Optional[Path] = _REPLAY,
+    output_path: Optional[Path] = _PICTURE,
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+) -> None:
+    """
+    Check the definition of a trainer controller: all that is wrong with it at once, or what its rules do on which
+    events. Or try its rules on the log of a training (--replay): which would have fired when, and with --output a
+    picture of what they look at. Nothing is trained, and no operation is done.
+    """
+    from .controller import run_controller
+
+    run_controller(
+        definition_path,
+        is_check=check,
+        log_path=log_path,
+        output_path=output_path,
+        as_json=as_json,
+        code_path=code_path,
+    )

@@ -6,8 +6,9 @@ hold what a definition can name. plain.py copies values, messages.py fills texts
 """
 
 from .controller import Firing, TrainerController
+from .definition import ControllerSpec
 from .events import EVENTS
-from .guard import FUNCTIONS
+from .guard import FUNCTIONS, MetricUnavailable
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import Control, Operation, Steering, controller_operations, register_operation_handlers
 from .rules import Rule
@@ -16,8 +17,10 @@ __all__ = [
     "EVENTS",
     "FUNCTIONS",
     "Control",
+    "ControllerSpec",
     "Firing",
     "Metric",
+    "MetricUnavailable",
     "Operation",
     "Rule",
     "Steering",

@@ -66,17 +66,20 @@ class TrainerController:
     """Rules that steer a training run.
 
     definition (str | Path | Mapping): A YAML or JSON file, or what would stand in it.
+    is_replay (bool): The events are those of a training of before. Then metrics of the machine have no value, and
+        there are no warnings about metrics without one.
     RAISES (ControllerError): It can't work. All that is wrong with it stands in one message.
 
-    Public: `definition`, what it says; `events`, those on which it does anything.
+    Public: `definition`, what it says; `events`, those on which it does anything; `values`, those of the metrics.
     """
 
-    def __init__(self, definition: Source):
+    def __init__(self, definition: Source, *, is_replay: bool = False):
         self.definition: Definition = load(definition)
         self._values: dict[str, Any] = dict.fromkeys(self.definition.metrics)
+        self.values: Mapping[str, Any] = MappingProxyType(self._values)
         self._states = {spec.name: _State() for spec in self.definition.controllers}
         self._step = 0
-        self._warned: set[str] = set()
+        self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
         self._levels = {spec.name: spec.log_level for spec in self.definition.controllers}
         # Of each event: metrics to compute, and controllers that it triggers.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
@@ -85,6 +88,8 @@ class TrainerController:
             for event in spec.triggers:
                 self._controllers[event].append(spec)
         for name, part in self.definition.metrics.items():
+            if is_replay and getattr(part.instance, "is_of_machine", False):
+                continue
             keeps = getattr(part.instance, "keeps", None)
             for event in dict.fromkeys(part.instance.events):
                 if keeps is None or event in keeps or self._controllers[event]:
@@ -161,7 +166,7 @@ class TrainerController:
                     event_name=firing.event,
                     control_name=firing.controller,
                     firing=firing,
-                    values=MappingProxyType(self._values),
+                    values=self.values,
                     **payload,
                 )
             except Exception as error:

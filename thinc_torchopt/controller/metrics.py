@@ -43,12 +43,14 @@ class Metric(ABC):
     evaluated there.
     is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be
     copied.
+    is_of_machine: It measures the machine as it is now. In a replay it has no value.
     """
 
     events: Sequence[str] = ()
     reads: ClassVar[Sequence[str] | None] = None
     keeps: ClassVar[Sequence[str] | None] = None
     is_plain: ClassVar[bool] = False
+    is_of_machine: ClassVar[bool] = False
 
     def __init__(self, events: Sequence[str] | None = None):
         if events is not None:

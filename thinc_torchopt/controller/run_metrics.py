@@ -160,6 +160,7 @@ class SystemState(Metric):
     events = ("on_train_begin", "on_step_end", "on_evaluate")
     reads = ()
     is_plain = True
+    is_of_machine = True
 
     def __init__(self, every_seconds: float = 1.0):
         super().__init__()

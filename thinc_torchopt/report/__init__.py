@@ -1,16 +1,21 @@
 """Pictures of trainings from their logs: one HTML file, or one picture."""
 
-from .plots import check_picture, plot_range_test, plot_schedule
+from .log_file import COUNTS, read_records
+from .plots import Panel, check_picture, plot_firings, plot_range_test, plot_schedule
 from .runs import read_runs
 from .summary import facts_of, summarize
 from .write import check_output, write_report
 
 __all__ = [
+    "COUNTS",
+    "Panel",
     "check_output",
     "check_picture",
     "facts_of",
+    "plot_firings",
     "plot_range_test",
     "plot_schedule",
+    "read_records",
     "read_runs",
     "summarize",
     "write_report",

@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ COUNTED = {
     "outside_writes": "outside_write",
     "conservative_mode": "conservative",
 }
-_NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", "rollbacks", *COUNTED)
+# All counts of a line.
+COUNTS = ("rollbacks", *COUNTED)
+_NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
 _BY_NAME = ("losses", "scores", "learn_rates")
 # More damaged lines than that are not named.
 _MAX_NAMED = 5
@@ -40,44 +42,16 @@ class Log:
     @classmethod
     def read(cls, path: Path) -> Log:
         """RAISES (ConfigError): It is no log, or can't be read."""
-        log, damaged, first_damaged, n = cls(path), [], "", 0
-        try:
-            with path.open("rb") as file:
-                for n, line in enumerate(file, 1):
-                    if not line.strip():
-                        continue
-                    record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
-                    if record is None:
-                        damaged.append(n)
-                        first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
-                    else:
-                        log._add(record, n)
-        except OSError as error:
-            raise ConfigError(f"Can't read the training log {path}: {error}.") from error
-        if damaged and len(damaged) >= len(log.steps):
-            raise ConfigError(
-                f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
-                f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Give the file that "
-                "'path' names in the block of 'thinc-torchopt.JSONLinesLogger.v1'."
-            )
-        if damaged == [n]:
-            log.notes.append(
-                f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or "
-                "goes on."
-            )
-        elif damaged:
-            named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
-            log.notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+        log = cls(path)
+        for line, record in _lines(path, log.notes, log.steps):
+            log._add(record, line)
         return log
 
     def _add(self, record: Mapping[str, Any], line: int) -> None:
         step = record["step"]
         if self.steps and step <= self.steps[-1]:
             if step < self.steps[-1]:
-                self.notes.append(
-                    f"{self.path.name} goes back from step {self.steps[-1]} to step {step} in line {line}: shown is "
-                    "what comes later."
-                )
+                self.notes.append(_goes_back(self.path, self.steps[-1], step, line))
             self.cut(step)
         for key in _NUMBERS:
             if key in record:
@@ -109,6 +83,59 @@ class Log:
             del values[n:]
         self.checkpoints = {saved: None for saved in self.checkpoints if saved < step}
         self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The lines of a log as they are, with rising steps; and notes.
+
+    RAISES (ConfigError): It is no log, is empty, or can't be read.
+    """
+    records: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for line, record in _lines(path, notes, records):
+        if records and record["step"] < records[-1]["step"]:
+            notes.append(_goes_back(path, records[-1]["step"], record["step"], line))
+        while records and records[-1]["step"] >= record["step"]:
+            records.pop()
+        records.append(record)
+    if not records:
+        raise ConfigError(f"Can't read the training log {path}: expected at least one line, found none.")
+    return records, notes
+
+
+def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines that are whole, with their numbers; at the end, notes on others. kept (Sized): Of them."""
+    damaged, first_damaged, n = [], "", 0
+    try:
+        with path.open("rb") as file:
+            for n, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
+                if record is None:
+                    damaged.append(n)
+                    first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                else:
+                    yield n, record
+    except OSError as error:
+        raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+    if damaged and len(damaged) >= len(kept):
+        raise ConfigError(
+            f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
+            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Give the file that "
+            "'path' names in the block of 'thinc-torchopt.JSONLinesLogger.v1'."
+        )
+    if damaged == [n]:
+        notes.append(
+            f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or goes on."
+        )
+    elif damaged:
+        named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
+        notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+
+
+def _goes_back(path: Path, last: int, step: int, line: int) -> str:
+    return f"{path.name} goes back from step {last} to step {step} in line {line}: shown is what comes later."
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..compat import import_figure
 from ..errors import ConfigError
@@ -16,6 +16,8 @@ from ..state import replacing
 _MAX_COLOURS = 10
 # More names than that are put beside the picture.
 _MAX_INSIDE = 6
+# Of more values than that, only the line is drawn.
+_MAX_DOTS = 50
 
 
 def check_picture(path: Path) -> None:
@@ -94,6 +96,39 @@ def plot_range_test(
     _save(figure, path)
 
 
+class Panel(NamedTuple):
+    """Something over the steps. firings (dict): By rule, the steps at which those that look at it fired."""
+
+    values: Sequence[float]
+    firings: Mapping[str, Sequence[int]]
+
+
+def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path) -> None:
+    """Draw what rules look at, one panel each below the other, and mark where the rules fired.
+
+    steps (Sequence[int]): Of all values.
+    panels (Mapping[str, Panel]): By the name of what is drawn.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    names = list(dict.fromkeys(rule for panel in panels.values() for rule in panel.firings))
+    figure = import_figure()(figsize=(9, 1.0 + 2.2 * len(panels)), dpi=150, layout="constrained")
+    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axes, (label, (values, firings)) in zip(all_axes, panels.items()):
+        axes.plot(steps, values, color="0.4", linewidth=1.2, marker="." if len(steps) <= _MAX_DOTS else None)
+        at = dict(zip(steps, values))
+        for rule, fired in firings.items():
+            colour = _colour(names.index(rule), len(names))
+            axes.vlines(fired, 0.0, 1.0, transform=axes.get_xaxis_transform(), color=colour, alpha=0.3, linewidth=1.0)
+            axes.plot(fired, [at[step] for step in fired], "o", color=colour, markersize=5)
+        axes.set_ylabel(_as_text(label), fontsize="small")
+        axes.grid(alpha=0.3)
+        if lines := list(axes.lines[1:]):
+            _add_legend(axes, lines, list(firings))
+    all_axes[-1].set_xlabel("step")
+    _save(figure, path)
+
+
 @contextmanager
 def save_whole(path: Path) -> Iterator[Path]:
     """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.
@@ -125,12 +160,16 @@ def _colour(i: int, n: int) -> Any:
 
 
 def _add_legend(axes: Any, lines: list[Any], names: list[str]) -> None:
-    # "$" would begin a formula.
-    names = [name.replace("$", r"\$") for name in names]
+    names = [_as_text(name) for name in names]
     if len(names) > _MAX_INSIDE:
         axes.legend(lines, names, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     else:
         axes.legend(lines, names, fontsize="small")
+
+
+def _as_text(name: str) -> str:
+    """`$` would begin a formula."""
+    return name.replace("$", r"\$")
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -1,0 +1,316 @@
+"""`spacy torchopt controller`: definitions are checked, and tried on logs, of which a hand can say where rules fire."""
+
+import json
+import math
+
+import pytest
+import srsly
+
+from thinc_torchopt import compat
+from thinc_torchopt.compat import has_matplotlib
+
+from ..spacy_cli import spacy_cli
+
+LOSS = {"name": "loss", "class": "Loss"}
+SCORES = {"name": "scores", "class": "EvalMetrics"}
+STATE = {"name": "state", "class": "TrainingState"}
+
+
+def rule(name, text, *triggers, does="control.should_training_stop", **settings):
+    return {"name": name, "triggers": list(triggers), "rule": text, "operations": [does], **settings}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Write a definition and a log, and run the command with them."""
+
+    def run(metrics, rules, lines=None, *args, check=True, operations=()):
+        content = {"controller_metrics": metrics, "operations": list(operations), "controllers": rules}
+        (tmp_path / "rules.yaml").write_text(srsly.yaml_dumps(content))
+        if lines is not None:
+            (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            args = ("--replay", tmp_path / "log.jsonl", *args)
+        return spacy_cli("torchopt", "controller", tmp_path / "rules.yaml", *args, check=check)
+
+    return run
+
+
+def log(losses, scores=None, every=1, **more):
+    """Lines of a training with ten words a step."""
+    lines = [
+        {
+            "step": i * every,
+            "epoch": 0,
+            "seconds": i,
+            "words": 10 * (i * every + 1),
+            "losses": {"ner": loss, "tok2vec": 9},
+        }
+        | more
+        for i, loss in enumerate(losses)
+    ]
+    for i, score in (scores or {}).items():
+        lines[i] |= {"score": score, "scores": {"ents_f": score, "ents_per_type": {"PER": {"f": score}}}}
+    return lines
+
+
+def fired(run):
+    return {spec["name"]: spec["steps"] for spec in json.loads(run.stdout)["controllers"]}
+
+
+def rows(text):
+    """The lines of tables, without the padding."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+# ---------------------------------------------------------------------- check
+
+
+@pytest.mark.parametrize("flags", [[], ["--check"]])
+def test_controller_check_says_what_rules_do(run, flags):
+    patience = {"patience_threshold": 2}
+    stop = rule("stop", "loss['loss'] < 1", "on_step_end", "on_log", patience=patience, cooldown=1, max_firings=3)
+    found = run([LOSS], [stop, rule("save", "loss['loss'] < 2", "on_log", does="hfcontrols.should_save")], None, *flags)
+    assert "rules.yaml can be used: 1 metric, 2 controllers." in found.stdout
+    line = (
+        "stop on_step_end, on_log control.should_training_stop more than 2 times in a row, then not for 1 step, at "
+        "most 3 firings"
+    )
+    assert line in rows(found.stdout)
+    assert "save on_log hfcontrols.should_save each time" in rows(found.stdout)
+
+
+def test_controller_check_as_json(run):
+    found = json.loads(run([LOSS], [rule("stop", "loss['loss'] < 1", "on_log")], None, "--check", "--json").stdout)
+    assert found["metrics"] == {"loss": "Loss"}
+    [spec] = found["controllers"]
+    assert (spec["name"], spec["triggers"], spec["operations"]) == (
+        "stop",
+        ["on_log"],
+        ["control.should_training_stop"],
+    )
+    assert spec["rule"] == "loss['loss'] < 1" and spec["patience"] is None and spec["cooldown"] == 0
+
+
+@pytest.mark.parametrize("flags", [["--check"], ["--check", "--json"], ["--replay"]])
+def test_controller_tells_all_faults_at_once(run, flags):
+    metrics = [LOSS, {"name": "x", "class": "Lose"}]
+    rules = [rule("a", "los < 1", "on_step"), rule("b", "loss['loss'] <", "on_log", does="control.should_fly")]
+    replay = flags == ["--replay"]
+    found = run(metrics, rules, log([1]) if replay else None, *([] if replay else flags), check=False)
+    assert found.returncode == 1 and not found.stdout
+    places = ("metrics[1].class", "controllers[0].triggers[0]", "[0].rule", "[1].rule", "[1].operations[0]")
+    assert "found 5 faults" in found.stderr and all(place in found.stderr for place in places)
+
+
+@pytest.mark.parametrize(
+    "replay, flag, text", [(True, ["--check"], "one of them"), (False, ["-o", "a.png"], "--replay")]
+)
+def test_controller_options_that_do_not_go_together(run, replay, flag, text):
+    found = run([LOSS], [], log([1]) if replay else None, *flag, check=False)
+    assert found.returncode == 1 and text in found.stderr and "Traceback" not in found.stderr
+
+
+# ---------------------------------------------------------------------- replay
+
+
+def test_controller_replay_fires_where_it_should(run):
+    """Losses per word are 0.5, 0.4 ... 0.1, 0.2: below 0.25 at steps 3, 4, 5. tok2vec's is no loss."""
+    rules = [
+        rule("low", "loss['per_word'] < 0.25", "on_step_end"),
+        rule("patient", "loss['per_word'] < 0.25", "on_step_end", patience={"patience_threshold": 1}),
+        rule("once", "loss['per_word'] < 0.25", "on_log", max_firings=1),
+        rule("rests", "loss['components']['ner'] < 10", "on_log", cooldown=2),
+        rule("never", "loss['per_word'] < 0", "on_step_end"),
+    ]
+    lines = log([5, 4, 3, 2, 1, 2])
+    assert fired(run([LOSS], rules, lines, "--json")) == {
+        "low": [3, 4, 5],
+        "patient": [4],
+        "once": [3],
+        "rests": [0, 3],
+        "never": [],
+    }
+    text = rows(run([LOSS], rules, lines).stdout)
+    assert "low 3 3, 4, 5 control.should_training_stop" in text
+    assert "never 0 control.should_training_stop" in text
+    assert "4 on_step_end patient loss/per_word 0.1" in text
+
+
+def test_controller_replay_of_scores(run):
+    """The best score is that of step 1; NaN is null in a log, and never the best."""
+    rules = [
+        rule("plateau", "scores['evaluations_since_best'] >= 2", "on_evaluate"),
+        rule("good", "scores['ents_per_type']['PER']['f'] > 0.55", "on_evaluate"),
+        rule("later", "scores['ents_f'] > 0.55 and state['step'] > 2", "on_step_end"),
+    ]
+    lines = log([1] * 6, {0: 0.5, 1: 0.6, 3: None, 4: 0.4, 5: 0.7})
+    for line in lines:
+        if line.get("score", 0) is None:
+            line["scores"] = {"ents_f": 0.3, "ents_per_type": {"PER": {"f": 0.3}}}
+    # "later" comes before the evaluation of its step.
+    assert fired(run([SCORES, STATE], rules, lines, "--json")) == {"plateau": [4], "good": [1, 5], "later": [3]}
+
+
+def test_controller_replay_knows_means_only_where_lines_are_apart(run):
+    """Every fourth step: ten words a step all the same."""
+    found = run([LOSS], [rule("low", "loss['per_word'] <= 0.2", "on_step_end")], log([3, 2, 4, 1], every=4), "--json")
+    assert fired(found) == {"low": [4, 12]}
+    assert any("Not all steps" in note for note in json.loads(found.stdout)["notes"])
+    assert json.loads(found.stdout)["firings"][0]["values"] == {"loss/per_word": pytest.approx(0.2)}
+
+
+def test_controller_replay_of_windows_epochs_rates_and_norms(run):
+    metrics = [
+        {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}},
+        {"name": "rates", "class": "LearnRates"},
+        {"name": "norms", "class": "GradNorm"},
+        STATE,
+    ]
+    window = "window['training_loss']['loss']"
+    rules = [
+        rule("rises", f"len({window}) == 2 and {window}[0] < {window}[-1]", "on_log"),
+        rule("epoch", "state['epoch'] >= 0", "on_epoch_end"),
+        rule("begins", "state['epoch'] >= 0", "on_epoch_begin"),
+        rule("spike", "norms['total'] > 5", "on_pre_optimizer_step"),
+        rule("slow", "rates['default'] < 0.1", "on_step_begin"),
+        rule("skipped", "state['skipped_updates'] > 0 and state['words'] < 50", "on_step_end"),
+    ]
+    lines = log([3, 2, 4, 1, 2])
+    for i, line in enumerate(lines):
+        line |= {"epoch": i // 2, "grad_norm": [1, None, 9, 1, 1][i], "learn_rates": {"default": 0.2 / (i + 1)}}
+        line |= {"skipped_updates": int(i > 1)}
+    assert fired(run(metrics, rules, lines, "--json")) == {
+        "rises": [2, 4],
+        "epoch": [1, 3],
+        "begins": [-1, 1, 3],
+        "spike": [2],
+        "slow": [2, 3, 4],
+        "skipped": [2, 3],
+    }
+
+
+def test_controller_replay_tells_once_what_had_no_value(run, caplog):
+    rules = [
+        rule("memory", "memory['memory'] > 0", "on_step_end"),
+        rule("more", "memory['peak_memory'] > 0", "on_step_end"),
+        rule("end", "state['step'] > state['max_steps'] - 2", "on_step_end"),
+        rule("saved", "state['step'] >= 0", "on_save"),
+        rule("fine", "state['step'] == 1", "on_step_end"),
+    ]
+    found = run([STATE, {"name": "memory", "class": "SystemState"}], rules, log([1, 1]), "--json")
+    assert fired(found) == {"memory": [], "more": [], "end": [], "saved": [], "fine": [1]}
+    content = json.loads(found.stdout)
+    assert content["without_value"] == ["memory"]
+    first, second, third = content["notes"]
+    assert "memory (SystemState)" in first and "'end'" in second and "max_steps" in second
+    assert "on_save" in third and "'saved'" in third
+    assert not found.stderr and not caplog.records
+
+
+def test_controller_replay_does_nothing(run, caplog):
+    note = {"name": "note", "class": "LogControl", "arguments": {"log_format": "low", "log_level": "error"}}
+    rules = [rule("low", "loss['loss'] < 2", "on_log", does="note.should_log", config={"trigger_log_level": "error"})]
+    assert fired(run([LOSS], rules, log([1]), "--json", operations=[note])) == {"low": [0]}
+    assert not caplog.records
+
+
+def test_controller_replay_of_infinite_losses_is_json(run):
+    rules = [rule("nan", "loss['loss'] != loss['loss']", "on_log")]
+    found = run([LOSS], rules, log([1, None]), "--json")
+    assert json.loads(found.stdout)["firings"] == [
+        {
+            "controller": "nan",
+            "event": "on_log",
+            "step": 1,
+            "operations": ["control.should_training_stop"],
+            "values": {"loss/loss": None},
+        }
+    ]
+
+
+def test_controller_replay_shows_the_first_of_many_firings(run):
+    found = run([STATE], [rule("all", "state['step'] >= 0", "on_log")], log([1] * 60))
+    assert "all 60 0, 1, 2, 3, 4 ... control.should_training_stop" in rows(found.stdout)
+    assert "the first 50 of 60 firings" in found.stdout
+    assert sum(" on_log all " in row for row in rows(found.stdout)) == 50
+
+
+def test_controller_replay_ends_where_a_rule_fails(run):
+    found = run([LOSS], [rule("bad", "1 / (loss['loss'] - 2) < 0", "on_log")], log([1, 2]), check=False)
+    assert found.returncode == 1 and "'bad' on on_log at step 1" in found.stderr and "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("lines, text", [([], "found none"), ([{"a": 1}], "lines of JSON with 'step'")])
+def test_controller_replay_of_no_log(run, lines, text):
+    found = run([LOSS], [], lines, check=False)
+    assert found.returncode == 1 and text in found.stderr
+
+
+def test_controller_replay_of_damaged_and_strange_lines(run, tmp_path):
+    lines = log([3, 1, 1], learn_rates=[1], grad_norm="x", words=True, score="y")
+    lines.insert(1, {"step": 1, "losses": {"ner": 0, "x": "y"}})
+    found = run([LOSS], [rule("low", "loss['loss'] < 2", "on_log")], lines, "--json")
+    # What comes later counts.
+    assert fired(found) == {"low": [1, 2]} and json.loads(found.stdout)["firings"][0]["values"] == {"loss/loss": 1.0}
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    found = spacy_cli("torchopt", "controller", tmp_path / "rules.yaml", "--replay", tmp_path / "log.jsonl", "--json")
+    assert fired(found) == {"low": [1, 2]} and "half a line" in json.loads(found.stdout)["notes"][0]
+
+
+def test_controller_metrics_of_ones_own(run, tmp_path):
+    code = """
+from thinc_torchopt.controller import Metric, controller_metrics
+
+@controller_metrics("TestDoubled")
+class Doubled(Metric):
+    events = ("on_step_end",)
+    def compute(self, event_name, *, losses, **kwargs):
+        return 2 * losses["ner"]
+"""
+    (tmp_path / "code.py").write_text(code)
+    metrics, rules = [{"name": "twice", "class": "TestDoubled"}], [rule("low", "twice < 5", "on_log")]
+    assert fired(run(metrics, rules, log([3, 2]), "--json", "--code", tmp_path / "code.py")) == {"low": [1]}
+
+
+# ---------------------------------------------------------------------- picture
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+@pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
+    from thinc_torchopt.report import plots
+
+    figures, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    path = tmp_path / f"rules.{suffix}"
+    rules = [
+        rule("low", "loss['per_word'] < 0.25", "on_step_end"),
+        rule("cost $", "loss['per_word'] > 0.35 or scores['ents_f'] > 0.5", "on_log"),
+    ]
+    found = run([LOSS, SCORES], rules, log([5, 4, 3, 2, 1, 2], {3: 0.4}), "--output", path)
+    assert path.read_bytes().startswith(start) and f"Saved the picture to {path}" in found.stdout
+    losses, scores = figures[0].axes
+    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss/per_word", "scores/ents_f")
+    line, low, high = losses.lines
+    assert list(line.get_xdata()) == [0, 1, 2, 3, 4, 5]
+    assert list(line.get_ydata()) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.2])
+    assert (list(low.get_xdata()), list(low.get_ydata())) == ([3, 4, 5], pytest.approx([0.2, 0.1, 0.2]))
+    assert list(high.get_xdata()) == [0, 1]
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["low", r"cost \$"]
+    # A score holds until the next.
+    assert list(scores.lines[0].get_ydata()) == pytest.approx([math.nan] * 3 + [0.4] * 3, nan_ok=True)
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_controller_replay_picture_that_can_not_be(run, tmp_path):
+    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.docx", check=False)
+    assert found.returncode == 1 and "expected a name that ends in" in found.stderr
+    found = run([SCORES], [rule("low", "scores['x'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.png", check=False)
+    assert found.returncode == 1 and "none in this log" in found.stderr and not (tmp_path / "a.png").exists()
+
+
+def test_controller_replay_picture_without_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "has_matplotlib", False)
+    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.png", check=False)
+    assert found.returncode == 1 and "thinc-torchopt[plot]" in found.stderr

@@ -1,0 +1,258 @@
+"""A controller on the log of a training that is over: which rules would have fired when.
+
+A line of a log tells of one step. Steps between two lines are not known: then the losses of a line are means over them,
+as JSONLinesLogger writes them, and so are the words of a batch.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+
+from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, TrainerController
+from ..errors import ControllerError
+from ..report import COUNTS
+
+Path = tuple[str, ...]
+Record = Mapping[str, Any]
+
+# Of what is in a log, in the order in which it happened. Of the end of a training a log does not tell: it may go on.
+REPLAYED = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_step_begin",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+    "on_evaluate",
+    "on_log",
+    "on_epoch_end",
+)
+# Of a list, so many of the newest items are shown.
+_MAX_ITEMS = 10
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A rule held. values (dict): What it looked up, by `metric/key/key`."""
+
+    controller: str
+    event: str
+    step: int
+    operations: list[str]
+    values: dict[str, Any]
+
+
+@dataclass
+class Replay:
+    """What came of it.
+
+    steps (list[int]): Of the lines.
+    fired (list[Fired]): In the order in which they fired.
+    series (dict): What rules look up, by `metric/key/key`: after each line. NaN: no number.
+    looked_up (dict): By controller, where its rule looks.
+    without_value (list[str]): Metrics that rules name, and that never had a value.
+    notes (list[str]): What else to know.
+    """
+
+    steps: list[int]
+    looked_up: dict[str, list[Path]]
+    fired: list[Fired] = field(default_factory=list)
+    series: dict[Path, list[float]] = field(default_factory=dict)
+    without_value: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def steps_of(self, controller: str) -> list[int]:
+        """When it fired."""
+        return [fired.step for fired in self.fired if fired.controller == controller]
+
+
+def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
+    """Tell a controller of the lines of a log. It acts on nothing.
+
+    controller (TrainerController): With `is_replay`.
+    records (Sequence[Mapping]): The lines, with rising steps.
+    RAISES (ControllerError): A metric or a rule failed, as it would have in the training.
+    """
+    specs = controller.definition.controllers
+    found = Replay([record["step"] for record in records], {spec.name: _looked_up(spec) for spec in specs})
+    paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
+    for i, events in enumerate(_events_of(records)):
+        for event, payload in events:
+            for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
+                found.fired.append(_fired(list(firings), found.looked_up[name]))
+        for path in paths:
+            for place, number in _numbers_at(path, _at(controller.values, path)):
+                values = found.series.setdefault(place, [])
+                values += [math.nan] * (i - len(values)) + [number]
+    for values in found.series.values():
+        values += [math.nan] * (len(records) - len(values))
+    named = {name for spec in specs for name in spec.rule.names}
+    found.without_value = [name for name, value in controller.values.items() if value is None and name in named]
+    found.notes = list(_notes(controller, records, found.without_value))
+    return found
+
+
+# ---------------------------------------------------------------------- events
+
+
+def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The events of each line, with what they carry."""
+    before: dict[str, Any] = {}
+    for i, record in enumerate(records):
+        last = records[i - 1] if i else None
+        step, epoch = record["step"], _number(record.get("epoch"))
+        epoch = None if epoch is None else int(epoch)
+        now = _common(record)
+        place = {"step": step, "epoch": epoch, "learn_rates": now.get("learn_rates")}
+        events = [] if i else [("on_train_begin", {**place, "step": step - 1})]
+        if epoch is not None and epoch != before.get("epoch"):
+            events.append(("on_epoch_begin", {**before, **place, "step": step - 1}))
+        now |= place
+        grads = {"grad_norm": norm} if (norm := _number(record.get("grad_norm"))) is not None else {}
+        trained = now | grads | {"losses": _losses(record)} | _batch(record, last)
+        events += [
+            ("on_step_begin", {**before, **place}),
+            ("on_pre_optimizer_step", {**before, **place, **grads}),
+            ("on_optimizer_step", now | grads),
+            ("on_step_end", trained),
+        ]
+        if "score" in record:  # null: it was not finite
+            score, scores = _number(record["score"]), record.get("scores")
+            metrics = scores if isinstance(scores, dict) else {}
+            events.append(("on_evaluate", now | {"score": math.nan if score is None else score, "metrics": metrics}))
+        events.append(("on_log", trained))
+        following = records[i + 1] if i + 1 < len(records) else record
+        if epoch is not None and (_number(following.get("epoch")) or 0) > epoch:
+            events.append(("on_epoch_end", now))
+        yield events
+        before = now
+
+
+def _common(record: Record) -> dict[str, Any]:
+    """What all events carry, as far as the line has it."""
+    numbers = {key: _number(record.get(key)) for key in ("words", "seconds")}
+    counts = {key: int(value) for key in COUNTS if (value := _number(record.get(key))) is not None}
+    rates = record.get("learn_rates")
+    rates = rates if isinstance(rates, dict) else {}
+    rates = {name: rate for name, value in rates.items() if (rate := _number(value)) is not None}
+    found = {**numbers, "counts": counts, "learn_rates": rates}
+    return {key: value for key, value in found.items() if value is not None and value != {}}
+
+
+def _losses(record: Record) -> dict[str, float]:
+    """null: it was not finite."""
+    losses = {name: math.nan if loss is None else _number(loss) for name, loss in record["losses"].items()}
+    return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def _batch(record: Record, last: Record | None) -> dict[str, float]:
+    """How many words a batch had; of several, their mean."""
+    words = _number(record.get("words"))
+    words_before, steps = (
+        (0.0, record["step"] + 1) if last is None else (_number(last.get("words")), record["step"] - last["step"])
+    )
+    if words is None or words_before is None or words <= words_before or (last is None and record["step"]):
+        return {}
+    return {"batch_words": (words - words_before) / steps}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+# ---------------------------------------------------------------------- what rules look up
+
+
+def _looked_up(spec: ControllerSpec) -> list[Path]:
+    """Where a rule looks: `loss["components"]["ner"]` is ("loss", "components", "ner")."""
+    found: dict[Path, None] = {}
+
+    def visit(node: ast.AST) -> None:
+        keys: list[str] = []
+        inner = node
+        while isinstance(inner, ast.Subscript):
+            constant = inner.slice.value if isinstance(inner.slice, ast.Constant) else None
+            # An index, or what is computed: what is below it is not known.
+            keys = [constant, *keys] if isinstance(constant, str) else []
+            if not isinstance(inner.slice, ast.Constant):
+                visit(inner.slice)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            if inner.id in spec.rule.names:
+                found[(inner.id, *keys)] = None
+            return
+        for child in ast.iter_child_nodes(inner):
+            visit(child)
+
+    visit(ast.parse(spec.rule.text, mode="eval").body)
+    return list(found)
+
+
+def _at(values: Mapping[str, Any], path: Path) -> Any:
+    value: Any = values
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _numbers_at(path: Path, value: Any) -> Iterator[tuple[Path, float]]:
+    """The number to draw: of a window the newest, of a dict each."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(item, dict):
+                yield from _numbers_at((*path, key), item)
+        return
+    if isinstance(value, list) and value:
+        value = value[-1]
+    if isinstance(value, (bool, int, float)) and math.isfinite(value):
+        yield path, float(value)
+
+
+def _fired(firings: list[Firing], paths: Sequence[Path]) -> Fired:
+    first = firings[0]
+    values = {"/".join(path): _shortened(_at(first.values, path)) for path in paths if path[0] in first.values}
+    operations = [f"{firing.operation}.{firing.action}" for firing in firings]
+    return Fired(first.controller, first.event, first.step, operations, values)
+
+
+def _shortened(value: Any) -> Any:
+    """As JSON knows it: NaN and infinities become None."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item) for item in value[-_MAX_ITEMS:]]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---------------------------------------------------------------------- notes
+
+
+def _notes(controller: TrainerController, records: Sequence[Record], without_value: Sequence[str]) -> Iterator[str]:
+    if without_value:
+        kinds = (f"{name} ({controller.definition.metrics[name].kind})" for name in without_value)
+        yield f"This log gives no value to {', '.join(kinds)}: rules that need one were skipped."
+    for spec in controller.definition.controllers:
+        if not spec.rule.names.isdisjoint(without_value):
+            continue
+        try:
+            spec.rule.evaluate(controller.values)
+        except MetricUnavailable as error:
+            yield f"The rule of '{spec.name}' was skipped, up to the last line: {error}."
+        except ControllerError:
+            pass  # never came to that in the replay
+    held = {event for events in _events_of(records) for event, _ in events}
+    for spec in controller.definition.controllers:
+        if unknown := [event for event in EVENTS if event in spec.triggers and event not in held]:
+            yield f"This log does not tell of {', '.join(unknown)}: the rule of '{spec.name}' was not tried there."
+    if any(after["step"] - before["step"] > 1 for before, after in pairwise(records)):
+        yield "Not all steps are in this log. Losses are means since the line before; rules were tried at its lines."
