@@ -303,6 +303,16 @@ def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
 
 
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_controller_replay_picture_of_firings_between_lines(run, tmp_path):
+    """The first epoch begins before the first line."""
+    lines = log([1, 1, 1], every=5)
+    found = run(
+        [STATE], [rule("begins", "state['step'] < 9", "on_epoch_begin")], lines, "-o", tmp_path / "a.svg", "--json"
+    )
+    assert fired(found) == {"begins": [-1]} and (tmp_path / "a.svg").is_file()
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 def test_controller_replay_picture_that_can_not_be(run, tmp_path):
     found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.docx", check=False)
     assert found.returncode == 1 and "expected a name that ends in" in found.stderr

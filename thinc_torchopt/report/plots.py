@@ -116,11 +116,11 @@ def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path) 
     all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axes, (label, (values, firings)) in zip(all_axes, panels.items()):
         axes.plot(steps, values, color="0.4", linewidth=1.2, marker="." if len(steps) <= _MAX_DOTS else None)
-        at = dict(zip(steps, values))
+        at = dict(zip(steps, values))  # what fires before a line, as at the begin of an epoch, has no value there
         for rule, fired in firings.items():
             colour = _colour(names.index(rule), len(names))
             axes.vlines(fired, 0.0, 1.0, transform=axes.get_xaxis_transform(), color=colour, alpha=0.3, linewidth=1.0)
-            axes.plot(fired, [at[step] for step in fired], "o", color=colour, markersize=5)
+            axes.plot(fired, [at.get(step, math.nan) for step in fired], "o", color=colour, markersize=5)
         axes.set_ylabel(_as_text(label), fontsize="small")
         axes.grid(alpha=0.3)
         if lines := list(axes.lines[1:]):
