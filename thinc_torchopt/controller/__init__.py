@@ -2,7 +2,8 @@
 
 A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries; definition.py
 reads and checks a definition; rules.py compiles rules, and keeps them from doing harm; metrics.py and operations.py
-hold what a definition can name. plain.py copies values, messages.py fills texts with them, webhook.py sends them.
+hold what a definition can name. settings.py is what a config says of it. plain.py copies values, messages.py fills
+texts with them, webhook.py sends them.
 """
 
 from .controller import Firing, TrainerController
@@ -10,18 +11,34 @@ from .definition import ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
 from .metrics import Metric, controller_metrics, register_metric_handlers
-from .operations import Control, Operation, Steering, controller_operations, register_operation_handlers
+from .operations import (
+    Control,
+    FreezeControl,
+    HFControls,
+    LearnRateControl,
+    Operation,
+    RollbackControl,
+    Steering,
+    controller_operations,
+    register_operation_handlers,
+)
 from .rules import Rule
+from .settings import ControllerSettings, trainer_controller
 
 __all__ = [
     "EVENTS",
     "FUNCTIONS",
     "Control",
+    "ControllerSettings",
     "ControllerSpec",
     "Firing",
+    "FreezeControl",
+    "HFControls",
+    "LearnRateControl",
     "Metric",
     "MetricUnavailable",
     "Operation",
+    "RollbackControl",
     "Rule",
     "Steering",
     "TrainerController",
@@ -29,4 +46,5 @@ __all__ = [
     "controller_operations",
     "register_metric_handlers",
     "register_operation_handlers",
+    "trainer_controller",
 ]

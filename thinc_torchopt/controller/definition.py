@@ -86,10 +86,16 @@ def load(source: Source) -> Definition:
     source (str | Path | Mapping): A YAML or JSON file, or what would stand in it.
     RAISES (ControllerError): It can't be read; or all that is wrong with it.
     """
-    is_mapping = isinstance(source, Mapping)
-    label = "the controller definition" if is_mapping else f"the controller definition {str(source)!r}"
-    content = source if is_mapping else _read(source, label)  # type: ignore[arg-type]
-    return _Reader(label).definition(content)
+    return _Reader(_label_of(source)).definition(read(source))
+
+
+def read(source: Source) -> Any:
+    """What stands in a file; nothing is checked yet. RAISES (ControllerError): It can't be read."""
+    return source if isinstance(source, Mapping) else _read(source, _label_of(source))
+
+
+def _label_of(source: Source) -> str:
+    return "the controller definition" + ("" if isinstance(source, Mapping) else f" {str(source)!r}")
 
 
 def _read(path: str | Path, label: str) -> Any:

@@ -163,7 +163,7 @@ class LearnRateControl(Operation):
         min_rate: float = 0.0,
         rate: float | None = None,
     ):
-        self._groups = patterns("groups", groups)
+        self.groups = patterns("groups", groups)
         self._factor = (
             None if factor is None else _SECTION.number("factor", factor, "a number above 0 and below 1", below=1.0)
         )
@@ -181,12 +181,12 @@ class LearnRateControl(Operation):
     def should_cut(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Multiply by `factor`."""
         if (steering := _steering(control, "change learning rates")) is not None and self._factor is not None:
-            steering.scale_learn_rates(self._groups, self._factor, self._min_rate)
+            steering.scale_learn_rates(self.groups, self._factor, self._min_rate)
 
     def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Set to `rate`."""
         if (steering := _steering(control, "change learning rates")) is not None and self._rate is not None:
-            steering.set_learn_rates(self._groups, self._rate)
+            steering.set_learn_rates(self.groups, self._rate)
 
 
 @controller_operations("FreezeControl")
@@ -197,17 +197,17 @@ class FreezeControl(Operation):
     """
 
     def __init__(self, params: list[str]):
-        self._params = patterns("params", params)
+        self.params = patterns("params", params)
 
     def should_freeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Train them no longer."""
         if (steering := _steering(control, "freeze params")) is not None:
-            steering.freeze(self._params)
+            steering.freeze(self.params)
 
     def should_unfreeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Train them again."""
         if (steering := _steering(control, "unfreeze params")) is not None:
-            steering.unfreeze(self._params)
+            steering.unfreeze(self.params)
 
 
 @controller_operations("RollbackControl")
@@ -218,12 +218,12 @@ class RollbackControl(Operation):
     """
 
     def __init__(self, to: Literal["best", "last"] = "best"):
-        self._to: Literal["best", "last"] = _SECTION.choice("to", to, ("best", "last"))
+        self.to: Literal["best", "last"] = _SECTION.choice("to", to, ("best", "last"))
 
     def should_rollback(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Go back."""
         if (steering := _steering(control, "go back")) is not None:
-            steering.roll_back(self._to)
+            steering.roll_back(self.to)
 
 
 # ---------------------------------------------------------------------- messages

@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ..params import Param
+from ..checks import check_number
+from ..params import Param, Pattern, matches_any
+from .settings import ParamSettings
+
+
+class FreezeChanges:
+    """What was frozen and unfrozen in the course of a training, in this order, beside what the settings say."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[list[Pattern], float]] = []
+
+    def add(self, patterns: Sequence[Pattern], frozen_until: float) -> None:
+        """frozen_until (float): Infinite: frozen from now on. Or the step that comes, which is the first to train
+        them.
+        """
+        self._changes.append((list(patterns), frozen_until))
+
+    def applied(self, param: Param, settings: ParamSettings) -> ParamSettings:
+        """The settings of a param after all changes."""
+        for patterns, until in self._changes:
+            if any(map(matches_any(patterns), param.names)):
+                is_frozen = math.isinf(until)
+                until = until if is_frozen else min(settings.frozen_until, until)
+                settings = replace(settings, frozen_until=until)
+        return settings
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [
+            {"params": [pattern.text for pattern in patterns], "until": None if math.isinf(until) else until}
+            for patterns, until in self._changes
+        ]
+
+    def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
+        self._changes = [
+            (
+                [Pattern(str(text), "the saved state") for text in change["params"]],
+                math.inf if change["until"] is None else check_number("until", change["until"]),
+            )
+            for change in state
+        ]
 
 
 class FrozenGrads:

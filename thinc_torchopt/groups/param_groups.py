@@ -18,13 +18,13 @@ import torch
 
 from ..errors import ConfigError
 from ..learn_rate import LearnRateController
-from ..params import Param, Released
+from ..params import Param, Pattern, Released
 from ..schedules import current
 from ..types import OnGrowth, ParamInfo
 from .building import Builder
 from .built_algorithm import BuiltAlgorithm
 from .cascade import Cascade
-from .freezing import FrozenGrads
+from .freezing import FreezeChanges, FrozenGrads
 from .rates import Rates
 from .settings import ParamSettings
 from .stepping import Stepper
@@ -71,6 +71,7 @@ class ParamGroups:
         self._controller = controller
         self._step = step
         self._frozen_grads = frozen_grads
+        self.freeze_changes = FreezeChanges()
 
     @property
     def algorithms(self) -> list[BuiltAlgorithm]:
@@ -114,7 +115,7 @@ class ParamGroups:
 
     def describe(self, param: Param) -> ParamInfo:
         """Describe a param at the next step."""
-        settings = self._cascade.settings_of(param) if param.group is not None else self.frozen[id(param)][1]
+        settings = self._settings_of(param) if param.group is not None else self.frozen[id(param)][1]
         return ParamInfo(
             param.name,
             tuple(param.shape),
@@ -164,7 +165,7 @@ class ParamGroups:
         frozen: list[Member] = []
         trained: list[Member] = []
         for param in params:
-            settings = self._cascade.settings_of(param)
+            settings = self._settings_of(param)
             if self._step < settings.frozen_until < math.inf:
                 self._builders[settings.algorithm].check(param, settings)
             (frozen if settings.frozen_until > self._step else trained).append((param, settings))
@@ -214,7 +215,7 @@ class ParamGroups:
         staying: list[Member] = []
         going: list[Param] = []
         for param in params:
-            settings = self._cascade.settings_of(param)
+            settings = self._settings_of(param)
             algorithm = self._built.get(settings.algorithm)
             if param.group is not None and param.group.owner is algorithm and settings.frozen_until <= self._step:
                 staying.append((param, settings))
@@ -284,6 +285,24 @@ class ParamGroups:
         for param in due:
             del self.frozen[id(param)]
             self._frozen_grads.resume(param)
+
+    def freeze(self, patterns: Sequence[Pattern], params: Iterable[Param], *, frozen: bool) -> list[Param]:
+        """Train params no longer, or again. They begin anew then.
+
+        patterns (Sequence[Pattern]): Over names. params (Iterable[Param]): All.
+        RETURNS (list[Param]): Those for which that is a change.
+        """
+        self.freeze_changes.add(patterns, math.inf if frozen else float(self._step))
+        changed = [
+            param for param in params if (param.group is None) != (self._settings_of(param).frozen_until > self._step)
+        ]
+        self.rename(changed)
+        for param in changed:
+            param.steps = 0
+        return changed
+
+    def _settings_of(self, param: Param) -> ParamSettings:
+        return self.freeze_changes.applied(param, self._cascade.settings_of(param))
 
     @property
     def frozen_params(self) -> list[Param]:

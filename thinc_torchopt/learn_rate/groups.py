@@ -123,6 +123,17 @@ class WatchedGroup:
             self.held_rate = self.rate = rate
         self.applied_rate = rate
 
+    def scale_by(self, factor: float) -> None:
+        """Multiply all rates that are to come."""
+        if self.held_rate is None:
+            self.factor *= factor
+        else:
+            self.held_rate *= factor
+
+    def hold(self, rate: float) -> None:
+        """From now on the rate is this one, whatever the policy wants."""
+        self.held_rate = rate
+
     def state_dict(self) -> dict[str, Any]:
         source = source_of(self.policy)
         return {

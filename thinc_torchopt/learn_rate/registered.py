@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..checks import Section
 from ..errors import ConfigError
 from .groups import Group, WatchedGroup, rate_of
 from .new_params import append_group, find_parent
@@ -22,6 +23,8 @@ class Registered(Watched):
     """The part of the controller by which optimizers and groups come, change, and go. What is public: see
     LearnRateController.
     """
+
+    scale: float
 
     # ------------------------------------------------------------------ optimizers
 
@@ -210,6 +213,43 @@ class Registered(Watched):
         """
         watched = self._groups[id]
         return watched.factor, watched.held_rate
+
+    def scale_rates(self, ids: Collection[str], factor: float, min_rate: float = 0.0) -> None:
+        """Multiply the rates of groups, from the next step on. Params that came in mid-training go by their parent's
+        rate.
+
+        factor (float): Above 0.
+        min_rate (float): If a factor below 1 would take the rate of the next step below that, it goes no further down.
+        RAISES (ConfigError): An invalid factor or rate, or an unknown group. Nothing has changed then.
+        """
+        section = Section("the learn rate controller")
+        section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
+        section.number("min_rate", min_rate)
+        chosen = [self._group(id) for id in ids]
+        factors = []
+        for watched in chosen:
+            rate = watched.rate_at(self.step_count) * self.scale
+            lowest = min_rate / rate if rate else 0.0
+            factors.append(max(factor, min(lowest, 1.0)) if factor < 1.0 else factor)
+        for watched, own in zip(chosen, factors):
+            if watched.parent not in chosen:
+                watched.scale_by(own)
+
+    def set_rates(self, ids: Collection[str], rate: float) -> None:
+        """Set the rates of groups, from the next step on, in place of their policies'.
+
+        RAISES (ConfigError): An invalid rate, or an unknown group. Nothing has changed then.
+        """
+        Section("the learn rate controller").number("rate", rate)
+        for watched in [self._group(id) for id in ids]:
+            watched.hold(rate / self.scale if self.scale else rate)
+
+    def _group(self, id: str) -> WatchedGroup:
+        if id not in self._groups:
+            raise ConfigError(
+                f"Can't change the rate of param group '{id}': expected one of {', '.join(self._groups) or 'none'}."
+            )
+        return self._groups[id]
 
     def rename_groups(self, ids: Mapping[str, str]) -> None:
         """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""

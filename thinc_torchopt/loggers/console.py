@@ -34,8 +34,8 @@ def ConsoleLogger(
     `thinc-torchopt.ConsoleLogger.v1`.
 
     spaCy's columns come first and are spaCy's own, to the character. The header comes with the first row, when the
-    param groups are known, and again when they change. Where updates were skipped since the row before, the row ends by
-    saying how many.
+    param groups are known, and again when they change. Where updates were skipped since the row before, or rules of
+    the trainer controller fired, the row ends by saying so.
 
     progress_bar ("train" | "eval" | None): Show the steps until the end of the training or until the next evaluation,
         with the rate. Not shown where stderr is no terminal.
@@ -79,7 +79,9 @@ def ConsoleLogger(
             if table is None:
                 return
             since = info.get("since_evaluation", {})
-            remark = "  ".join(f"{since[counter]} {word}" for counter, word in _TOLD.items() if since.get(counter))
+            told = [f"{since[counter]} {word}" for counter, word in _TOLD.items() if since.get(counter)]
+            told += [f"{name} fired" + f" {n} times" * (n > 1) for name, n in info.get("fired", {}).items()]
+            remark = "  ".join(told)
             for line in table.lines(printed.getvalue(), info, remark, terminal_width(stdout)):
                 print(line, file=stdout, flush=True)
             if progress_bar is not None:

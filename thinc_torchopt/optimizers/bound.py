@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 
 from spacy.language import Language
 
-from ..errors import PipelineError
-from ..params import all_names, backprop_through_frozen
+from ..errors import ConfigError, PipelineError
+from ..params import Pattern, all_names, backprop_through_frozen
 from .parts import Parts
 
 
@@ -53,6 +54,67 @@ class Bound(Parts):
             self._meet_no_params()
             self._step.guard.begin_anew()
 
+    # ------------------------------------------------------------------ changes in the course of a training
+
+    def freeze(self, params: Sequence[str]) -> None:
+        """Train params no longer, from the next update on. What was learned stays; moments and averages are forgotten.
+
+        params (Sequence[str]): Patterns over their names.
+        RAISES (ConfigError): One matches no param.
+        """
+        self._trained.freeze(params, frozen=True)
+
+    def unfreeze(self, params: Sequence[str]) -> None:
+        """Train frozen params again, from the next update on: those that the settings freeze, too.
+
+        params (Sequence[str]): Patterns over their names.
+        RAISES (ConfigError): One matches no param.
+        """
+        self._trained.freeze(params, frozen=False)
+
+    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float = 0.0) -> None:
+        """Multiply the learning rates of param groups, from the next step on.
+
+        groups (Sequence[str]): Their names in the config, or patterns over these.
+        factor, min_rate (float): As in `LearnRateController.scale_rates`.
+        RAISES (ConfigError): There is no such group, or such a factor can't be.
+        """
+        self._trained.controller.scale_rates(self._group_ids(groups), factor, min_rate)
+
+    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
+        """Set the learning rates of param groups, from the next step on, in place of their schedules.
+
+        groups (Sequence[str]): Their names in the config, or patterns over these.
+        RAISES (ConfigError): There is no such group, or such a rate can't be.
+        """
+        self._trained.controller.set_rates(self._group_ids(groups), rate)
+
+    def check_group_names(self, patterns: Sequence[str]) -> None:
+        """RAISES (ConfigError): One matches no param group."""
+        self._group_ids(patterns)
+
+    def check_param_names(self, patterns: Sequence[str]) -> None:
+        """RAISES (ConfigError): One matches no param."""
+        names = [name for param in self._trained.params for name in param.names]
+        for text in patterns:
+            Pattern(text, "what is to be frozen").check(names)
+
+    def _group_ids(self, patterns: Sequence[str]) -> list[str]:
+        """Of all groups whose name matches. A group of several blocks has the names of all of them."""
+        groups = self._trained.groups
+        names = {group.id: {group.id, *_names_in(group.labels)} for group in groups.groups}
+        frozen = _names_in(settings.label for _, settings in groups.frozen.values())
+        for text in patterns:
+            if not any(fnmatchcase(name, text) for name in set(frozen).union(*names.values())):
+                known = ", ".join(sorted(set(frozen).union(*names.values()))) or "none"
+                raise ConfigError(
+                    f"Can't change the learning rates of '{text}': expected the name of a param group, or a pattern, "
+                    f"found that it matches none of {known}."
+                )
+        return [id for id, own in names.items() if any(fnmatchcase(name, text) for name in own for text in patterns)]
+
+    # ------------------------------------------------------------------ around updates
+
     def keep_buffers(self) -> None:
         """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each
         update that is made.
@@ -75,3 +137,8 @@ class Bound(Parts):
             backprop_through_frozen(self._trained.table.shims.values()),
         ):
             yield
+
+
+def _names_in(labels: Iterable[str]) -> list[str]:
+    """Labels, and the names of blocks of which they are made: see `ParamSettings`."""
+    return [name for label in labels for name in (label, *label.split("/layer-")[0].split("+"))]

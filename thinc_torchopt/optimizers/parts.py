@@ -5,6 +5,7 @@ from __future__ import annotations
 from thinc.api import Optimizer
 
 from ..averages import AverageSettings
+from ..controller import ControllerSettings
 from ..groups import Cascade, FrozenGrads
 from ..types import CheckpointSettings, RollbackSettings
 from .noted import NotedGrads
@@ -28,6 +29,7 @@ class Parts(Optimizer):
 
     checkpoint: CheckpointSettings | None
     rollback: RollbackSettings | None
+    rules: ControllerSettings | None
     _settings: MovingSettings
     _cascade: Cascade
     _average_settings: AverageSettings | None

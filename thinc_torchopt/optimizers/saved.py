@@ -58,7 +58,7 @@ class Saved(Parts):
                 f"{on_growth!r}."
             )
         check_version("the optimizer", saved, by_name.VERSION)
-        check_parts("the optimizer", saved, by_name.PARTS, optional=("algorithms",))
+        check_parts("the optimizer", saved, by_name.PARTS, optional=("algorithms", "freeze_changes"))
         self._settings.check_state_dict(saved)
         step = check_count("step", saved["step"])
         # Built beside the current one, and replaces it once everything has succeeded.

@@ -26,6 +26,7 @@ from .. import hooks
 from ..algorithms import Algorithm
 from ..averages import AverageSettings, chosen_averages
 from ..checks import OPTIMIZER
+from ..controller import ControllerSettings
 from ..errors import ParamError
 from ..gradients import JOINT, Guard, rollback_settings
 from ..groups import Cascade, FrozenGrads
@@ -57,6 +58,8 @@ _AN_ALGORITHM = (
 _A_CHECKPOINT = (
     'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
 )
+_A_CONTROLLER = 'a block with @misc = "thinc-torchopt.TrainerController.v1", '
+    "or in Python what controller.trainer_controller returns"
 
 
 class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
@@ -97,8 +100,11 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
         go on from it.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint` and `rollback` (settings, for the training
-    loop; or None).
+    controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
+        by rules.
+
+    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback` and `rules` (settings, for the
+    training loop; or None). `controller` is that of the learning rates.
     """
 
     def __init__(
@@ -126,6 +132,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         enable_runtime_guards: bool = True,
         runtime_budgets: Dict[str, float] = {},
         checkpoint: Optional[CheckpointSettings] = None,
+        controller: Optional[ControllerSettings] = None,
     ):
         self._settings = MovingSettings(learn_rate, grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
@@ -144,6 +151,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         if checkpoint is not None:
             OPTIMIZER.kind("checkpoint", checkpoint, CheckpointSettings, _A_CHECKPOINT)
         self.checkpoint = checkpoint
+        if controller is not None:
+            OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
+        self.rules = controller
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),

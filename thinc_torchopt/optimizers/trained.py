@@ -7,7 +7,7 @@ no params.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from ..averages import AveragedParams, Averages, AverageSettings
 from ..errors import CheckpointWarning, GrowthWarning
 from ..groups import Cascade, FrozenGrads, ParamGroups
 from ..learn_rate import LearnRateController
-from ..params import Param, ParamTable
+from ..params import Param, ParamTable, Pattern
 from ..state import by_name as state
 from ..state import match as state_match
 from ..types import OnGrowth, OnOutsideWrite
@@ -75,6 +75,18 @@ class TrainedParams:
             )
         return averages.as_thinc(self.table.shims.values())
 
+    def freeze(self, patterns: Sequence[str], *, frozen: bool) -> None:
+        """Train params no longer, or again. They begin anew then: moments and averages are forgotten.
+
+        RAISES (ConfigError): A pattern matches no param. Nothing has changed then.
+        """
+        found = [Pattern(text, "what is to be frozen") for text in patterns]
+        for pattern in found:
+            pattern.check([name for param in self.params for name in param.names])
+        for param in self.groups.freeze(found, self.params, frozen=frozen):
+            if self.averages is not None:
+                self.averages.release(param)
+
     def drop_averages(self) -> None:
         """Forget the averages, and keep none from now on."""
         self.averages = self.table.averages = None
@@ -96,6 +108,7 @@ class TrainedParams:
             "algorithms": state.collect_algorithms(self.groups),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.shim_paths()),
             "grad_scalers": state.collect_scalers(self.table.shim_paths()),
+            **({"freeze_changes": changes} if (changes := self.groups.freeze_changes.state_dict()) else {}),
         }
 
     def load(
@@ -115,6 +128,7 @@ class TrainedParams:
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
+        self.groups.freeze_changes.load_state_dict(saved.get("freeze_changes", ()))
         ids = state.group_ids(saved["groups"])
         if paths:
             saved = state_match.rename(saved, paths)

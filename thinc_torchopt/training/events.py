@@ -73,6 +73,14 @@ class Facts(Protocol):
     def results(self) -> Sequence[tuple[float, int]]:
         """Score and step of each evaluation."""
 
+    @property
+    def batch(self) -> Sequence[Example]:
+        """That is trained on, or was last."""
+
+    @property
+    def max_steps(self) -> int:
+        """The last step. 0: there is no such limit."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -202,7 +210,8 @@ class Control:
     should_evaluate (bool): Evaluate this step. From `on_evaluate` on that is too late.
     should_log (bool): Log this step, where loggers log only some. From `on_log` on that is too late.
     should_save (bool): Save the state after this step. Without [training.optimizer.checkpoint] nothing is saved.
-    should_roll_back (bool): Go back to a checkpoint now, at `on_step_end`.
+    should_roll_back (bool): Go back to a checkpoint: now, at `on_step_end`; asked for later, at `on_save`, if the state
+        is to be saved.
     """
 
     should_stop: bool = False

@@ -20,7 +20,7 @@ from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
 from ..types import RollbackSettings
 from .checkpoint_folder import name_of, remove, steps_of, whole_ones
-from .events import Control, StepEnd
+from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
 
@@ -49,6 +49,12 @@ class Rollback:
             self._go_back(f"the last {self.settings.after} updates had gradients that are not finite, or spikes")
         elif control.should_roll_back:
             self._go_back("a listener asked for it")
+        control.should_roll_back = False
+
+    def on_save(self, event: Save, control: Control) -> None:
+        if control.should_roll_back:  # since the end of the step; it is logged and evaluated as it was
+            self._go_back("a listener asked for it")
+            control.should_roll_back = False
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}  # how often it went back is part of the progress

@@ -43,6 +43,7 @@ from .events import (
 from .log_numbers import LogNumbers, counts_of
 from .progress import Progress
 from .rollback import Rollback
+from .rules import Rules
 
 Scores = tuple[float, dict[str, Any]]
 
@@ -82,6 +83,8 @@ class Run:
         self.batches = Batches(iter(train_data))
         self.checkpoints: RunCheckpoints | None = None
         self.learn_rates: dict[str, float] = {}
+        self.batch: list[Example] = []
+        self.max_steps = max_steps
         self._evaluate = evaluate
         self._dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
         self._eval_frequency = eval_frequency
@@ -94,8 +97,10 @@ class Run:
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._started = default_timer()
         self._is_ready = False
+        rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:
-            self._introduce()
+            if self._introduce() and rules is not None:
+                rules.check_names()
         except PipelineError:
             if before_update is None:
                 raise  # or else the hook may be what puts the pipeline in order
@@ -104,6 +109,7 @@ class Run:
             self.batches = self.checkpoints.stream
         folder = None if self.checkpoints is None else self.checkpoints.folder
         ours: list[Listener] = [
+            *([] if rules is None else [rules]),
             Rollback(nlp, optimizer, self.progress, folder),
             LogNumbers(self.progress, self.checkpoints),
         ]
@@ -173,6 +179,7 @@ class Run:
     def begin_step(self, batch: list[Example]) -> None:
         """Count the step, and let the user's hook change the pipeline."""
         self.progress.step += 1
+        self.batch = batch
         if self._before_update is not None:
             self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
         if not self._is_ready:

@@ -1,0 +1,271 @@
+"""The trainer controller in a run: tells its rules what happens, and does what they ask for. See docs/controller.md.
+
+The controller knows nothing of spaCy. What it is told of each event is looked up here, and only what its metrics read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import partial
+from typing import Any, Final, Literal
+
+from ..checks import check_parts, own_errors
+from ..controller import Control as Wishes
+from ..controller import ControllerSettings, Firing, FreezeControl, HFControls, LearnRateControl, RollbackControl
+from ..errors import ControllerError
+from ..optimizers import TorchOptimizer
+from .events import EVENTS, Control, Event, TrainEnd
+
+# spaCy shows what is logged here.
+logger = logging.getLogger("spacy.torchopt")
+
+_WHAT = "the trainer controller"
+_STATE = ("controller", "pending", "untold", "fired", "is_stopped")
+
+# What rules ask for, as the loop calls it.
+_REQUESTS: Final = {
+    "should_training_stop": "should_stop",
+    "should_epoch_stop": "should_epoch_stop",
+    "should_save": "should_save",
+    "should_evaluate": "should_evaluate",
+    "should_log": "should_log",
+}
+# On these events it is too late for the step under way: the next one has it.
+_TOO_LATE: Final = {
+    "should_epoch_stop": ("on_save",),
+    "should_save": ("on_save",),
+    "should_evaluate": ("on_evaluate", "on_log", "on_save"),
+    "should_log": ("on_save",),
+}
+_IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+
+_FACTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "words": lambda event: event.run.words,
+    "seconds": lambda event: event.run.seconds,
+    "counts": lambda event: event.run.counts,
+    "learn_rates": lambda event: event.run.learn_rates,
+    "max_steps": lambda event: event.run.max_steps or None,
+    "is_final": lambda event: isinstance(event, TrainEnd) or 0 < event.run.max_steps <= event.step,
+    "losses": lambda event: event.run.losses,
+    "batch_words": lambda event: sum(map(len, event.run.batch)),
+    "batch_size": lambda event: len(event.run.batch),
+    "grad_norm": lambda event: event.run.grad_norm,
+    "grad_norms": lambda event: event.run.grad_norms,
+    "metrics": lambda event: event.scores,
+    "score": lambda event: event.score,
+}
+_OF_EVERY_EVENT: Final = ("words", "seconds", "counts", "learn_rates", "max_steps", "is_final")
+_OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
+_OF_EVENT: Final = {
+    "on_pre_optimizer_step": ("grad_norms",),
+    "on_optimizer_step": ("grad_norm",),
+    "on_step_end": _OF_STEP,
+    "on_evaluate": ("metrics", "score"),
+    "on_log": _OF_STEP,
+}
+
+
+class Rules:
+    """Lets a trainer controller steer a run. A listener.
+
+    settings (ControllerSettings): From the config.
+    optimizer (TorchOptimizer): The run's.
+    RAISES (ControllerError): There is a rule whose action this run can't take.
+    """
+
+    name = "trainer controller"
+
+    def __init__(self, settings: ControllerSettings, optimizer: TorchOptimizer):
+        self._optimizer = optimizer
+        self._controller = settings.build()
+        self._steering = RunSteering(optimizer)
+        self._wishes = Wishes(steering=self._steering)
+        self._facts = {name: self._facts_of(name) for name in self._controller.events}
+        self._pending: list[str] = []  # requests for the next step
+        self._untold: list[dict[str, Any]] = []  # firings that are yet to be logged
+        self._fired: Counter[str] = Counter()  # since the last evaluation
+        self._is_stopped = False
+        self._check_checkpoints()
+        _show_log()
+        for name in EVENTS:
+            if name in self._controller.events or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
+                setattr(self, name, partial(self._hear, name))
+
+    def _facts_of(self, name: str) -> list[tuple[str, Callable[[Any], Any]]]:
+        reads = self._controller.reads(name)
+        known = (*_OF_EVERY_EVENT, *_OF_EVENT.get(name, ()))
+        return [(fact, _FACTS[fact]) for fact in known if reads is None or fact in reads]
+
+    # ------------------------------------------------------------------ what the run can't do
+
+    def _check_checkpoints(self) -> None:
+        for name, action, operation in self._actions():
+            if isinstance(operation, RollbackControl) and operation.to == "best":
+                raise ControllerError(
+                    f"Can't take the action {name}.{action} in spacy train: expected a RollbackControl with "
+                    "to: last, found to: best. Checkpoints are kept by their age, not by their score."
+                )
+            saves = isinstance(operation, RollbackControl) or (
+                isinstance(operation, HFControls) and action == "should_save"
+            )
+            if saves and self._optimizer.checkpoint is None:
+                raise ControllerError(
+                    f"Can't take the action {name}.{action}: expected a block [training.optimizer.checkpoint], found "
+                    "none. Add it."
+                )
+
+    def check_names(self) -> None:
+        """Check that patterns match names, now that the optimizer knows its pipeline. RAISES (ConfigError): One does
+        not.
+        """
+        for _, _, operation in self._actions():
+            if isinstance(operation, LearnRateControl):
+                self._optimizer.check_group_names(operation.groups)
+            elif isinstance(operation, FreezeControl):
+                self._optimizer.check_param_names(operation.params)
+
+    def _actions(self) -> list[tuple[str, str, Any]]:
+        definition = self._controller.definition
+        return [
+            (name, action, definition.operations[name].instance)
+            for spec in definition.controllers
+            for name, action in spec.actions
+        ]
+
+    # ------------------------------------------------------------------ events
+
+    def _hear(self, name: str, event: Any, control: Control) -> None:
+        if name == "on_train_begin":
+            if event.resumed:  # then it began before
+                control.should_stop |= self._is_stopped
+                return
+            self._tell("on_init_end", event, control)
+        elif name == "on_step_begin":
+            for request in self._pending:
+                setattr(control, request, True)
+            self._pending.clear()
+        elif name == "on_step_end":
+            self._steering.catch_up()
+        self._tell(name, event, control)
+        if name == "on_log" and self._untold:
+            event.info["controller"] = list(self._untold)
+            control.should_log = True
+            self._untold.clear()
+        if name == "on_log" and self._fired:
+            event.info["fired"] = dict(self._fired)
+            if event.info["score"] is not None:
+                self._fired.clear()
+
+    def _tell(self, name: str, event: Event, control: Control) -> None:
+        """Let rules decide on an event, and pass on what they ask for."""
+        facts = self._facts.get(name)
+        if facts is None:
+            return
+        payload = {fact: look_up(event) for fact, look_up in facts}
+        if name == "on_save" and "output_path" in event.info:  # type: ignore[attr-defined]
+            payload["path"] = str(event.info["output_path"])  # type: ignore[attr-defined]
+        self._steering.waits = name in _IN_UPDATE
+        firings = self._controller.on_event(name, step=event.step, epoch=event.epoch, control=self._wishes, **payload)
+        if not firings:
+            return
+        self._untold += [asdict(firing) for firing in firings]
+        self._fired.update({firing.controller: 1 for firing in firings})
+        self._pass_on(name, control, firings)
+
+    def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
+        wishes = self._wishes
+        if wishes.should_training_stop:
+            self._is_stopped = True
+            for firing in firings:
+                if firing.action == "should_training_stop":
+                    logger.info("%s. The training stops.", firing)
+        for field in fields(wishes):
+            if field.name in _REQUESTS and getattr(wishes, field.name):
+                request = _REQUESTS[field.name]
+                if name in _TOO_LATE.get(request, ()):
+                    self._pending.append(request)
+                else:
+                    setattr(control, request, True)
+                setattr(wishes, field.name, False)
+        if self._steering.wants_to_go_back:
+            self._steering.wants_to_go_back = False
+            control.should_roll_back = True
+            # From then on it is done at on_save.
+            control.should_save |= name in ("on_evaluate", "on_log")
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {
+            "controller": self._controller.state_dict(),
+            "pending": list(self._pending),
+            "untold": list(self._untold),
+            "fired": dict(self._fired),
+            "is_stopped": self._is_stopped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """RAISES (StateError): It is no such state."""
+        check_parts(_WHAT, state, _STATE)
+        with own_errors(_WHAT):
+            unknown = [request for request in state["pending"] if request not in _TOO_LATE]
+            if unknown:
+                raise ValueError(f"expected requests ({', '.join(_TOO_LATE)}), found {unknown[0]!r}")
+            pending, untold = list(state["pending"]), [dict(firing) for firing in state["untold"]]
+            fired = Counter({str(name): int(count) for name, count in state["fired"].items()})
+            self._controller.load_state_dict(state["controller"])
+        self._pending, self._untold, self._fired = pending, untold, fired
+        self._is_stopped = bool(state["is_stopped"])
+
+
+class RunSteering:
+    """What rules can do to a run beside asking its `Control`: see `controller.Steering`.
+
+    waits (bool): An update is under way. What is frozen in it is frozen after it: gradients are there already.
+    """
+
+    def __init__(self, optimizer: TorchOptimizer):
+        self._optimizer = optimizer
+        self.waits = False
+        self.wants_to_go_back = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float) -> None:
+        self._optimizer.scale_learn_rates(groups, factor, min_rate)
+
+    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
+        self._optimizer.set_learn_rates(groups, rate)
+
+    def freeze(self, params: Sequence[str]) -> None:
+        self._do(partial(self._optimizer.freeze, params))
+
+    def unfreeze(self, params: Sequence[str]) -> None:
+        self._do(partial(self._optimizer.unfreeze, params))
+
+    def roll_back(self, to: Literal["best", "last"]) -> None:
+        self.wants_to_go_back = True
+
+    def _do(self, change: Callable[[], None]) -> None:
+        if self.waits:
+            self._waiting.append(change)
+        else:
+            change()
+
+    def catch_up(self) -> None:
+        """The update is made."""
+        for change in self._waiting:
+            change()
+        self._waiting.clear()
+
+
+def _show_log() -> None:
+    """Show what rules log where spaCy's own messages are shown, unless the user has other plans."""
+    rules = logging.getLogger("thinc_torchopt.controller")
+    if rules.level == logging.NOTSET:
+        rules.setLevel(logging.INFO)
+    if not rules.hasHandlers():
+        for handler in logging.getLogger("spacy").handlers:
+            rules.addHandler(handler)
