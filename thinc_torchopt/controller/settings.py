@@ -7,14 +7,21 @@ from typing import Any, Dict, Union
 
 from .controller import TrainerController
 from .definition import read
+from .operations import LearnRateControl
 
 
 class ControllerSettings:
-    """A definition that was read and checked. `build` makes a controller by it, for one run."""
+    """A definition that was read and checked. `build` makes a controller by it, for one run.
+
+    Public: `content` (what stands in it), `names_groups` (whether it changes the learning rates of some param groups,
+    and not of others).
+    """
 
     def __init__(self, definition: Union[str, Path, Dict[str, Any]]):
         self.content = read(definition)
-        TrainerController(definition)  # finds all faults, and names the file
+        checked = TrainerController(definition)  # finds all faults, and names the file
+        operations = [part.instance for part in checked.definition.operations.values()]
+        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in operations)
 
     def build(self) -> TrainerController:
         return TrainerController(self.content)

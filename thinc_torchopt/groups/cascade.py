@@ -55,6 +55,7 @@ class Cascade:
     algorithm (Algorithm): The algorithm, perhaps with a fallback.
     schedules (Schedules): Takes in the schedules among the settings.
     param_groups, per_param_lr, layer_decay, skip_decay, new_params_warmup: As in `create_optimizer`.
+    keep_apart (bool): Params of different blocks are in different groups, even if the blocks say the same.
     RAISES (ConfigError): A setting that can't work. Patterns are checked later, when names are known.
     """
 
@@ -68,6 +69,7 @@ class Cascade:
         layer_decay: Mapping[str, float],
         skip_decay: SkipDecay | None,
         new_params_warmup: int = 100,
+        keep_apart: bool = False,
     ):
         self.algorithms = [algorithm] if algorithm.fallback is None else [algorithm, algorithm.fallback]
         self.options = [
@@ -77,6 +79,7 @@ class Cascade:
         self._new_params = (
             Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         )
+        self._keep_apart = keep_apart
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
         self._blocks = [
@@ -202,7 +205,12 @@ class Cascade:
         label = "+".join(labels) or "default"
         layer, layer_scale = self._layer_of(param)
         return ParamSettings(
-            label if layer is None else f"{label}/layer-{layer}", algorithm, options, layer_scale=layer_scale, **values
+            label if layer is None else f"{label}/layer-{layer}",
+            algorithm,
+            options,
+            layer_scale=layer_scale,
+            apart=self._keep_apart,
+            **values,
         )
 
     def _layer_of(self, param: Param) -> tuple[int | None, float]:

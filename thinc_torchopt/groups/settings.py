@@ -24,6 +24,7 @@ class ParamSettings:
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
     policy (NamedPolicy | None): What becomes of the learning rate from that step on.
+    apart (bool): No param with another label is put into the same group: its rate may come to differ.
     joined_at (int | None): For params that came in mid-training: after how many updates.
     """
 
@@ -35,6 +36,7 @@ class ParamSettings:
     layer_scale: float = 1.0
     frozen_until: float = 0.0
     joined_at: int | None = None
+    apart: bool = False
     new_params: Warmup | None = None
     policy: NamedPolicy | None = None
 
@@ -50,6 +52,7 @@ class ParamSettings:
                 *map(_hashable, factors),
                 self.joined_at,
                 self._options_key,
+                *self._label_key,
             )
         scale = math.prod(factor for factor in factors if isinstance(factor, float))
         moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
@@ -59,7 +62,12 @@ class ParamSettings:
             moving,
             self.joined_at,
             self._options_key,
+            *self._label_key,
         )
+
+    @property
+    def _label_key(self) -> tuple[str, ...]:
+        return (self.label,) if self.apart else ()
 
     @property
     def _options_key(self) -> tuple[Any, ...]:

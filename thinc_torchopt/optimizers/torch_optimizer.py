@@ -58,8 +58,10 @@ _AN_ALGORITHM = (
 _A_CHECKPOINT = (
     'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
 )
-_A_CONTROLLER = 'a block with @misc = "thinc-torchopt.TrainerController.v1", '
-    "or in Python what controller.trainer_controller returns"
+_A_CONTROLLER = (
+    'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python what the function '
+    "controller.trainer_controller returns"
+)
 
 
 class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
@@ -134,6 +136,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         checkpoint: Optional[CheckpointSettings] = None,
         controller: Optional[ControllerSettings] = None,
     ):
+        if controller is not None:
+            OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
+        self.rules = controller
         self._settings = MovingSettings(learn_rate, grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
         guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
@@ -146,14 +151,12 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             layer_decay=layer_decay,
             skip_decay=skip_decay,
             new_params_warmup=new_params_warmup,
+            keep_apart=controller is not None and controller.names_groups,
         )
         on_growth = OPTIMIZER.choice("on_growth", on_growth, get_args(OnGrowth))
         if checkpoint is not None:
             OPTIMIZER.kind("checkpoint", checkpoint, CheckpointSettings, _A_CHECKPOINT)
         self.checkpoint = checkpoint
-        if controller is not None:
-            OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
-        self.rules = controller
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),

@@ -1,0 +1,358 @@
+"""The trainer controller in `spacy train`: what rules ask for is done, is logged, and is done again in a run that goes
+on.
+"""
+
+import io
+import json
+import logging
+import math
+
+import pytest
+import spacy
+import srsly
+from confection import Config
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.controller import trainer_controller
+from thinc_torchopt.errors import ConfigError, ControllerError, RollbackWarning
+from thinc_torchopt.training import latest_info
+from thinc_torchopt.training.checkpoint_folder import steps_of
+
+from ..conftest import CONFIGS
+from ..models import pipeline_params, same
+from ..runs import TOK2VEC, Crash
+from ..spacy_cli import train as train_by_command
+
+STEP = {"name": "state", "class": "TrainingState"}
+STOP = "control.should_training_stop"
+
+
+def rule(name, event, text, *operations, **more):
+    return {"name": name, "triggers": [event], "rule": text, "operations": list(operations), **more}
+
+
+def definition(*rules, metrics=(STEP,), operations=()):
+    return {"controller_metrics": list(metrics), "operations": list(operations), "controllers": list(rules)}
+
+
+def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer):
+    """A small tagger, on the small corpus. rules (dict | None): A definition."""
+    config = Config().from_disk(CONFIGS / "controller.cfg", interpolate=False)
+    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"])}
+    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "width": 32, "depth": 1}
+    config["training"] |= {"max_steps": steps, "eval_frequency": 4}
+    config["training"]["batcher"]["size"] = 60
+    config["training"]["optimizer"]["learn_rate"] = 0.01
+    config["training"]["optimizer"].pop("controller")
+    if rules is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        srsly.write_yaml(folder / "rules.yaml", rules)
+        config["training"]["optimizer"]["controller"] = {
+            "@misc": "thinc-torchopt.TrainerController.v1",
+            "definition": str(folder / "rules.yaml"),
+        }
+    if checkpoint:
+        config["training"]["optimizer"]["checkpoint"] = {
+            "@misc": "thinc-torchopt.Checkpoint.v1",
+            "path": str(folder / "state"),
+            "keep": 9,
+        }
+    config["training"]["optimizer"] |= optimizer
+    return config
+
+
+def run(config, output=None, *, crash_at=None):
+    """`spacy train` in this process. RETURNS: the pipeline, what loggers got at each step, and the output."""
+    infos, text = {}, io.StringIO()
+
+    @registry.loggers("test-controller.Recorder.v1")
+    def recorder():
+        def setup(nlp, stdout, stderr):
+            def log(info):
+                found = latest_info(nlp)
+                infos[found["step"]] = {**found, "losses": dict(found["losses"])}
+
+            return log, lambda: None
+
+        return setup
+
+    @registry.callbacks("test-controller.Crash.v1")
+    def crash():
+        def before_update(nlp, args):
+            if args["step"] == crash_at:
+                raise Crash
+
+        return before_update
+
+    config = config.copy()
+    config["training"]["logger"] = {"@loggers": "test-controller.Recorder.v1"}
+    config["training"]["before_update"] = {"@callbacks": "test-controller.Crash.v1"}
+    nlp = init_nlp(config.interpolate())
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    try:
+        spacy_train(nlp, output, stdout=text, stderr=io.StringIO())
+    except Crash:
+        assert crash_at is not None
+    return nlp, infos, text.getvalue()
+
+
+def firings(infos):
+    """Step, controller and action of each."""
+    return [
+        (firing["step"], firing["controller"], firing["action"])
+        for info in infos.values()
+        for firing in info.get("controller", ())
+    ]
+
+
+def test_controller_stops_cleanly_at_a_loss(corpus, tmp_path):
+    """By the command: exit code 0, the last model, spaCy's success line, and a log that says why."""
+    rules = definition(
+        rule("low", "on_step_end", 'loss["per_word"] < 0.3', STOP), metrics=[{"name": "loss", "class": "Loss"}]
+    )
+    config, log = config_for(tmp_path, corpus, rules, steps=200), tmp_path / "log.jsonl"
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log), "every": 50}
+    config.to_disk(tmp_path / "config.cfg")
+    done = train_by_command(tmp_path / "config.cfg", tmp_path / "out", corpus, training__max_steps=200)
+    assert done.returncode == 0 and "Saved pipeline to output directory" in done.stdout
+    assert spacy.load(tmp_path / "out" / "model-last").pipe_names == ["tagger"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    last = lines[-1]
+    assert 0 < last["step"] < 200 and not any("controller" in line for line in lines[:-1])
+    [firing] = last["controller"]
+    assert firing["controller"] == "low" and firing["event"] == "on_step_end" and firing["step"] == last["step"]
+    assert firing["values"]["loss"]["per_word"] < 0.3
+    said = f"Controller 'low' took {STOP} on on_step_end at step {last['step']}, with {{'loss': "
+    assert said in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_controller_stops_on_the_score_with_patience(corpus, tmp_path):
+    rules = definition(
+        rule("plateau", "on_evaluate", 'scores["score"] >= 0', STOP, patience={"patience_threshold": 2}),
+        metrics=[{"name": "scores", "class": "EvalMetrics"}],
+    )
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=50))
+    assert list(infos) == list(range(9))  # evaluated after 0, 4 and 8
+    assert firings(infos) == [(8, "plateau", "should_training_stop")]
+
+
+def test_controller_cuts_and_sets_rates(corpus, tmp_path):
+    """Of the groups that are named, from the next step on; down to the smallest."""
+    cut = {
+        "name": "cut",
+        "class": "LearnRateControl",
+        "arguments": {"groups": ["lower"], "factor": 0.5, "min_rate": 0.003},
+    }
+    put = {"name": "put", "class": "LearnRateControl", "arguments": {"groups": ["def*"], "rate": 0.007}}
+    rules = definition(
+        rule("often", "on_step_end", 'state["step"] % 2 == 1', "cut.should_cut"),
+        rule("once", "on_step_end", 'state["step"] == 4', "put.should_set"),
+        operations=[cut, put],
+    )
+    groups = {"lower": {"params": ["*embed*"]}}
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, param_groups=groups))
+    lower, others = ([info["learn_rates"][name] for info in infos.values()] for name in ("lower", "default"))
+    assert lower == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.003, 0.003, 0.003])
+    assert others == pytest.approx([0.01] * 5 + [0.007] * 2)
+
+
+def test_controller_saves_evaluates_and_ends_epochs(corpus, tmp_path):
+    rules = definition(
+        rule("save", "on_step_end", 'state["step"] == 2', "control.should_save"),
+        rule("late", "on_log", 'state["step"] == 5', "control.should_evaluate"),
+        rule("next", "on_step_end", 'state["step"] == 1', "control.should_epoch_stop"),
+    )
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, checkpoint=True))
+    assert [int(path.name[5:]) for path in steps_of(tmp_path / "state")] == [0, 2, 4, 6]
+    assert infos[3]["score"] is None and infos[6]["score"] is not None  # asked for too late at 5, it is done after 6
+    assert [info["epoch"] for info in infos.values()][:3] == [0, 0, 1]
+
+
+def test_controller_freezes_and_unfreezes(corpus, tmp_path):
+    """Within an update it is put off to its end. A run that goes on knows it."""
+    rules = definition(
+        rule("freeze", "on_pre_optimizer_step", 'state["step"] == 3', "lower.should_freeze"),
+        rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
+        operations=[{"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}}],
+    )
+    groups = {"lower": {"params": ["*embed*"]}}
+    config = config_for(tmp_path / "a", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
+    whole, infos, _ = run(config)
+    rates = [info["learn_rates"]["lower"] for info in infos.values()]
+    assert rates == [0.01] * 4 + [0.0] * 6 + [0.01] * 3
+    config = config_for(tmp_path / "b", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
+    for step in (6, 11, None):  # while they are frozen, and afterwards
+        resumed, *_ = run(config, crash_at=step)
+    assert same_params(resumed, whole)
+
+
+def same_params(one, other):
+    one, other = pipeline_params(one), pipeline_params(other)
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_evaluate"])
+def test_controller_goes_back(event, corpus, tmp_path):
+    rules = definition(
+        rule("back", event, 'state["step"] == 8', "back.should_rollback"),
+        operations=[{"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}}],
+    )
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a listener asked"):
+        _, infos, _ = run(config_for(tmp_path, corpus, rules, checkpoint=True))
+    assert infos[12]["rollbacks"] == 1 and infos[12]["last_rollback"] == (8, 4)
+
+
+def test_controller_that_never_fires_changes_nothing(corpus, tmp_path):
+    rules = definition(
+        *(
+            rule(f"never-{event}", event, 'state["step"] < -5', STOP)
+            for event in ("on_step_end", "on_evaluate", "on_log")
+        ),
+        rule("norm", "on_optimizer_step", 'norms["total"] < 0 and loss["loss"] < 0', STOP),
+        metrics=[STEP, {"name": "norms", "class": "GradNorm"}, {"name": "loss", "class": "Loss"}],
+    )
+    with_rules, infos, _ = run(config_for(tmp_path, corpus, rules, use_averages=True))
+    without, others, _ = run(config_for(tmp_path, corpus, None, use_averages=True))
+    assert same_params(with_rules, without)
+
+    def lasting(info):
+        return {
+            key: repr(value)
+            for key, value in info.items()
+            if key not in ("seconds", "elapsed", "overruns", "other_scores")
+        }
+
+    assert {step: lasting(info) for step, info in infos.items()} == {
+        step: lasting(info) for step, info in others.items()
+    }
+
+
+def test_controller_resumes_exactly(corpus, tmp_path):
+    """Windows, patience, cool-downs, and what is yet to be logged: the parts fire as the whole."""
+    window = {
+        "name": "window",
+        "class": "HistoryBasedMetric",
+        "arguments": {"window_size": 3, "source_event": "on_step_end"},
+    }
+    rules = definition(
+        rule("begin", "on_train_begin", 'state["step"] < 99', "note.should_log"),
+        rule(
+            "tired",
+            "on_step_end",
+            'state["step"] > 0',
+            "cut.should_cut",
+            patience={"patience_threshold": 2},
+            cooldown=1,
+        ),
+        rule("full", "on_step_end", 'len(window["training_loss"]["loss"]) == 3', "note.should_log", max_firings=9),
+        rule("saved", "on_save", 'state["step"] == 4', "control.should_evaluate"),
+        metrics=[STEP, window],
+        operations=[
+            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.9}},
+            {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}"}},
+        ],
+    )
+    _, whole, _ = run(config_for(tmp_path / "whole", corpus, rules, checkpoint=True))
+    config, parts = config_for(tmp_path / "parts", corpus, rules, checkpoint=True), {}
+    for step in (5, 7, None):
+        _, infos, _ = run(config, crash_at=step)
+        parts |= infos
+    assert firings(parts) == firings(whole) and len(firings(whole)) > 12
+    assert {name for _, name, _ in firings(whole)} == {"begin", "tired", "full", "saved"}
+    assert [info["learn_rates"] for info in parts.values()] == [info["learn_rates"] for info in whole.values()]
+    assert [info.get("fired") for info in parts.values()] == [info.get("fired") for info in whole.values()]
+    assert parts[5]["score"] is not None
+    windows, others = (
+        [
+            firing["values"]["window"]["training_loss"]
+            for info in infos.values()
+            for firing in info.get("controller", ())
+            if firing["controller"] == "full"
+        ]
+        for infos in (parts, whole)
+    )
+    assert windows == others
+
+
+def test_controller_that_stopped_stays_so(corpus, tmp_path):
+    """Also by a rule on `on_save`, when the state of the run was written already."""
+    rules = definition(rule("stop", "on_save", 'state["step"] == 4', STOP))
+    config = config_for(tmp_path, corpus, rules, checkpoint=True)
+    assert list(run(config)[1]) == [0, 1, 2, 3, 4]
+    assert run(config)[1] == {}
+
+
+def test_controller_tells_the_console(corpus, tmp_path, caplog):
+    note = {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}", "log_level": "warning"}}
+    rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[note])
+    config = config_for(tmp_path, corpus, rules, steps=5)
+    text = io.StringIO()
+    with caplog.at_level(logging.WARNING, "thinc_torchopt.controller"):
+        spacy_train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
+    rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
+    assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
+    assert [record.getMessage() for record in caplog.records if "step" in record.getMessage()] == [
+        "step 1",
+        "step 3",
+        "step 5",
+    ]
+
+
+def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_path):
+    wrong = definition({**rule("x", "on_step", "los < 1", STOP)})
+    config = config_for(tmp_path, corpus, wrong)
+    with pytest.raises(ControllerError, match=r"rules.yaml': found 2 faults"):
+        registry.resolve({"optimizer": config["training"]["optimizer"]})
+    config["training"]["optimizer"]["controller"]["definition"] = str(tmp_path / "none.yaml")
+    with pytest.raises(ControllerError, match=r"Can't read .*none.yaml"):
+        registry.resolve({"optimizer": config["training"]["optimizer"]})
+    inside = definition(rule("x", "on_step_end", 'state["step"] > 1', STOP))
+    config["training"]["optimizer"]["controller"]["definition"] = inside
+    again = Config().from_str(config.to_str(), interpolate=False)
+    assert registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"].rules.content == inside
+
+
+LOWER = {"name": "do", "class": "FreezeControl", "arguments": {"params": ["nothing/*"]}}
+RATES = {"name": "do", "class": "LearnRateControl", "arguments": {"groups": ["nothing"], "factor": 0.5}}
+BACK = {"name": "do", "class": "RollbackControl"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "action", "says"),
+    [
+        (LOWER, "should_freeze", "'nothing/\\*' in what is to be frozen: it matches none"),
+        (RATES, "should_cut", "learning rates of 'nothing': .*matches none of default"),
+        (BACK, "should_rollback", "expected a RollbackControl with to: last"),
+        ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
+    ],
+    ids=["freeze", "rates", "best", "last"],
+)
+def test_controller_refuses_what_this_run_can_not_do(operation, action, says, corpus, tmp_path):
+    """Before the first step, and before old models are removed."""
+    rules = definition(rule("x", "on_step_end", 'state["step"] > 1', f"do.{action}"), operations=[operation])
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    with pytest.raises((ControllerError, ConfigError), match=says):
+        run(config_for(tmp_path, corpus, rules), tmp_path / "out")
+    assert (tmp_path / "out" / "model-best").is_dir()
+    with pytest.raises(ControllerError, match="should_save: expected a block"):
+        run(config_for(tmp_path, corpus, definition(rule("x", "on_save", 'state["step"] > 1', "control.should_save"))))
+
+
+def test_controller_shipped_definition_fires_and_stays_quiet():
+    rules = trainer_controller(CONFIGS / "controllers" / "stop-on-loss.yaml")
+
+    def fired(*losses):
+        controller = rules.build()
+        return [
+            bool(controller.on_event("on_step_end", step=i, losses={"tagger": loss}, batch_words=10))
+            for i, loss in enumerate(losses)
+        ]
+
+    assert fired(*[0.4] * 5) == [False] * 4 + [True]
+    assert not any(fired(*[0.4] * 4, 0.6, *[0.4] * 4, math.inf))
+    assert TorchOptimizer(AdamW(), controller=rules).rules is rules
