@@ -23,7 +23,7 @@ from thinc_torchopt.training import latest_info
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from ..conftest import CONFIGS
-from ..models import pipeline_params, same
+from ..models import pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import TOK2VEC, Crash
 from ..spacy_cli import train as train_by_command
 
@@ -178,13 +178,17 @@ def test_controller_freezes_and_unfreezes(corpus, tmp_path):
     rules = definition(
         rule("freeze", "on_pre_optimizer_step", 'state["step"] == 3', "lower.should_freeze"),
         rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
-        operations=[{"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}}],
+        rule("cut", "on_step_end", 'state["step"] == 1', "half.should_cut"),
+        operations=[
+            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
+            {"name": "half", "class": "LearnRateControl", "arguments": {"groups": ["lower"], "factor": 0.5}},
+        ],
     )
     groups = {"lower": {"params": ["*embed*"]}}
     config = config_for(tmp_path / "a", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
     whole, infos, _ = run(config)
     rates = [info["learn_rates"]["lower"] for info in infos.values()]
-    assert rates == [0.01] * 4 + [0.0] * 6 + [0.01] * 3
+    assert rates == [0.01] * 2 + [0.005] * 2 + [0.0] * 6 + [0.01] * 3
     config = config_for(tmp_path / "b", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
     for step in (6, 11, None):  # while they are frozen, and afterwards
         resumed, *_ = run(config, crash_at=step)
@@ -356,3 +360,33 @@ def test_controller_shipped_definition_fires_and_stays_quiet():
     assert fired(*[0.4] * 5) == [False] * 4 + [True]
     assert not any(fired(*[0.4] * 4, 0.6, *[0.4] * 4, math.inf))
     assert TorchOptimizer(AdamW(), controller=rules).rules is rules
+
+
+def test_controller_params_that_thaw_begin_anew():
+    """In a loop of one's own as well: what is frozen stays as it is, and its average begins with what it is then."""
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    model = nlp.get_pipe("tagger").model
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    optimizer.initialize(nlp)
+    name = next(info.name for info in optimizer.describe() if info.name.endswith("softmax/W"))
+    output = next(node for node in model.walk() if node.name == "softmax")
+
+    def update():
+        nlp.update(examples[:8], sgd=optimizer)
+        [info] = optimizer.describe([name])
+        return output.get_param("W").copy(), info
+
+    first, _ = update()
+    optimizer.freeze([name])
+    second, info = update()
+    assert (first == second).all() and name not in optimizer.params
+    assert info.frozen_until == math.inf and info.updates == 0
+    optimizer.unfreeze([name])
+    third, info = update()
+    assert not (second == third).all() and info.updates == 1
+    key = (output.id, "W")
+    assert (optimizer.averages[key] == third).all()  # of one value
+    with pytest.raises(ConfigError, match="matches none"):
+        optimizer.freeze(["nothing"])

@@ -112,6 +112,11 @@ class BuiltAlgorithm:
         self._changed.clear()
         self._controller.refresh(self.name)
 
+    def forget_adopted(self, group: TorchGroup) -> None:
+        """If a group is gone: let one like it begin at the rate that the settings say."""
+        if not group.params:
+            self._adopted.pop(group.settings.key, None)
+
     def _take_out(self, param: Param, group: TorchGroup) -> None:
         group.take_out(param)
         self._changed[group] = None

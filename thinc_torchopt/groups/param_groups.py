@@ -296,7 +296,10 @@ class ParamGroups:
         changed = [
             param for param in params if (param.group is None) != (self._settings_of(param).frozen_until > self._step)
         ]
+        left = [param.group for param in changed if param.group is not None]
         self.rename(changed)
+        for group in left:
+            group.owner.forget_adopted(group)
         for param in changed:
             param.steps = 0
         return changed
