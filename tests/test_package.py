@@ -3,9 +3,11 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
 import spacy
 
 import thinc_torchopt
@@ -79,6 +81,17 @@ def test_package_learn_rate_has_one_writer():
                 ):
                     writers.append(path.name)
     assert writers == ["controller.py"]
+
+
+@pytest.mark.parametrize("old", ["average_settings", "loop", "state_growth", "torch_optimizers"])
+def test_package_documented_imports_of_before_are_there(old):
+    """Docs said so up to 0.1. Each name is the same object as in its room."""
+    module = import_module(f"thinc_torchopt.{old}")
+    assert module.__all__
+    for name in module.__all__:
+        found = getattr(module, name)
+        homes = [import_module(f"thinc_torchopt.{room}") for room in ("algorithms", "averages", "state", "training")]
+        assert any(getattr(home, name, None) is found for home in homes)
 
 
 def test_package_errors_are_builtins_too():

@@ -194,7 +194,10 @@ def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
     controller = watch(kind)
     for event in EVENTS:
         controller.on_event(event)
-    json.dumps(controller.state_dict())
+    state = json.loads(json.dumps(controller.state_dict()))
+    again = watch(kind)
+    again.load_state_dict(state)
+    assert again.state_dict() == controller.state_dict()
 
 
 def test_own_metrics():

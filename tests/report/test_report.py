@@ -525,6 +525,8 @@ def test_report_of_hardly_anything(tmp_path, lines):
     runs = read_runs([write(tmp_path / "log.jsonl", lines)])
     for suffix in ("html", "png"):
         write_report(runs, tmp_path / f"report.{suffix}")
+    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf8")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_matplotlib

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from thinc.api import Optimizer
 
 from ..averages import AverageSettings
@@ -14,10 +16,10 @@ from .step import Step
 from .trained import TrainedParams
 
 
-class Parts(Optimizer):
+class Parts(Optimizer, ABC):
     """The parts, and what each is about. TorchOptimizer puts them together.
 
-    checkpoint, rollback: Settings, for the training loop; or None.
+    checkpoint, rollback, rules: Settings, for the training loop; or None.
     _settings: `learn_rate`, `grad_clip`, and all schedules.
     _cascade: What the settings say of each param.
     _average_settings: Which averages are kept. None: none.
@@ -38,10 +40,10 @@ class Parts(Optimizer):
     _frozen_grads: FrozenGrads
     _trained: TrainedParams
 
+    @abstractmethod
     def _no_params(self, step: int) -> TrainedParams:
         """What an optimizer that has met no params has of them. step (int): The step that comes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _meet_no_params(self) -> None:
         """Forget all params."""
-        raise NotImplementedError
