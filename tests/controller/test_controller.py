@@ -127,14 +127,15 @@ def test_controller_decides_here_and_acts_there():
 
 
 def test_controller_refuses_unknown_events_and_names_what_failed():
-    controller = TrainerController(define("loss['nothing'] < 1"))
+    controller = TrainerController(define("loss['components']['nothing'] < 1"))
     with pytest.raises(ControllerError, match="the event 'on_nothing': expected one of on_init_end"):
         controller.on_event("on_nothing")
     with pytest.raises(
         ControllerError,
-        match=r"controller 'c' on on_log at step 7: it failed with KeyError: nothing\. The rule is: loss",
+        match=r"controller .c. on on_log at step 7: expected a key of loss\[.components.\] \(ner\), found .nothing.\. The "
+        r"rule is: loss",
     ):
-        log(controller, 0.5, 7)
+        controller.on_event("on_log", step=7, losses={"ner": 1.0})
 
 
 # ---------------------------------------------------------------------- state

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import srsly
 
-from thinc_torchopt.controller import EVENTS, FUNCTIONS, Control, Steering, TrainerController, guard, rules
+from thinc_torchopt.controller import EVENTS, FUNCTIONS, Control, Steering, TrainerController, compiler, guard
 from thinc_torchopt.controller.events import COMMON
 from thinc_torchopt.registry import registry
 
@@ -89,6 +89,6 @@ def test_docs_limits_are_true():
         for text in re.findall(r"\d[\d,]*\d", line)
     ]
     assert numbers == [
-        *(rules.MAX_TEXT, rules.MAX_NODES, rules.MAX_DEPTH),
+        *(compiler.MAX_TEXT, compiler.MAX_NODES, compiler.MAX_DEPTH),
         *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),
     ]

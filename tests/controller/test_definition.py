@@ -123,6 +123,7 @@ def test_definition_may_be_empty(empty):
         ((*C, "triggers"), [3], "controllers[0].triggers", "a list of texts"),
         ((*C, "triggers"), del_, "controllers[0]", "the key 'triggers'"),
         ((*C, "rule"), "los > 1", "controllers[0].rule", "metric (loss), found 'los'"),
+        ((*C, "rule"), "loss['los'] > 1", "controllers[0].rule", "is 'loss' meant?"),
         ((*C, "rule"), True, "controllers[0].rule", "quotes"),
         ((*C, "rule"), "9**9**9 > 1", "controllers[0].rule", "bits"),
         ((*C, "operations"), ["lr"], "controllers[0].operations[0]", "an action of 'lr' (should_cut, should_set)"),

@@ -200,6 +200,40 @@ def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
     assert again.state_dict() == controller.state_dict()
 
 
+@pytest.mark.parametrize("kind", OURS)
+def test_metrics_hold_the_keys_that_they_declare(kind):
+    """All that were told all there is to tell: neither more nor less. The others tell more than can be known."""
+    controller = watch(kind)
+    for event in EVENTS:
+        controller.on_event(
+            event,
+            step=1,
+            epoch=0,
+            words=9,
+            seconds=2.0,
+            counts={},
+            learn_rates={"default": 0.1},
+            score=0.5,
+            losses={"ner": 1.0},
+            batch_words=3,
+            batch_size=1,
+            grad_norm=1.0,
+            grad_norms={"ner": 1.0},
+            metrics={"ents_f": 0.5},
+            max_steps=9,
+        )
+    keys = registry.controller_metrics.get(kind).keys
+    assert keys is not None or kind in ("EvalMetrics", "LearnRates")
+
+    def check(declared, found):
+        if declared is not None:
+            assert set(declared) == set(found)
+            for key in declared:
+                check(declared[key], found[key])
+
+    check(keys, controller.values["m"])
+
+
 def test_own_metrics():
     class TestWords:
         events = ("on_step_end",)

@@ -81,6 +81,8 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
         ("should_freeze", "FreezeControl", {"params": []}, "list of names"),
         ("should_rollback", "RollbackControl", {"to": "first"}, "'best' or 'last'"),
         ("should_log", "LogControl", {"log_format": "x", "log_level": "loud"}, "debug, info"),
+        ("should_log", "LogControl", {"log_format": "{loss/los}"}, "fields of loss among loss/loss, "),
+        ("should_log", "LogControl", {"log_format": "{loss[loss]}"}, "without attributes and indices"),
         ("should_notify", "NotifyControl", {"url": "file:///etc/passwd"}, "an address"),
         ("should_notify", "NotifyControl", {"url": "http://a b"}, "an address"),
         ("should_notify", "NotifyControl", {"url": "http://h:99999/"}, "an address"),
@@ -97,7 +99,7 @@ def test_operations_that_cant_work_are_refused(action, kind, arguments, reason):
 
 def test_log_control_shows_plain_values(caplog):
     text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
-    text += "{path}, {{x}}, {loss/no}"
+    text += "{path}, {{x}}, {loss/components/no}"
     controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
     controller.on_event("on_step_end", losses={"ner": 1.0})
     controller.on_event("on_save", step=12, path="out/step-12")

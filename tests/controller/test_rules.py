@@ -120,8 +120,9 @@ def test_rules_refused_when_read(text, reason):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("loss['nothing'] > 1", "KeyError: nothing"),
-        ("window['training_loss']['loss'][9] > 1", "IndexError"),
+        ("loss['nothing'] > 1", r"a key of loss \(loss.*\), found 'nothing'"),
+        ("[x['b'] for x in [{'a': 1}]] == [steps]", r"a key \(a\), found 'b'"),
+        ("window['training_loss']['loss'][9] > 1", r"a position in the 3 values of window\['training_loss'\]"),
         ("loss < 1", "TypeError"),
         ("loss['loss'] / (steps - 7) > 1", "ZeroDivisionError"),
         ("steps", "true or false, found 7"),
@@ -154,6 +155,36 @@ def test_rules_metrics_without_value(text, what):
         Rule(text, VALUES).evaluate({**VALUES, what: None})
     now = {"off": 2, "loss": {"best": 2}, "window": {"metrics": {"score": [2]}}}
     assert Rule(text, VALUES).evaluate(VALUES | now) is True
+
+
+KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": {"training_loss": {"loss": None}}}
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("loss['los'] < 1", r"a key of loss \(loss, per_word, components\), found 'los'; is 'loss' meant\?"),
+        ("loss[0] < 1", "found 0"),
+        ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\] \(loss\)"),
+        ("any(loss['no'] > x for x in [1, 2])", "found 'no'"),
+        ("loss < 1.0", r"a number, found all of loss; look up one of its keys \(.*\), as in loss\['loss'\]"),
+        ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
+    ],
+)
+def test_rules_that_name_keys_that_there_are_not(text, reason):
+    with pytest.raises(ControllerError, match=reason):
+        Rule(text, VALUES, KEYS)
+
+
+def test_rules_with_keys_that_are_not_there_yet():
+    """A metric that holds something says so, before it has it. What it holds deeper down is not known."""
+    values = {"loss": {"loss": 1.0, "components": {"ner": 1.0}}}
+    with pytest.raises(MetricUnavailable, match=r"loss\['per_word'\]"):
+        Rule("loss['per_word'] < 1", VALUES, KEYS).evaluate(values)
+    assert Rule("loss['per_word'] is None and loss != None", VALUES, KEYS).evaluate(values)
+    assert Rule("loss['components']['ner'] == 1 and loss[str('loss')] == 1", VALUES, KEYS).evaluate(values)
+    with pytest.raises(ControllerError, match=r"a key of loss\['components'\] \(ner\), found 'tagger'"):
+        Rule("loss['components']['tagger'] < 1", VALUES, KEYS).evaluate(values)
 
 
 def test_rules_change_nothing():

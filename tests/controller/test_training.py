@@ -307,6 +307,17 @@ def test_controller_tells_the_console(corpus, tmp_path, caplog):
     ]
 
 
+def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
+    """Which scores there are is known from the first evaluation on."""
+    rules = definition(
+        rule("good", "on_evaluate", 'scores["ents_f"] > 0.9', STOP),
+        metrics=[{"name": "scores", "class": "EvalMetrics"}],
+    )
+    says = r"controller 'good' on on_evaluate at step 0: expected a key of scores \(.*tag_acc, .*\), found 'ents_f'"
+    with pytest.raises(ControllerError, match=says):
+        run(config_for(tmp_path, corpus, rules, steps=2))
+
+
 def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_path):
     wrong = definition({**rule("x", "on_step", "los < 1", STOP)})
     config = config_for(tmp_path, corpus, wrong)

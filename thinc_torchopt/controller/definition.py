@@ -22,6 +22,7 @@ from typing import Any, Final, Union
 import srsly
 
 from ..errors import ControllerError
+from .compiler import Keys
 from .events import EVENTS
 from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
@@ -149,6 +150,9 @@ class _Reader:
             }
         self._check_keys("", content, _KEYS)
         metrics, metric_names = self._parts(content, "controller_metrics", Metric, names_of("controller_metrics"))
+        known = {
+            name: getattr(metrics[name].instance, "keys", None) if name in metrics else None for name in metric_names
+        }
         operations, operation_names = self._parts(content, "operations", Operation, names_of("controller_operations"))
         for name in ("hfcontrols", "control"):
             if name not in operation_names:
@@ -156,13 +160,13 @@ class _Reader:
         for i, item in enumerate(_list_of(content.get("operations"))):
             if isinstance(item, Mapping) and item.get("name") in list(operations):
                 with self._noting(f"operations[{i}].arguments"):
-                    prepare(operations[item["name"]].instance, metric_names)
+                    prepare(operations[item["name"]].instance, known)
         controllers = []
         names: set[str] = set()
         for i, item in self._items(content, "controllers", _CONTROLLER, ("name", "triggers", "rule", "operations")):
             place = f"controllers[{i}]"
             self._check_name(place, item.get("name"), names)
-            if (spec := self._controller(place, item, metric_names, operations, operation_names)) is not None:
+            if (spec := self._controller(place, item, known, operations, operation_names)) is not None:
                 controllers.append(spec)
         if self._faults:
             count = len(self._faults)
@@ -219,7 +223,7 @@ class _Reader:
         self,
         place: str,
         item: Mapping[str, Any],
-        metrics: Collection[str],
+        metrics: Mapping[str, Keys | None],
         operations: Mapping[str, Part],
         operation_names: Collection[str],
     ) -> ControllerSpec | None:
@@ -237,7 +241,7 @@ class _Reader:
         rule = None
         if "rule" in item:
             with self._noting(f"{place}.rule"):
-                rule = Rule(item["rule"], metrics)
+                rule = Rule(item["rule"], metrics, metrics)
         actions = []
         for i, text in enumerate(self._texts(place, item, "operations")):
             operation, _, action = text.partition(".")

@@ -90,17 +90,24 @@ class Guard:
         self.spend(cost * len(items))
         return items
 
-    def _item(self, value: Any, index: Any, metric: str | None, may_be_none: bool) -> Any:
-        """metric (str | None): What is looked up, if it is something in a metric, where it may have no value yet."""
+    def _item(self, value: Any, index: Any, metric: str | None, is_known: bool, may_be_none: bool) -> Any:
+        """metric (str | None): Where in a metric it is looked up: there it may have no value yet. is_known (bool): The
+        metric says that it has this key.
+        """
         try:
             if type(index) in KEYS and type(value) is not str:
                 if (item := value[index]) is None and metric is not None and not may_be_none:
-                    raise MetricUnavailable(metric)
+                    raise MetricUnavailable(f"{metric}[{index!r}]")
                 return item
         except (KeyError, IndexError):
-            if metric is not None and not value:
-                raise MetricUnavailable(metric) from None
-            raise
+            if metric is not None and (is_known or not value):
+                if is_known and may_be_none:
+                    return None
+                raise MetricUnavailable(f"{metric}[{reprlib.repr(index)}]") from None
+            where = "" if metric is None else f" of {metric}"
+            if type(value) is dict:
+                refuse(f"expected a key{where} ({_names(value)}), found {reprlib.repr(index)}")
+            refuse(f"expected a position in the {len(value)} values{where}, found {reprlib.repr(index)}")
         if type(value) is str and type(index) in (int, bool):
             return value[index]
         what = f"{type(value).__name__} and {type(index).__name__}"
@@ -303,6 +310,11 @@ class Guard:
         compared = list(self.items(function, items[0])) if len(items) == 1 else list(items)
         self.weigh(compared)
         return compared
+
+
+def _names(keys: Iterable[Any]) -> str:
+    names = [str(key)[:50] for key in keys]
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") or "it has none"
 
 
 FUNCTIONS: Final = frozenset(name.removeprefix("f_") for name in dir(Guard) if name.startswith("f_"))

@@ -67,10 +67,23 @@ class Message:
             self._refuse(f"formats of Python's with a width of at most {MAX_WIDTH}, as in {{loss/loss:.3f}}")
 
     def check(self, metrics: Collection[str]) -> None:
-        """RAISES (ConfigError): A field is neither a metric nor known otherwise."""
+        """metrics (Collection[str] | Mapping[str, Keys | None]): Their names, and what they hold.
+
+        RAISES (ConfigError): A field is neither a metric, nor in one, nor known otherwise.
+        """
         for _, field, _ in self._parts:
-            if field is not None and field.partition("/")[0] not in FIELDS.union(metrics):
+            if field is None:
+                continue
+            name, *path = field.split("/")
+            if name not in FIELDS.union(metrics):
                 self._refuse(f"fields among {', '.join(sorted(FIELDS.union(metrics)))}")
+            known = metrics[name] if isinstance(metrics, Mapping) and name in metrics else None
+            for key in path:
+                if known is None:
+                    break
+                if key not in known:
+                    self._refuse(f"fields of {name} among {', '.join(f'{name}/{part}' for part in known)}")
+                name, known = f"{name}/{key}", known[key]
 
     def fill(self, values: Mapping[str, Any], payload: Mapping[str, Any]) -> str:
         """The text, with what is known. Unknown is "-"; what a format does not fit is shown without it."""

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..registry import registry
+from .compiler import Keys
 from .plain import number, plain
 
 T = TypeVar("T", bound=type)
@@ -38,6 +39,8 @@ class Metric(ABC):
 
     events (Sequence[str]): On which it is computed. Given here or as an attribute of the class.
 
+    keys: What its value holds, as far as it always does: `{"loss": None, "components": {"ner": None}}`; None: anything.
+    Then a rule that looks up something else is refused before the training.
     reads: The names in the payload that it needs; None: it may use all. A loop need not compute others.
     keeps: The events on which it learns something for later. None: all. On others it is computed only if rules are
     evaluated there.
@@ -47,6 +50,7 @@ class Metric(ABC):
     """
 
     events: Sequence[str] = ()
+    keys: ClassVar[Keys | None] = None
     reads: ClassVar[Sequence[str] | None] = None
     keeps: ClassVar[Sequence[str] | None] = None
     is_plain: ClassVar[bool] = False
@@ -97,6 +101,7 @@ class Loss(Metric):
     """
 
     events = ("on_step_end", "on_log")
+    keys = dict.fromkeys(("loss", "per_word", "per_example", "components", "components_per_word", "epoch", "step"))
     reads = ("losses", "batch_words", "batch_size", "log_history")
     is_plain = True
 
@@ -132,6 +137,11 @@ class HistoryBasedMetric(Metric):
     exclude (list[str]): As in `Loss`.
     """
 
+    keys: ClassVar[Keys | None] = {
+        "training_loss": dict.fromkeys(("loss", "per_word", "components", "steps", "epoch")),
+        "metrics": None,
+        "window_size": None,
+    }
     reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
     is_plain = True
 

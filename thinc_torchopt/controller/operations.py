@@ -85,7 +85,10 @@ class Operation:
         return action in self.actions()
 
     def prepare(self, metrics: Collection[str]) -> None:
-        """Learn the names of the metrics, before the training. RAISES (ConfigError): It was set up for others."""
+        """Learn the names of the metrics, before the training; a mapping from them to what they hold.
+
+        RAISES (ConfigError): It was set up for others.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What it has to remember: numbers, strs, lists, dicts."""

@@ -1,8 +1,9 @@
 """Rules: one Python expression over metrics, which gives true or false, and which can do nothing else.
 
-A rule is parsed once. Its syntax tree may hold the kinds of nodes that stand in `_Compiler` and no others: there are
-no attributes, so no methods; no statements, lambdas or f-strings. What could take long or take memory is rewritten to
-calls of `Guard`, which counts work and sizes. Then the tree is compiled to byte code, which runs without builtins.
+A rule is parsed once. Its syntax tree may hold the kinds of nodes that stand in `compiler.Compiler` and no others:
+there are no attributes, so no methods; no statements, lambdas or f-strings. What could take long or take memory is
+rewritten to calls of `Guard`, which counts work and sizes. Then the tree is compiled to byte code, which runs without
+builtins.
 
     >>> rule = Rule("loss['loss'] < 1.0", ["loss"])
     >>> rule.evaluate({"loss": {"loss": 0.5}})
@@ -11,27 +12,14 @@ calls of `Guard`, which counts work and sizes. Then the tree is compiled to byte
 
 from __future__ import annotations
 
-import ast
-import inspect
 import reprlib
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import ControllerError
-from .guard import FUNCTIONS, KEYS, MAX_BITS, MAX_WORK, Guard, MetricUnavailable, Refused, refuse
-
-MAX_TEXT = 2_000  # characters of a rule
-MAX_NODES = 500
-MAX_DEPTH = 40
-
-# What the framework knows and we refuse, with the reason.
-_REFUSED = {
-    **dict.fromkeys(("rand", "randint"), "a rule must give the same result when a run is resumed, and in each process"),
-    **dict.fromkeys(("list", "tuple"), "write a comprehension: [x for x in ...]"),
-    "set": "write a comprehension: {x for x in ...}",
-    "dict": "write a comprehension: {key: value for ...}",
-}
+from .compiler import Compiler, Keys, parse
+from .guard import MAX_WORK, Guard, MetricUnavailable, Refused
 
 
 class Rule:
@@ -39,17 +27,18 @@ class Rule:
 
     text (str): A Python expression.
     metrics (Collection[str]): The names that it may use.
-    RAISES (ControllerError): It does not parse, uses what rules may not, or a name that does not exist; or it can't
-        give true or false.
+    keys (Mapping[str, Keys | None] | None): What metrics hold, as far as that is known.
+    RAISES (ControllerError): It does not parse, uses what rules may not, or a name or key that does not exist; or it
+        can't give true or false.
     """
 
-    def __init__(self, text: str, metrics: Collection[str]):
+    def __init__(self, text: str, metrics: Collection[str], keys: Mapping[str, Keys | None] | None = None):
         self.text = text.strip() if isinstance(text, str) else text
         self._guard = Guard()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python's compiler: about `is` with a literal, escapes in strings
-                compiler = _Compiler(_parse(self.text), frozenset(metrics))
+                compiler = Compiler(parse(self.text), frozenset(metrics), keys or {})
                 self._code = compile(compiler.tree, "<rule>", "eval")
         except Refused as reason:
             raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {reason}.") from None
@@ -99,290 +88,3 @@ def shown(error: BaseException) -> str:
     """An error of Python's in a few words: its text can hold the repr of anything."""
     text = ", ".join(arg if isinstance(arg, str) else reprlib.repr(arg) for arg in error.args)
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
-
-
-# ---------------------------------------------------------------------- when a rule is read
-
-
-def _parse(text: Any) -> ast.Expression:
-    if not isinstance(text, str):
-        refuse(f"expected a text, found {type(text).__name__}; put it in quotes")
-    if len(text) > MAX_TEXT:
-        refuse(f"expected at most {MAX_TEXT} characters, found {len(text)}")
-    if "__" in text:
-        refuse("expected no '__', found one")
-    tree = ast.parse(text, mode="eval")
-    nodes, level = 0, [tree.body]
-    for _ in range(MAX_DEPTH):
-        nodes += len(level)
-        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, _NO_NODES)]  # type: ignore[misc]
-    if level or nodes > MAX_NODES:
-        refuse(f"expected at most {MAX_NODES} parts, nested at most {MAX_DEPTH} deep, found more")
-    return tree
-
-
-_NO_NODES = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
-_BINARY = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mult",
-    ast.Div: "div",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "bitand",
-    ast.BitOr: "bitor",
-    ast.BitXor: "bitxor",
-}
-_LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions that take a generator
-_BOOLEAN = frozenset({"all", "any"})
-
-
-class _Compiler:
-    """Checks a tree, and rewrites it. Each method takes a node of the kind that it is named after, and the names that
-    are bound around it.
-
-    tree (ast.Expression): As it came from the parser.
-    metrics (frozenset[str]): The names that a rule may use.
-    RAISES (Refused): There is something in it that rules may not have.
-    """
-
-    def __init__(self, tree: ast.Expression, metrics: frozenset[str]):
-        self.names: set[str] = set()
-        self._metrics = metrics
-        self._must_be_boolean(tree.body)
-        self.tree = ast.fix_missing_locations(ast.Expression(self.visit(tree.body, frozenset())))
-
-    def _must_be_boolean(self, node: ast.expr) -> None:
-        """Refuse what can be seen to give no bool."""
-        if isinstance(node, ast.BoolOp):
-            self._must_be_boolean(node.values[-1])  # the others give the result only where they decide it
-        elif isinstance(node, ast.IfExp):
-            self._must_be_boolean(node.body)
-            self._must_be_boolean(node.orelse)
-        elif (
-            (isinstance(node, ast.Constant) and not isinstance(node.value, bool))
-            or (isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)))
-            or (isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not))
-            or (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in FUNCTIONS - _BOOLEAN - {"max", "min"}
-            )
-            or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp))
-        ):
-            refuse(f"expected it to give true or false, found {_words(node)}")
-
-    def visit(self, node: ast.expr, bound: frozenset[str]) -> ast.expr:
-        method: Callable[[Any, frozenset[str]], ast.expr] | None = getattr(self, type(node).__name__, None)
-        if method is None:
-            refuse(f"expected no {_words(node)}, found one")
-        return method(node, bound)
-
-    def Constant(self, node: ast.Constant, bound: frozenset[str]) -> ast.expr:
-        if type(node.value) not in KEYS:
-            refuse(f"expected a number, a text, True, False or None, found {reprlib.repr(node.value)}")
-        if type(node.value) is int and node.value.bit_length() > MAX_BITS:
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a larger one")
-        return node
-
-    def Name(self, node: ast.Name, bound: frozenset[str]) -> ast.expr:
-        if node.id in bound:
-            return node
-        if node.id not in self._metrics:
-            if node.id in FUNCTIONS or node.id in _REFUSED:
-                refuse(f"expected '{node.id}' to be called, found it without (...)")
-            known = ", ".join(sorted(self._metrics)) or "there is none"
-            refuse(f"expected the name of a metric ({known}), found '{node.id}'")
-        self.names.add(node.id)
-        return node
-
-    def BoolOp(self, node: ast.BoolOp, bound: frozenset[str]) -> ast.expr:
-        return ast.BoolOp(node.op, [self.visit(value, bound) for value in node.values])
-
-    def UnaryOp(self, node: ast.UnaryOp, bound: frozenset[str]) -> ast.expr:
-        operand = self.visit(node.operand, bound)
-        return _call("invert", operand) if isinstance(node.op, ast.Invert) else ast.UnaryOp(node.op, operand)
-
-    def BinOp(self, node: ast.BinOp, bound: frozenset[str]) -> ast.expr:
-        if type(node.op) not in _BINARY:
-            refuse(f"expected no operator {type(node.op).__name__}, found one")
-        if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
-            refuse("expected no formatting of texts with %, found it")
-        return _call(_BINARY[type(node.op)], self.visit(node.left, bound), self.visit(node.right, bound))
-
-    def Compare(self, node: ast.Compare, bound: frozenset[str]) -> ast.expr:
-        operands = [node.left, *node.comparators]
-        for i, op in enumerate(node.ops):
-            if isinstance(op, (ast.Is, ast.IsNot)) and not any(
-                isinstance(side, ast.Constant) and (side.value is None or isinstance(side.value, bool))
-                for side in operands[i : i + 2]
-            ):
-                refuse("expected 'is' with None, True or False, found it with something else; write ==")
-        may_be_none = all(isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) for op in node.ops)
-        left, *others = (self._compared(operand, bound, may_be_none) for operand in operands)
-        return ast.Compare(left, node.ops, others)
-
-    def _compared(self, node: ast.expr, bound: frozenset[str], may_be_none: bool) -> ast.expr:
-        """What is compared, or looked into: that costs as much as it is large."""
-        if isinstance(node, ast.Constant):
-            return self.Constant(node, bound)
-        is_lookup = isinstance(node, ast.Subscript)
-        return _call("weighed", self.Subscript(node, bound, may_be_none) if is_lookup else self.visit(node, bound))  # type: ignore[arg-type]
-
-    def IfExp(self, node: ast.IfExp, bound: frozenset[str]) -> ast.expr:
-        return ast.IfExp(self.visit(node.test, bound), self.visit(node.body, bound), self.visit(node.orelse, bound))
-
-    def Call(self, node: ast.Call, bound: frozenset[str]) -> ast.expr:
-        if not isinstance(node.func, ast.Name):
-            refuse(f"expected a function by its name, found {_words(node.func)}")
-        name = node.func.id
-        if name in _REFUSED:
-            refuse(f"expected no call of {name}(), found one: {_REFUSED[name]}")
-        if name not in FUNCTIONS or name in bound:
-            refuse(f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'")
-        args = [self._argument(name, arg, bound, len(node.args) == 1) for arg in node.args]
-        keywords = {
-            keyword.arg: self.visit(keyword.value, bound) for keyword in node.keywords if keyword.arg is not None
-        }
-        if len(keywords) < len(node.keywords):
-            refuse(f"expected no ** in the call of {name}(), found it")
-        try:
-            inspect.signature(getattr(Guard, f"f_{name}")).bind(None, *args, **keywords)
-        except TypeError as error:
-            refuse(f"expected other arguments for {name}(): {error}")
-        return ast.Call(
-            ast.Name(name, ast.Load()),
-            args,
-            [ast.keyword(arg, value) for arg, value in keywords.items() if arg is not None],
-        )
-
-    def _argument(self, function: str, node: ast.expr, bound: frozenset[str], is_only_one: bool) -> ast.expr:
-        if isinstance(node, ast.GeneratorExp) and function in _LAZY and is_only_one:
-            elements, generators = self._comprehension(node.generators, bound, node.elt)
-            return ast.GeneratorExp(elements[0], generators)
-        return self.visit(node, bound)
-
-    def Subscript(self, node: ast.Subscript, bound: frozenset[str], may_be_none: bool = False) -> ast.expr:
-        root: ast.expr = node
-        while isinstance(root, ast.Subscript):
-            root = root.value
-        value = self.visit(node.value, bound)
-        if isinstance(node.slice, ast.Slice):
-            parts = [
-                ast.Constant(None) if part is None else self.visit(part, bound)
-                for part in (node.slice.lower, node.slice.upper, node.slice.step)
-            ]
-            return _call("slice", value, *parts)
-        is_metric = isinstance(root, ast.Name) and root.id not in bound
-        metric = ast.unparse(node) if is_metric else None
-        return _call("item", value, self.visit(node.slice, bound), ast.Constant(metric), ast.Constant(may_be_none))
-
-    def List(self, node: ast.List, bound: frozenset[str]) -> ast.expr:
-        return ast.List([self.visit(item, bound) for item in node.elts], ast.Load())
-
-    def Tuple(self, node: ast.Tuple, bound: frozenset[str]) -> ast.expr:
-        return ast.Tuple([self.visit(item, bound) for item in node.elts], ast.Load())
-
-    def Set(self, node: ast.Set, bound: frozenset[str]) -> ast.expr:
-        return _call("set", ast.List([self.visit(item, bound) for item in node.elts], ast.Load()))
-
-    def Dict(self, node: ast.Dict, bound: frozenset[str]) -> ast.expr:
-        if None in node.keys:
-            refuse("expected no ** in a dict, found it")
-        pairs = [
-            ast.Tuple([self.visit(key, bound), self.visit(value, bound)], ast.Load())
-            for key, value in zip(node.keys, node.values)
-            if key
-        ]
-        return _call("dict", ast.List(pairs, ast.Load()))  # type: ignore[arg-type]
-
-    def ListComp(self, node: ast.ListComp, bound: frozenset[str]) -> ast.expr:
-        elements, generators = self._comprehension(node.generators, bound, node.elt)
-        return ast.ListComp(elements[0], generators)
-
-    def SetComp(self, node: ast.SetComp, bound: frozenset[str]) -> ast.expr:
-        elements, generators = self._comprehension(node.generators, bound, node.elt)
-        return _call("set", ast.ListComp(elements[0], generators))
-
-    def DictComp(self, node: ast.DictComp, bound: frozenset[str]) -> ast.expr:
-        elements, generators = self._comprehension(node.generators, bound, node.key, node.value)
-        return _call("dict", ast.ListComp(ast.Tuple(elements, ast.Load()), generators))
-
-    def _comprehension(
-        self, generators: list[ast.comprehension], bound: frozenset[str], *elements: ast.expr
-    ) -> tuple[list[ast.expr], list[ast.comprehension]]:
-        """Each `for x in items` becomes `for x in passes(items, cost)`; the cost is that of all that is done in a
-        pass.
-        """
-        rewritten = []
-        for i, generator in enumerate(generators):
-            if generator.is_async:
-                refuse("expected no async, found it")
-            inside = [
-                *generator.ifs,
-                *elements,
-                *(part for later in generators[i + 1 :] for part in (later.iter, *later.ifs)),
-            ]
-            cost = 1 + sum(_cost(node) for part in inside for node in ast.walk(part))
-            items = _call("passes", self.visit(generator.iter, bound), ast.Constant(cost))
-            bound |= self._targets(generator.target)
-            ifs = [self.visit(test, bound) for test in generator.ifs]
-            rewritten.append(ast.comprehension(generator.target, items, ifs, 0))
-        return [self.visit(element, bound) for element in elements], rewritten
-
-    def _targets(self, target: ast.expr) -> frozenset[str]:
-        """The names behind a `for`."""
-        if isinstance(target, ast.Tuple):
-            return frozenset[str]().union(*map(self._targets, target.elts))
-        if not isinstance(target, ast.Name):
-            refuse(f"expected a name after 'for', found {_words(target)}")
-        if target.id in self._metrics or target.id in FUNCTIONS or target.id.startswith("_"):
-            refuse(f"expected a new name after 'for', found '{target.id}'")
-        return frozenset({target.id})
-
-
-def _call(guard: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(f"_{guard}", ast.Load()), list(args), [])
-
-
-def _cost(node: ast.AST) -> int:
-    return (
-        0
-        if isinstance(node, _NO_NODES)
-        else 4
-        if isinstance(node, (ast.Set, ast.Dict, ast.SetComp, ast.DictComp))
-        else 1
-    )
-
-
-def _words(node: ast.AST) -> str:
-    """A kind of node, as a rule's author knows it."""
-    kind = type(node).__name__
-    return _WORDS.get(kind, kind)
-
-
-_WORDS = {
-    "Attribute": "attribute or method (a dot after a name)",
-    "Await": "await",
-    "BinOp": "number",
-    "Call": "call of a function that gives something else",
-    "Constant": "constant",
-    "Dict": "dict",
-    "FormattedValue": "f-string",
-    "GeneratorExp": "generator outside of all, any, max, min and sum",
-    "JoinedStr": "f-string",
-    "Lambda": "lambda",
-    "List": "list",
-    "ListComp": "list",
-    "NamedExpr": "assignment (:=)",
-    "Set": "set",
-    "Slice": "slice",
-    "Starred": "* before a value",
-    "Tuple": "tuple",
-    "UnaryOp": "number",
-    "Yield": "yield",
-    "YieldFrom": "yield",
-}

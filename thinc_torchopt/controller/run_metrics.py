@@ -21,6 +21,12 @@ class TrainingState(Metric):
     `is_final`. What is not known yet has no value."""
 
     events = tuple(EVENTS)
+    keys = dict.fromkeys(
+        (
+            *("step", "global_step", "epoch", "max_steps", "words", "seconds", "score", "best_score", "best_metric"),
+            *("best_step", "skipped_updates", "grad_spikes", "rollbacks", "is_final"),
+        )
+    )
     reads = ("words", "seconds", "counts", "score", "max_steps", "is_final")
     keeps = ("on_evaluate",)
     is_plain = True
@@ -65,6 +71,7 @@ class PerProcessState(Metric):
     """`rank` and `world_size`; 0 and 1 where one process trains."""
 
     events = tuple(EVENTS)
+    keys = dict.fromkeys(("rank", "world_size"))
     reads = ("rank", "world_size")
     keeps = ()
     is_plain = True
@@ -90,6 +97,7 @@ class GradNorm(Metric):
     """The norm of the gradients before clipping: `total`, and `components` by name."""
 
     events = ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+    keys = dict.fromkeys(("total", "components"))
     reads = ("grad_norm", "grad_norms")
     is_plain = True
 
@@ -126,6 +134,7 @@ class Throughput(Metric):
     """
 
     events = ("on_step_end",)
+    keys = dict.fromkeys(("recent", "mean"))
     reads = ("words", "seconds")
     is_plain = True
 
@@ -158,6 +167,7 @@ class SystemState(Metric):
     """
 
     events = ("on_train_begin", "on_step_end", "on_evaluate")
+    keys = dict.fromkeys(("memory", "peak_memory", "gpu_memory", "gpu_peak_memory"))
     reads = ()
     is_plain = True
     is_of_machine = True
