@@ -318,6 +318,42 @@ def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
         run(config_for(tmp_path, corpus, rules, steps=2))
 
 
+@pytest.mark.parametrize("given", [None, "debug", "error"])
+def test_controller_logs_what_changes_the_run(given, corpus, tmp_path, caplog):
+    """By default what would be a surprise in silence. `trigger_log_level` decides, but not on the end of the run."""
+    actions = ("cut.should_cut", "control.should_evaluate", "lower.should_freeze", "back.should_rollback")
+    quiet = ("control.should_log", "note.should_log")
+    rules = definition(
+        rule(
+            "all",
+            "on_step_end",
+            'state["step"] == 1',
+            *actions,
+            *quiet,
+            config={"trigger_log_level": given} if given else {},
+        ),
+        rule("end", "on_step_end", 'state["step"] == 1', STOP),
+        operations=[
+            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.5}},
+            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
+            {"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}},
+            {"name": "note", "class": "LogControl", "arguments": {"log_format": "noted"}},
+        ],
+    )
+    logging.getLogger("thinc_torchopt.controller").setLevel(logging.NOTSET)
+    with caplog.at_level(logging.INFO), pytest.warns(RollbackWarning):
+        run(config_for(tmp_path, corpus, rules, steps=3, checkpoint=True))
+    found = [record.getMessage() for record in caplog.records if "'all'" in record.getMessage()]
+    taking = [record.levelname for record in caplog.records if "controller [all]" in record.getMessage()]
+    if given is None:
+        assert [text.split(" at ")[0] for text in found] == [
+            f"Controller 'all' took {one} on on_step_end" for one in actions
+        ]
+        assert all(", with {'state': {" in text and text.endswith("}.") for text in found)
+    assert len(found) == (4 if given is None else 0) and taking == (["ERROR"] * 6 if given == "error" else [])
+    assert caplog.text.count(f"Controller 'end' took {STOP} on on_step_end at step 1") == 1
+
+
 def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_path):
     wrong = definition({**rule("x", "on_step", "los < 1", STOP)})
     config = config_for(tmp_path, corpus, wrong)

@@ -80,7 +80,7 @@ class TrainerController:
         self._states = {spec.name: _State() for spec in self.definition.controllers}
         self._step = 0
         self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
-        self._levels = {spec.name: spec.log_level for spec in self.definition.controllers}
+        self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
         # Of each event: metrics to compute, and controllers that it triggers.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
         self._controllers: dict[str, list[ControllerSpec]] = {event: [] for event in EVENTS}

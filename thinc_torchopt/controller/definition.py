@@ -58,7 +58,7 @@ class ControllerSpec:
     actions (list[tuple[str, str]]): Operations and their actions, by name.
     cooldown (int): For so many steps after it fired, it rests.
     max_firings (int | None): So often at most it fires.
-    log_level (int): Of Python's logging, for each firing.
+    log_level (int | None): Of Python's logging, for each firing. None: the definition does not say.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ControllerSpec:
     patience: Patience | None
     cooldown: int
     max_firings: int | None
-    log_level: int
+    log_level: int | None
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class _Reader:
                     f"expected operation.action, found {short(text)}; operations are {', '.join(known)}",
                 )
         settings = self._section(place, item, "config", ("trigger_log_level",))
-        level = level_of(name := settings.get("trigger_log_level", "debug"))
-        if level is None:
+        name = settings.get("trigger_log_level")
+        if (level := level_of(name)) is None and name is not None:
             self._fault(
                 f"{place}.config.trigger_log_level",
                 f"expected debug, info, warning, error or critical, found {short(name)}",
@@ -266,13 +266,7 @@ class _Reader:
         cooldown = self._whole(f"{place}.cooldown", item.get("cooldown", 0), 0)
         limit = item.get("max_firings")
         max_firings = None if limit is None else self._whole(f"{place}.max_firings", limit, 1)
-        if (
-            len(self._faults) > count
-            or rule is None
-            or level is None
-            or cooldown is None
-            or not isinstance(item.get("name"), str)
-        ):
+        if len(self._faults) > count or rule is None or cooldown is None or not isinstance(item.get("name"), str):
             return None
         return ControllerSpec(item["name"], triggers, rule, actions, patience, cooldown, max_firings, level)
 

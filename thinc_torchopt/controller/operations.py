@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
@@ -70,7 +70,12 @@ class Control:
 
 
 class Operation:
-    """An operation: a class whose actions are its methods `should_...`. They take keyword arguments, and `**kwargs`."""
+    """An operation: a class whose actions are its methods `should_...`. They take keyword arguments, and `**kwargs`.
+
+    quiet: Actions of which `spacy train` says nothing, unless the definition wants it: they change nothing in the run.
+    """
+
+    quiet: ClassVar[Collection[str]] = ()
 
     def actions(self) -> list[str]:
         """The names of its actions."""
@@ -115,6 +120,8 @@ def register_operation_handlers(handlers: Iterable[type]) -> None:
 @controller_operations("HFControls")
 class HFControls(Operation):
     """Ends, saves, evaluates, logs. Every definition has one, by the names `hfcontrols` and `control`."""
+
+    quiet = ("should_log",)
 
     def should_training_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """End the run: cleanly, as when it has reached its last step."""
@@ -240,6 +247,8 @@ class LogControl(Operation):
     log_level (str): "debug", "info", "warning", "error" or "critical".
     """
 
+    quiet = ("should_log",)
+
     def __init__(self, log_format: str, log_level: str = "info"):
         self._message = Message("log_format", log_format)
         if (level := level_of(log_level)) is None:
@@ -264,6 +273,8 @@ class NotifyControl(Operation):
     message (str): Text with fields: see `Message`.
     timeout_seconds (float): How long to wait for an answer.
     """
+
+    quiet = ("should_notify",)
 
     def __init__(
         self,

@@ -88,6 +88,15 @@ class Rules:
         self._untold: list[dict[str, Any]] = []  # firings that are yet to be logged
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
+        # Actions that are logged here; where a definition says how to log them, the controller does it.
+        self._told = {
+            spec.name: {
+                (name, action)
+                for name, action in spec.actions
+                if spec.log_level is None and not self._is_quiet(name, action)
+            }
+            for spec in self._controller.definition.controllers
+        }
         self._check_checkpoints()
         _show_log()
         for name in EVENTS:
@@ -126,6 +135,10 @@ class Rules:
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
+
+    def _is_quiet(self, name: str, action: str) -> bool:
+        operation = self._controller.definition.operations[name].instance
+        return action in getattr(operation, "quiet", ())
 
     def _actions(self) -> list[tuple[str, str, Any]]:
         definition = self._controller.definition
@@ -177,11 +190,12 @@ class Rules:
 
     def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
         wishes = self._wishes
-        if wishes.should_training_stop:
-            self._is_stopped = True
-            for firing in firings:
-                if firing.action == "should_training_stop":
-                    logger.info("%s. The training stops.", firing)
+        self._is_stopped |= wishes.should_training_stop
+        for firing in firings:
+            if firing.action == "should_training_stop":
+                logger.info("%s. The training stops.", firing)
+            elif (firing.operation, firing.action) in self._told[firing.controller]:
+                logger.info("%s.", firing)
         for field in fields(wishes):
             if field.name in _REQUESTS and getattr(wishes, field.name):
                 request = _REQUESTS[field.name]
