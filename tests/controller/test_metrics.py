@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy
 import pytest
@@ -184,18 +185,44 @@ def test_system_state():
     assert value(sleepy, "on_step_end") == value(sleepy, "on_step_end")
 
 
+def test_file_watch(tmp_path):
+    """Told once of each touch; what was there before is none."""
+    path = tmp_path / "file"
+    path.touch()
+    controller, found = watch("FileWatch", {"path": str(path)}), []
+    controller.on_event("on_step_begin", step=0)
+    for step in range(6):
+        if step == 1:
+            os.utime(path, (1, 1))
+        elif step == 3:
+            path.unlink()
+        elif step == 4:
+            path.touch()
+        found.append(value(controller, "on_step_end", step=step))
+        controller.on_event("on_step_begin", step=step + 1)
+    assert [one["touched"] for one in found] == [False, True, False, False, True, False]
+    assert [one["exists"] for one in found] == [True, True, True, False, True, True]
+    assert value(watch("FileWatch", {"path": str(path)}), "on_step_end")["touched"] is False
+    for wrong in ("", 3, "a\0b"):
+        with pytest.raises(ControllerError, match="the path of a file"):
+            watch("FileWatch", {"path": wrong})
+
+
 OURS = sorted(
     name for name, cls in registry.controller_metrics.get_all().items() if cls.__module__.startswith("thinc_torchopt.")
 )
 
 
+NEEDED = {"FileWatch": {"path": "nowhere"}}
+
+
 @pytest.mark.parametrize("kind", OURS)
 def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
-    controller = watch(kind)
+    controller = watch(kind, NEEDED.get(kind))
     for event in EVENTS:
         controller.on_event(event)
     state = json.loads(json.dumps(controller.state_dict()))
-    again = watch(kind)
+    again = watch(kind, NEEDED.get(kind))
     again.load_state_dict(state)
     assert again.state_dict() == controller.state_dict()
 
@@ -203,7 +230,7 @@ def test_metrics_without_anything_in_the_payload_fail_at_nothing(kind):
 @pytest.mark.parametrize("kind", OURS)
 def test_metrics_hold_the_keys_that_they_declare(kind):
     """All that were told all there is to tell: neither more nor less. The others tell more than can be known."""
-    controller = watch(kind)
+    controller = watch(kind, NEEDED.get(kind))
     for event in EVENTS:
         controller.on_event(
             event,

@@ -65,8 +65,10 @@ def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer
     return config
 
 
-def run(config, output=None, *, crash_at=None):
-    """`spacy train` in this process. RETURNS: the pipeline, what loggers got at each step, and the output."""
+def run(config, output=None, *, crash_at=None, at=None):
+    """`spacy train` in this process. at (dict): Functions to call in a step. RETURNS: the pipeline, what loggers got at
+    each step, and the output.
+    """
     infos, text = {}, io.StringIO()
 
     @registry.loggers("test-controller.Recorder.v1")
@@ -83,6 +85,7 @@ def run(config, output=None, *, crash_at=None):
     @registry.callbacks("test-controller.Crash.v1")
     def crash():
         def before_update(nlp, args):
+            (at or {}).get(args["step"], lambda: None)()
             if args["step"] == crash_at:
                 raise Crash
 

@@ -1,8 +1,9 @@
-"""Metrics of the run itself: where it is, its rates, gradients, speed and memory."""
+"""Metrics of the run itself: where it is, its rates, gradients, speed and memory; and of files that steer it."""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -185,6 +186,40 @@ class SystemState(Metric):
         memory, peak = _process_memory()
         used, used_at_most = _gpu_memory()
         return {"memory": memory, "peak_memory": peak, "gpu_memory": used, "gpu_peak_memory": used_at_most}
+
+
+@controller_metrics("FileWatch")
+class FileWatch(Metric):
+    """A file by which you ask for something while it trains: `touched`, whether it was made or touched since the step
+    before, and `exists`.
+
+    path (str): From the folder in which the training runs. What lies there at first is not looked at.
+    """
+
+    events = ("on_train_begin", "on_step_begin", "on_step_end")
+    keys = dict.fromkeys(("touched", "exists"))
+    reads = ()
+    is_plain = True
+    is_of_machine = True
+
+    def __init__(self, path: str):
+        super().__init__()
+        if not isinstance(path, str) or not path or "\0" in path:
+            SECTION.refuse("path", "the path of a file", path)
+        self._path = path
+        self._is_known = False
+        self._changed: int | None = None
+
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        if self._is_known and event_name != "on_step_end":
+            return None
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+        except OSError:
+            changed = None
+        is_touched = self._is_known and changed not in (None, self._changed)
+        self._is_known, self._changed = True, changed
+        return {"touched": is_touched, "exists": changed is not None}
 
 
 def _process_memory() -> tuple[float | None, float | None]:
