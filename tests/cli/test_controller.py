@@ -258,6 +258,56 @@ def test_controller_replay_of_damaged_and_strange_lines(run, tmp_path):
     assert fired(found) == {"low": [1, 2]} and "half a line" in json.loads(found.stdout)["notes"][0]
 
 
+def test_controller_replay_of_a_run_in_several_logs(run, tmp_path):
+    """Windows, patience and cool-downs go on from one to the next; steps that were done again count once."""
+    window = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 3}}
+    rules = [
+        rule("low", "loss['loss'] < 4", "on_log", patience={"patience_threshold": 2}),
+        rule("rests", "loss['loss'] < 9", "on_log", cooldown=2),
+        rule("falls", "window['training_loss']['steps'] == [3, 4, 5]", "on_log"),
+        rule("begins", "state['step'] < 99", "on_train_begin"),
+    ]
+    lines = log([5, 4, 3, 2, 1, 2, 3, 5])
+    whole = fired(run([LOSS, STATE, window], rules, lines, "--json"))
+    assert whole == {"low": [4], "rests": [0, 3, 6], "falls": [5], "begins": [-1]}
+
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    # It was killed after step 4 and went on after step 2; then after step 5; and was then killed at once.
+    write("log.jsonl", log([5, 4, 3, 9, 9]))
+    write("log-2.jsonl", lines[3:6])
+    write("log-10.jsonl", lines[6:])
+    write("log-11.jsonl", [])
+    command = ("torchopt", "controller", tmp_path / "rules.yaml", "--replay")
+    first, *more = (tmp_path / name for name in ("log-10.jsonl", "log-11.jsonl", "log-2.jsonl", "log.jsonl"))
+    found = spacy_cli(*command, first, *more, "--json")
+    assert fired(found) == whole
+    content = json.loads(found.stdout)
+    assert content["logs"] == [str(path) for path in (first, *more)] and content["last_step"] == 7
+    assert content["notes"] == [
+        "log-2.jsonl begins at step 3: 2 lines of before, from that step on, are left out.",
+        "log-11.jsonl is empty.",
+    ]
+    repeated = spacy_cli(*command, more[2], "--replay", more[1], "--replay", first)
+    assert "low 1 4 control.should_training_stop" in rows(repeated.stdout)
+    assert f"{more[2]}, {more[1]}, {first}: 8 lines, step 0 to 7." in " ".join(repeated.stdout.split())
+    # Logs with names of their own stay as they are given.
+    write("b.jsonl", log([5, 4, 3, 9, 9]))
+    write("a.jsonl", lines[3:])
+    assert fired(spacy_cli(*command, tmp_path / "b.jsonl", tmp_path / "a.jsonl", "--json")) == whole
+
+
+def test_controller_replay_of_logs_that_can_not_be(run, tmp_path):
+    run([LOSS], [], log([1]))
+    (tmp_path / "log-2.jsonl").touch()
+    found = spacy_cli("torchopt", "controller", tmp_path / "rules.yaml", tmp_path / "log.jsonl", check=False)
+    assert found.returncode == 1 and "expected --replay before logs" in found.stderr
+    empty = ("--replay", tmp_path / "log-2.jsonl", "--replay", tmp_path / "log-2.jsonl")
+    found = spacy_cli("torchopt", "controller", tmp_path / "rules.yaml", *empty, check=False)
+    assert found.returncode == 1 and "at least one line" in found.stderr
+
+
 def test_controller_metrics_of_ones_own(run, tmp_path):
     code = """
 from thinc_torchopt.controller import Metric, controller_metrics

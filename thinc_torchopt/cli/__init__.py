@@ -36,6 +36,7 @@ _DEFINITION = Arg(..., help="YAML or JSON file with the rules", exists=True, dir
 _REPLAY = Opt(
     None, "--replay", help="Log that JSONLinesLogger wrote: which rules would have fired", exists=True, dir_okay=False
 )
+_MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -196,7 +197,8 @@ def report_cli(
 def controller_cli(
     definition_path: Path = _DEFINITION,
     check: bool = Opt(False, "--check", help="Check the rules, and say what they do. Default without --replay"),
-    log_path: Optional[Path] = _REPLAY,
+    log_path: Optional[list[Path]] = _REPLAY,
+    more_logs: Optional[list[Path]] = _MORE_LOGS,
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
@@ -211,7 +213,8 @@ def controller_cli(
     run_controller(
         definition_path,
         is_check=check,
-        log_path=log_path,
+        log_paths=log_path or (),
+        more_logs=more_logs or (),
         output_path=output_path,
         as_json=as_json,
         code_path=code_path,

@@ -12,7 +12,7 @@ from spacy.cli._util import import_code
 
 from ..controller import ControllerSpec, TrainerController
 from ..errors import ConfigError
-from ..report import Panel, check_picture, plot_firings, read_records
+from ..report import Panel, check_picture, plot_firings, read_history
 from ._replay import Fired, Replay, replay
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
 
@@ -27,7 +27,8 @@ def run_controller(
     path: Path,
     *,
     is_check: bool,
-    log_path: Path | None,
+    log_paths: Sequence[Path],
+    more_logs: Sequence[Path] = (),
     output_path: Path | None,
     as_json: bool,
     code_path: Path | None = None,
@@ -36,18 +37,22 @@ def run_controller(
 
     path (Path): The definition.
     is_check (bool): Only check it.
-    log_path (Path | None): A log of JSONLinesLogger. None: the definition is checked.
+    log_paths (Sequence[Path]): Logs of JSONLinesLogger, of one run. None: the definition is checked. more_logs:
+        Others of it.
     output_path (Path | None): The picture of a replay.
     """
     with errors_shown(as_json=as_json):
-        if is_check and log_path is not None:
+        if more_logs and not log_paths:
+            raise ConfigError(f"Can't use {more_logs[0]}: expected --replay before logs, found none. Add --replay.")
+        if is_check and log_paths:
             raise ConfigError("Can't use --check with --replay: expected one of them. A replay checks as well.")
-        if log_path is None and output_path is not None:
+        if not log_paths and output_path is not None:
             raise ConfigError("Can't use --output alone: expected --replay with a log, found none. Add --replay.")
-    if log_path is None:
+    log_paths = [*log_paths, *more_logs]
+    if not log_paths:
         _check(path, as_json=as_json, code_path=code_path)
     else:
-        _replay(path, log_path, output_path=output_path, as_json=as_json, code_path=code_path)
+        _replay(path, log_paths, output_path=output_path, as_json=as_json, code_path=code_path)
 
 
 def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
@@ -72,25 +77,28 @@ def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
     )
 
 
-def _replay(path: Path, log_path: Path, *, output_path: Path | None, as_json: bool, code_path: Path | None) -> None:
+def _replay(
+    path: Path, log_paths: Sequence[Path], *, output_path: Path | None, as_json: bool, code_path: Path | None
+) -> None:
     """Say which rules would have fired when in the training of a log, and draw it."""
     with errors_shown(as_json=as_json):
         if output_path is not None:
             check_picture(output_path)
         import_code(code_path)
         controller = TrainerController(path, is_replay=True)
-        records, notes = read_records(log_path)
+        records, notes = read_history(log_paths)
         found = replay(controller, records)
         notes += found.notes
         if output_path is not None:
             notes += _draw(found, output_path)
     specs = controller.definition.controllers
     if as_json:
-        print_json(_replay_as_dict(path, log_path, specs, found, notes))
+        print_json(_replay_as_dict(path, log_paths, specs, found, notes))
         return
     console = make_console()
     steps = f"step {found.steps[0]:,} to {found.steps[-1]:,}"
-    console.print(f"{log_path}: {_count(len(found.steps), 'line')}, {steps}. Nothing was done in this replay.")
+    logs = ", ".join(map(str, log_paths))
+    console.print(f"{logs}: {_count(len(found.steps), 'line')}, {steps}. Nothing was done in this replay.")
     rows = []
     for spec in specs:
         fired = found.steps_of(spec.name)
@@ -166,11 +174,12 @@ def _as_dict(spec: ControllerSpec) -> dict[str, Any]:
 
 
 def _replay_as_dict(
-    path: Path, log_path: Path, specs: Sequence[ControllerSpec], found: Replay, notes: Sequence[str]
+    path: Path, log_paths: Sequence[Path], specs: Sequence[ControllerSpec], found: Replay, notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "definition": str(path),
-        "log": str(log_path),
+        "log": str(log_paths[0]),
+        "logs": list(map(str, log_paths)),
         "first_step": found.steps[0],
         "last_step": found.steps[-1],
         "controllers": [_as_dict(spec) | {"steps": found.steps_of(spec.name)} for spec in specs],

@@ -1,6 +1,6 @@
 """Pictures of trainings from their logs: one HTML file, or one picture."""
 
-from .log_file import COUNTS, read_records
+from .log_file import COUNTS, read_history
 from .plots import Panel, check_picture, plot_firings, plot_range_test, plot_schedule
 from .runs import read_runs
 from .summary import facts_of, summarize
@@ -15,7 +15,7 @@ __all__ = [
     "plot_firings",
     "plot_range_test",
     "plot_schedule",
-    "read_records",
+    "read_history",
     "read_runs",
     "summarize",
     "write_report",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ COUNTED = {
 COUNTS = ("rollbacks", *COUNTED)
 _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
 _BY_NAME = ("losses", "scores", "learn_rates")
+# log-2.jsonl, log-3.jsonl ...: see loggers/jsonl.py.
+NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
 # More damaged lines than that are not named.
 _MAX_NAMED = 5
 
@@ -85,11 +88,51 @@ class Log:
         self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
 
 
-def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines of a log as they are, with rising steps; and notes.
+def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The lines of all logs of one run as they are, with rising steps; and notes. Where a run was resumed and did steps
+    again, the later log counts.
 
-    RAISES (ConfigError): It is no log, is empty, or can't be read.
+    paths (Sequence[Path]): In their order; log.jsonl, log-2.jsonl, log-10.jsonl in any.
+    RAISES (ConfigError): One is no log or can't be read, or all are empty.
     """
+    history: list[dict[str, Any]] = []
+    notes: list[str] = []
+    empty = []
+    for path in _in_order(paths):
+        records, more = _read_records(path)
+        notes += more
+        if not records:
+            empty.append(path.name)
+            continue
+        first, before = records[0]["step"], len(history)
+        while history and history[-1]["step"] >= first:
+            history.pop()
+        if len(history) < before:
+            notes.append(
+                f"{path.name} begins at step {first}: {before - len(history)} lines of before, from that step on, are "
+                "left out."
+            )
+        history += records
+    if not history:
+        named = ", ".join(map(str, paths))
+        raise ConfigError(f"Can't read the training log {named}: expected at least one line, found none.")
+    if empty:
+        notes.append(f"{', '.join(empty)} is empty.")
+    return history, notes
+
+
+def _in_order(paths: Sequence[Path]) -> list[Path]:
+    """Logs of one name by their numbers: a shell puts log-2.jsonl before log.jsonl. Others as they are."""
+    names = [NUMBERED.fullmatch(path.stem) for path in paths]
+    bases = {path.with_name(name[1] if name else path.stem) for path, name in zip(paths, names)}
+    if len(bases) > 1:
+        return list(paths)
+    numbers = [int(name[2]) if name else 1 for name in names]
+    return [path for _, path in sorted(zip(numbers, paths))]
+
+
+def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """RAISES (ConfigError): It is no log, or can't be read."""
     records: list[dict[str, Any]] = []
     notes: list[str] = []
     for line, record in _lines(path, notes, records):
@@ -98,8 +141,6 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         while records and records[-1]["step"] >= record["step"]:
             records.pop()
         records.append(record)
-    if not records:
-        raise ConfigError(f"Can't read the training log {path}: expected at least one line, found none.")
     return records, notes
 
 

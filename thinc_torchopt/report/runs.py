@@ -8,7 +8,6 @@ is no number is a gap.
 from __future__ import annotations
 
 import math
-import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,8 @@ from pathlib import Path
 import numpy
 
 from ..errors import ConfigError
-from .log_file import COUNTED, Log, parse
+from .log_file import COUNTED, NUMBERED, Log, parse
 
-# log-2.jsonl, log-3.jsonl ...: see loggers.py.
-_NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
 # Words of some scripts are not written without them, and they are not printable to Python.
 _JOINERS = "\u200c\u200d"
 # Speeds are shown as means over so many stretches at most.
@@ -194,7 +191,7 @@ def _chains(paths: Sequence[Path], logs: Mapping[Path, Log]) -> list[list[Path]]
 
 
 def _stem_and_number(path: Path) -> tuple[str, int]:
-    found = _NUMBERED.fullmatch(path.stem)
+    found = NUMBERED.fullmatch(path.stem)
     return (path.stem, 1) if found is None else (found[1], int(found[2]))
 
 
