@@ -210,9 +210,14 @@ class _Reader:
                     f"{place}.class", f"expected the name of a class that is registered, found {short(kind)}{advice}"
                 )
                 continue
+            cls = None
+            with self._noting(f"{place}.class"):
+                cls = registered(section, kind)
+            if cls is None:
+                continue
             with self._noting(f"{place}.arguments"):
                 arguments = arguments_of(item.get("arguments"))
-                instance = build(registered(section, kind), kind, arguments, base)
+                instance = build(cls, kind, arguments, base)
                 if is_named:
                     found[str(name)] = Part(instance, kind, arguments)
         return found, names

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from reprlib import repr as short
 from typing import Any, Final
 
@@ -28,11 +30,21 @@ _REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": 
 
 
 def names_of(name: str) -> Callable[[], list[str]]:
-    return lambda: sorted(getattr(registry, name).get_all())
+    """What there is in a registry, for messages. Entry points are not loaded: one of them may fail."""
+
+    def names() -> list[str]:
+        found = copy(getattr(registry, name))
+        found.entry_points = False
+        return sorted({*found.get_all(), *(point.name for point in entry_points(group="_".join(found.namespace)))})
+
+    return names
 
 
 def is_registered(section: str, kind: str) -> bool:
-    return kind in getattr(registry, _REGISTRIES[section])
+    try:
+        return kind in getattr(registry, _REGISTRIES[section])
+    except Exception:  # there is an entry point, which can't be loaded: `registered` says why
+        return True
 
 
 def registered(section: str, kind: str) -> Any:
