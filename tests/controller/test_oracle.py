@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from thinc_torchopt.controller import TrainerController
+from thinc_torchopt.controller import Operation, TrainerController, register_operation_handlers
 from thinc_torchopt.errors import ControllerError
 
 from ..conftest import SHARED
@@ -99,3 +99,94 @@ def test_oracle_what_we_refuse_on_purpose(rule):
     controllers = [{"name": "c", "triggers": ["on_log"], "rule": rule, "operations": []}]
     with pytest.raises(ControllerError, match=r"controllers\[0\]\.rule"):
         TrainerController({"controller_metrics": [{"name": "w", "class": "Loss"}], "controllers": controllers})
+
+
+# ---------------------------------------------------------------------- the differences that docs/controller.md lists
+
+
+def define(metric, rule, trigger="on_log", **more):
+    controller = {"name": "c", "triggers": [trigger], "rule": rule, "operations": ["control.should_log"], **more}
+    return {"controller_metrics": [metric], "controllers": [controller]}
+
+
+LOSS = {"name": "m", "class": "Loss"}
+STATE = {"name": "m", "class": "TrainingState"}
+
+
+def history(size):
+    return {"name": "m", "class": "HistoryBasedMetric", "arguments": {"window_size": size}}
+
+
+@pytest.mark.parametrize(
+    "definition, reason",
+    [
+        (define(LOSS, {"rule_str": "m['loss'] < 1"}), "a text"),
+        (define({**history(1), "arguments": {"window-size": 1}}, "True"), "window-size"),
+        ({"operations": [{"name": "h", "class": "HFControlsWithPatience"}], "controllers": []}, "registered"),
+        ({"controller-metrics": LOSS, "controllers": []}, "a list"),
+        (define(LOSS, "m < 1.0"), "as in m\\['loss'\\]"),
+        (define(history(0), "True"), "window_size"),
+        (define(history(-2), "True"), "window_size"),
+        (define(history(10_001), "True"), "window_size"),
+        (define(LOSS, "True", patience={"patience_threshold": -2}), "at least -1"),
+        (define(STATE, "m['log_history'] == 1"), "a key of m"),
+    ],
+)
+def test_oracle_forms_that_are_refused(definition, reason):
+    with pytest.raises(ControllerError, match=reason):
+        TrainerController(definition)
+
+
+def test_oracle_window_without_a_limit_and_before_the_first_loss():
+    controller = TrainerController(define(history(-1), "m['training_loss']['loss'][:2] == [1.0, 1.0]", "on_epoch_end"))
+    fired = []
+    for step in range(4):
+        fired += controller.on_event("on_epoch_end", step=step)
+        controller.on_event("on_log", step=step, log_history=[{"loss": 1.0, "epoch": 0.0, "step": step}])
+        # A score may come later.
+        controller.on_event("on_evaluate", step=step, metrics={"a": 1.0} | ({"b": 2.0} if step else {}))
+    assert [firing.step for firing in fired] == [2, 3]
+    assert fired[-1].values["m"]["training_loss"]["loss"] == [1.0] * 3
+    assert controller.values["m"]["metrics"]["b"] == [2.0] * 3
+
+
+@pytest.mark.parametrize("rule", ["m == None", "m is None", "m != None"])
+def test_oracle_metric_without_a_value_is_skipped(rule, caplog):
+    """Also by patience; and warned of once."""
+    controller = TrainerController(define(LOSS, rule, "on_epoch_end"))
+    for step in range(3):
+        assert not controller.on_event("on_epoch_end", step=step)
+    assert len(caplog.records) == 1
+    controller.on_event("on_log", log_history=[{"loss": 1.0}])
+    controller.on_event("on_log", log_history=[])  # none that is new
+    assert bool(controller.on_event("on_epoch_end")) == (rule == "m != None")
+
+
+def test_oracle_config_may_have_two_triggers_and_capital_letters(caplog):
+    content = define(LOSS, "m['loss'] < 1", config={"trigger_log_level": "WARNING"})
+    content["controllers"][0]["triggers"] = ["on_log", "on_epoch_end"]
+    controller = TrainerController(content)
+    assert controller.on_event("on_log", log_history=[{"loss": 0.5}]) and controller.on_event("on_epoch_end")
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_oracle_firings_are_logged_as_debug(caplog):
+    controller = TrainerController(define(LOSS, "m['loss'] < 1"))
+    with caplog.at_level("DEBUG", "thinc_torchopt.controller"):
+        controller.on_event("on_log", log_history=[{"loss": 0.5}])
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_oracle_actions_find_metrics_in_values():
+    seen = {}
+
+    class TestSees(Operation):
+        def should_see(self, **kwargs):
+            seen.update(kwargs)
+
+    register_operation_handlers([TestSees])
+    content = define(LOSS, "m['loss'] < 1") | {"operations": [{"name": "o", "class": "TestSees"}]}
+    content["controllers"][0]["operations"] = ["o.should_see"]
+    TrainerController(content).on_event("on_log", step=3, log_history=[{"loss": 0.5}])
+    assert seen["values"]["m"]["loss"] == 0.5 and "m" not in seen
+    assert {seen[key] for key in ("event_name", "control_name", "step", "global_step")} == {"on_log", "c", 3}
