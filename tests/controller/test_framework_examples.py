@@ -280,4 +280,4 @@ def test_framework_examples_log(plain, treebank, tmp_path, caplog):
     assert said.count("This is [on_step_end] => {") == len(plain)
     saved = [line["step"] for line in plain if "score" in line]
     for step in saved:
-        assert said.count(f"Saved at step {step} in ") == (2 if step == STEPS else 1)
+        assert said.count(f"Saved at step {step} in {tmp_path / 'out' / 'model-last'}\n") == (2 if step == STEPS else 1)
