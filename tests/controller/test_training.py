@@ -381,7 +381,7 @@ BACK = {"name": "do", "class": "RollbackControl"}
     [
         (LOWER, "should_freeze", "'nothing/\\*' in what is to be frozen: it matches none"),
         (RATES, "should_cut", "learning rates of 'nothing': .*matches none of default"),
-        (BACK, "should_rollback", "expected a RollbackControl with to: last"),
+        (BACK, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
         ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
     ],
     ids=["freeze", "rates", "best", "last"],

@@ -70,6 +70,7 @@ class RunCheckpoints:
     batches (Iterator): Epoch and batch of each step.
     own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy
         train`.
+    keeps_best (bool): The run may go back to the best evaluation: its checkpoint stays as long as it is the best.
 
     Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its
     step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`.
@@ -85,9 +86,11 @@ class RunCheckpoints:
         batches: Iterator[Any],
         *,
         own: dict[str, Any] | None = None,
+        keeps_best: bool = False,
     ):
         self.settings = settings
         self.own = {} if own is None else own
+        self._keeps_best = keeps_best
         self.folder = Path(settings.path).absolute()
         self.stream = DataStream(batches)
         self.signals = Signals()
@@ -309,9 +312,9 @@ class RunCheckpoints:
     def _save(self, *, is_last: bool) -> None:
         if not self._goes_wrong:
             self._write(keep=self.settings.keep)
-        elif is_last:
-            # That is no point to go back to, and must not push one out. A run that goes on from before comes here
-            # again.
+        elif is_last or self._keeps_best:
+            # That is no point to go back to, unless it is the best, and must not push one out. A run that goes on from
+            # before comes here again.
             self._write(keep=None)
 
     @property
@@ -348,7 +351,7 @@ class RunCheckpoints:
             self._written = step
             self._damaged.discard(path)
             if keep is not None:
-                prune(self.folder, keep, self._damaged)
+                prune(self.folder, keep, self._damaged, *([self._progress.ranked] if self._keeps_best else []))
         except OSError as error:
             self._warn(error)
 

@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,21 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
     RAISES (StateError): One was written by a newer version. It is not passed over, or what was trained since would be
         lost.
     """
-    for path in reversed(steps_of(folder)):
+    yield from _whole(reversed(steps_of(folder)), "older", damaged)
+
+
+def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """As `whole_ones`, in the order of some steps. Of which there is no checkpoint, that is left out."""
+    paths = (folder / name_of(step) for step in ranked)
+    yield from _whole((path for path in paths if path.is_dir()), "best")
+
+
+def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
+    for path in paths:
         try:
             saved = _LATER_PARTS | read_folder(path)
         except StateError as error:
-            _tell_damaged(path, error, damaged)
+            _tell_damaged(path, error, order, damaged)
             continue
         _check_version(saved, path)
         try:
@@ -94,27 +104,36 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
                     "was renamed."
                 )
         except StateError as error:
-            _tell_damaged(path, error, damaged)
+            _tell_damaged(path, error, order, damaged)
         else:
             yield saved
 
 
-def _tell_damaged(path: Path, error: StateError, damaged: set[Path] | None) -> None:
+def _tell_damaged(path: Path, error: StateError, order: str, damaged: set[Path] | None) -> None:
     if damaged is not None:
         damaged.add(path)
-    warnings.warn(CheckpointWarning(f"{error} The next older checkpoint is taken, if there is one."), stacklevel=5)
+    warnings.warn(CheckpointWarning(f"{error} The next {order} checkpoint is taken, if there is one."), stacklevel=6)
 
 
-def prune(folder: Path, keep: int, damaged: Collection[Path] = ()) -> None:
+def prune(
+    folder: Path,
+    keep: int,
+    damaged: Collection[Path] = (),
+    ranked: Callable[[int | None], Sequence[int]] = lambda until: (),
+) -> None:
     """Remove all checkpoints that are older than the newest `keep` whole ones.
 
     damaged (Collection[Path]): Those of which it is known. Of others files are only counted and measured: reading all
         takes long.
+    ranked (Callable): Gives steps up to one, the best first. For each checkpoint that stays, the best that there is
+        stays too: a run that goes on from there may go back to it.
     """
     paths = steps_of(folder)
     whole = [path for path in paths if path not in damaged and _looks_whole(path)]
     if len(whole) > keep:
-        remove(paths[: paths.index(whole[-keep])])
+        there = set(map(step_of, whole))
+        best = {next((step for step in ranked(step_of(path)) if step in there), None) for path in whole[-keep:]}
+        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in best)
 
 
 def remove(paths: Iterable[Path]) -> None:

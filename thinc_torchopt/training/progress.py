@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,15 @@ class Progress:
     def best_step(self) -> int | None:
         """The first step with the best score."""
         return max(self.results, key=lambda result: (result[0], -result[1]))[1] if self.results else None
+
+    def ranked(self, until: int | None = None) -> list[int]:
+        """The steps that were evaluated, the best first; of equal scores the first. NaN never counts as a score.
+
+        until (int | None): Only those up to this step.
+        """
+        found = [(_as_float(score), step) for score, step in self.results if until is None or step <= until]
+        known = [(-score, step) for score, step in found if score is not None and not math.isnan(score)]
+        return [step for _, step in sorted(known)]
 
     def state_dict(self) -> dict[str, Any]:
         losses = {name: _save_loss(loss) for name, loss in self.losses.items()}

@@ -19,7 +19,7 @@ from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..params import model_by_names_of_now
 from ..types import RollbackSettings
-from .checkpoint_folder import name_of, remove, steps_of, whole_ones
+from .checkpoint_folder import best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
@@ -47,14 +47,22 @@ class Rollback:
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
             self._go_back(f"the last {self.settings.after} updates had gradients that are not finite, or spikes")
-        elif control.should_roll_back:
-            self._go_back("a listener asked for it")
-        control.should_roll_back = False
+        else:
+            self._do_what_was_asked(control)
+        control.should_roll_back = control.should_roll_back_to_best = False
 
     def on_save(self, event: Save, control: Control) -> None:
-        if control.should_roll_back:  # since the end of the step; it is logged and evaluated as it was
+        self._do_what_was_asked(control)  # since the end of the step; it is logged and evaluated as it was
+        control.should_roll_back = control.should_roll_back_to_best = False
+
+    def _do_what_was_asked(self, control: Control) -> None:
+        if control.should_roll_back_to_best:
+            # Nothing is lost if the process is killed next: or else it would go on from there.
+            control.should_save = True
+            if self._progress.step not in self._progress.ranked()[:1]:  # or else it is there
+                self._go_back("a listener asked for the best", to_best=True)
+        elif control.should_roll_back:
             self._go_back("a listener asked for it")
-            control.should_roll_back = False
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}  # how often it went back is part of the progress
@@ -62,11 +70,12 @@ class Rollback:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def _go_back(self, what: str) -> None:
+    def _go_back(self, what: str, *, to_best: bool = False) -> None:
         """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time,
         at an older one.
 
         what (str): Why, for messages.
+        to_best (bool): To the good checkpoint whose evaluation was the best, also if that is the same as last time.
         RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks`
             times already.
         """
@@ -81,11 +90,16 @@ class Rollback:
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
                 f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
             )
-        saved = self._find(folder)
+        saved = self._find_best(folder) if to_best else self._find(folder)
         if saved is None:
+            kind, advice = (
+                ("evaluated", 'or let the rule wait for an evaluation, by state["best_step"] of TrainingState')
+                if to_best
+                else ("undamaged", "or remove rollback_after")
+            )
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected an undamaged one with finite params from before that "
-                f"in '{folder}', found none. Lower learn_rate, check the training data, or remove rollback_after."
+                f"Can't go back to a checkpoint: {what}; expected an {kind} one with finite params from before that "
+                f"in '{folder}', found none. Lower learn_rate, check the training data, {advice}."
             )
         step = saved["progress"]["step"]
         try:
@@ -100,14 +114,22 @@ class Rollback:
         paths = steps_of(folder)
         remove(paths[paths.index(folder / name_of(step)) + 1 :])
         progress.rollbacks.append((progress.step, step))
+        factor = self.settings.factor
+        rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."
         warnings.warn(
             RollbackWarning(
-                f"Went back to the params of step {step} after step {progress.step}: {what}. Learning rates are now "
-                f"{self.settings.factor:g} times what they were. This was rollback {len(progress.rollbacks)} of "
-                f"max_rollbacks = {self.settings.at_most}."
+                f"Went back to the params of step {step} after step {progress.step}: {what}.{rates} This was rollback "
+                f"{len(progress.rollbacks)} of max_rollbacks = {self.settings.at_most}."
             ),
             stacklevel=4,
         )
+
+    def _find_best(self, folder: Path) -> Mapping[str, Any] | None:
+        for saved in best_ones(folder, self._progress.ranked()):
+            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
+            if is_finite(self._nlp, saved["model"]):
+                return saved
+        return None
 
     def _find(self, folder: Path) -> Mapping[str, Any] | None:
         """The checkpoint to go back to."""

@@ -111,11 +111,11 @@ class Rules:
     # ------------------------------------------------------------------ what the run can't do
 
     def _check_checkpoints(self) -> None:
-        for name, action, operation in self._actions():
-            if isinstance(operation, RollbackControl) and operation.to == "best":
+        for name, action, operation, triggers in self._actions():
+            if isinstance(operation, RollbackControl) and "on_train_end" in triggers:
                 raise ControllerError(
-                    f"Can't take the action {name}.{action} in spacy train: expected a RollbackControl with "
-                    "to: last, found to: best. Checkpoints are kept by their age, not by their score."
+                    f"Can't take the action {name}.{action} on on_train_end: expected an event after which the "
+                    "training goes on. Take on_evaluate, for example."
                 )
             saves = isinstance(operation, RollbackControl) or (
                 isinstance(operation, HFControls) and action == "should_save"
@@ -130,7 +130,7 @@ class Rules:
         """Check that patterns match names, now that the optimizer knows its pipeline. RAISES (ConfigError): One does
         not.
         """
-        for _, _, operation in self._actions():
+        for _, _, operation, _ in self._actions():
             if isinstance(operation, LearnRateControl):
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
@@ -140,10 +140,17 @@ class Rules:
         operation = self._controller.definition.operations[name].instance
         return action in getattr(operation, "quiet", ())
 
-    def _actions(self) -> list[tuple[str, str, Any]]:
+    @property
+    def goes_back_to_best(self) -> bool:
+        """Whether there is a rule for that."""
+        found = [operation for _, _, operation, _ in self._actions() if isinstance(operation, RollbackControl)]
+        return any(operation.to == "best" for operation in found)
+
+    def _actions(self) -> list[tuple[str, str, Any, Sequence[str]]]:
+        """Of each that a rule names: the operation's name, its own, the operation, and the events."""
         definition = self._controller.definition
         return [
-            (name, action, definition.operations[name].instance)
+            (name, action, definition.operations[name].instance, spec.triggers)
             for spec in definition.controllers
             for name, action in spec.actions
         ]
@@ -204,9 +211,10 @@ class Rules:
                 else:
                     setattr(control, request, True)
                 setattr(wishes, field.name, False)
-        if self._steering.wants_to_go_back:
-            self._steering.wants_to_go_back = False
-            control.should_roll_back = True
+        if self._steering.wanted:
+            control.should_roll_back |= "last" in self._steering.wanted
+            control.should_roll_back_to_best |= "best" in self._steering.wanted
+            self._steering.wanted.clear()
             # From then on it is done at on_save.
             control.should_save |= name in ("on_evaluate", "on_log")
 
@@ -238,13 +246,14 @@ class Rules:
 class RunSteering:
     """What rules can do to a run beside asking its `Control`: see `controller.Steering`.
 
-    waits (bool): An update is under way. What is frozen in it is frozen after it: gradients are there already.
+    Public: `waits` (an update is under way: what is frozen in it is frozen after it; gradients are there already),
+    `wanted` (where to go back to).
     """
 
     def __init__(self, optimizer: TorchOptimizer):
         self._optimizer = optimizer
         self.waits = False
-        self.wants_to_go_back = False
+        self.wanted: set[str] = set()
         self._waiting: list[Callable[[], None]] = []
 
     def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float) -> None:
@@ -260,7 +269,7 @@ class RunSteering:
         self._do(partial(self._optimizer.unfreeze, params))
 
     def roll_back(self, to: Literal["best", "last"]) -> None:
-        self.wants_to_go_back = True
+        self.wanted.add(to)
 
     def _do(self, change: Callable[[], None]) -> None:
         if self.waits:

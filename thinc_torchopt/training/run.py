@@ -105,7 +105,8 @@ class Run:
             if before_update is None:
                 raise  # or else the hook may be what puts the pipeline in order
         if optimizer.checkpoint is not None:
-            self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches)
+            keeps_best = rules is not None and rules.goes_back_to_best
+            self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches, keeps_best=keeps_best)
             self.batches = self.checkpoints.stream
         folder = None if self.checkpoints is None else self.checkpoints.folder
         ours: list[Listener] = [
