@@ -28,10 +28,28 @@ def norm(value):
     return [("on_step_end", {"grad_norm": value})]
 
 
+def dev_loss(*per_word):
+    """Each is asked for with what the metric's definition says."""
+    return [
+        (
+            "on_evaluate",
+            {
+                "dev_losses": lambda at_most, loss=loss: {
+                    "losses": {"ner": loss * at_most},
+                    "words": at_most,
+                    "examples": 9,
+                }
+            },
+        )
+        for loss in per_word
+    ]
+
+
 # Of each controller: events at whose end it fires, and events on which it does not.
 RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
     "stop-when-loss-rises": (steps(1, 2, 3, 4, 5, 6, 7), steps(1, 2, 3, 4, 5, 6, 1, 1, 1, 1)),
+    "stop-at-dev-loss": (dev_loss(0.5, 0.1), dev_loss(0.5, 0.2, float("nan"))),
     "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
     "save-at-each-new-best-above-90": (scores(0.5, 0.95), scores(0.5, 0.89)),
     "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
@@ -76,7 +94,7 @@ def test_docs_lists_are_complete():
         for name, cls in getattr(registry, kind).get_all().items()
         if cls.__module__.startswith("thinc_torchopt.")
     }
-    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 16
+    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 17
     assert words_of("Rules") >= {name for name in FUNCTIONS if not name.startswith("math_")}
 
 

@@ -46,6 +46,8 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     "on_evaluate": {
         "metrics": "all scores, by name",
         "score": "the weighted score, by which the best model is chosen",
+        "dev_losses": "a function, of how many examples to read at most (None: all), that computes the loss on the "
+        "development data: `{'losses': {'ner': 3.0}, 'words': 100, 'examples': 8}`",
     },
     "on_log": _LOSSES
     | {"log_history": 'what was logged, the newest last: `[{"loss": 0.5, "epoch": 0.1}]`; the newest alone will do'},

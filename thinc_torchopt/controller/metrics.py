@@ -124,6 +124,40 @@ class Loss(Metric):
         )
 
 
+@controller_metrics("EvalLoss")
+class EvalLoss(Metric):
+    """The loss on the development data: as `Loss`, and `words` and `examples`, that it is of. Computed at each
+    evaluation, which takes about as long as training on these examples.
+
+    max_examples (int | None): Only the first so many examples. None: all.
+    exclude (list[str]): As in `Loss`.
+    """
+
+    events = ("on_evaluate",)
+    reads = ("dev_losses",)
+    is_plain = True
+
+    def __init__(self, max_examples: int | None = None, exclude: list[str] = ["tok2vec", "transformer"]):
+        super().__init__()
+        self._at_most = None if max_examples is None else SECTION.whole("max_examples", max_examples, at_least=1)
+        self._exclude = frozenset(_names("exclude", exclude))
+
+    def compute(
+        self, event_name: str, *, dev_losses: Callable[[int | None], Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> Any:
+        if dev_losses is None:
+            return None
+        found = dev_losses(self._at_most)
+        words, examples = int(found["words"]), int(found["examples"])
+        return {
+            **_losses(found["losses"], self._exclude, {"batch_words": words, "batch_size": examples}),
+            "words": words,
+            "examples": examples,
+            "epoch": number(kwargs.get("epoch")),
+            "step": kwargs["step"],
+        }
+
+
 @controller_metrics("HistoryBasedMetric")
 class HistoryBasedMetric(Metric):
     """Windows: the newest values of the losses, and of each score.

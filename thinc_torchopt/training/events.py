@@ -69,6 +69,14 @@ class Facts(Protocol):
     def seconds(self) -> float:
         """Spent since the run began, in all its processes."""
 
+    def dev_losses(self, at_most: int | None = None) -> Mapping[str, Any]:
+        """On the development data, of what is evaluated, without dropout: `losses` by component, and the `words` and
+        `examples` that they are of. Computed anew each time, which takes longer than an evaluation. Nothing else
+        changes.
+
+        at_most (int | None): Only the first so many examples.
+        """
+
     @property
     def results(self) -> Sequence[tuple[float, int]]:
         """Score and step of each evaluation."""

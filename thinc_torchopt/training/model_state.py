@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from ..checks import check_parts, own_errors
 from ..errors import StateError
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
+from .layer_attrs import is_plain, like, on_cpu
 
 _PARTS = ("params", "modules", "attrs")
 # Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled
@@ -50,7 +50,7 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any
                 modules[path] = _from_bytes(shim.to_bytes())
         # The parser notes there which classes it has met, for example.
         attrs[name] = [
-            {key: _on_cpu(value) for key, value in node.attrs.items() if _is_plain(value)} for node in model.walk()
+            {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
     return {
         "params": params,
@@ -224,7 +224,7 @@ def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
                 else:
                     shim.from_bytes(saved["modules"][path].numpy().tobytes())
             for node, attrs in zip(model.walk(), saved["attrs"][name]):
-                node.attrs.update({key: _like(node, key, value) for key, value in attrs.items()})
+                node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
         components = saved.get("components", {})
         for name, proc in _other_components(nlp):
             if name in components:
@@ -240,28 +240,6 @@ def _restore_param(node: Any, param: str, value: Any) -> None:
         array = own_copy(array)
         node.set_param(param, array)
     array[...] = node.ops.asarray(value)
-
-
-def _like(node: Any, key: str, value: Any) -> Any:
-    """A saved attr in the form in which it is here: arrays on their device, and the very same object if nothing has
-    changed.
-    """
-    here = node.attrs.get(key)
-    if hasattr(here, "__cuda_array_interface__") and isinstance(value, numpy.ndarray):
-        return node.ops.asarray(value)
-    return here if _equal(here, value) else value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, numpy.ndarray):
-        return one.dtype == other.dtype and numpy.array_equal(one, other)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 # ---------------------------------------------------------------------- gradients
@@ -371,23 +349,6 @@ def _is_bytes(value: Any) -> bool:
 
 def _is_writable(array: Any) -> bool:
     return getattr(array.flags, "writeable", True)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value of a layer's attrs can be saved: others are functions, models and the like, which the config
-    makes anew.
-    """
-    if isinstance(value, (set, frozenset, list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, (numpy.ndarray, numpy.generic)) or hasattr(value, "__cuda_array_interface__"):
-        return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
-    return value is None or type(value) in (bool, int, float, str, bytes)
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.get() if hasattr(value, "__cuda_array_interface__") and not isinstance(value, torch.Tensor) else value
 
 
 def _shape(value: Any) -> Any:

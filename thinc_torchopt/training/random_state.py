@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -77,6 +79,26 @@ def restore_random(saved: Mapping[str, Any]) -> None:
     torch.set_rng_state(saved["torch"].clone())
     if saved["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([generator.clone() for generator in saved["cuda"]])
+
+
+@contextmanager
+def preserved_random() -> Iterator[None]:
+    """Inside, random numbers may be drawn; afterwards all generators are where they were, CuPy's too."""
+    generators, of_torch = read_generators(), torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    cupy = sys.modules.get("cupy") if on_gpu else None
+    of_cupy = None if cupy is None else cupy.random.get_random_state()
+    if cupy is not None:
+        cupy.random.set_random_state(cupy.random.RandomState(0))
+    try:
+        yield
+    finally:
+        set_generators(generators)
+        torch.set_rng_state(of_torch)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
+        if cupy is not None:
+            cupy.random.set_random_state(of_cupy)
 
 
 def _reseed_cupy() -> None:

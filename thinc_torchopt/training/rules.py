@@ -55,6 +55,7 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "grad_norm": lambda event: event.run.grad_norm,
     "grad_norms": lambda event: event.run.grad_norms,
     "metrics": lambda event: event.scores,
+    "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
 }
 _OF_EVERY_EVENT: Final = ("words", "seconds", "counts", "learn_rates", "max_steps", "is_final")
@@ -63,7 +64,7 @@ _OF_EVENT: Final = {
     "on_pre_optimizer_step": ("grad_norms",),
     "on_optimizer_step": ("grad_norm",),
     "on_step_end": _OF_STEP,
-    "on_evaluate": ("metrics", "score"),
+    "on_evaluate": ("metrics", "score", "dev_losses"),
     "on_log": _OF_STEP,
 }
 
@@ -139,6 +140,11 @@ class Rules:
     def _is_quiet(self, name: str, action: str) -> bool:
         operation = self._controller.definition.operations[name].instance
         return action in getattr(operation, "quiet", ())
+
+    @property
+    def reads_dev_losses(self) -> bool:
+        """Whether a metric needs the loss on the development data."""
+        return "dev_losses" in (self._controller.reads("on_evaluate") or ())
 
     @property
     def goes_back_to_best(self) -> bool:

@@ -23,6 +23,7 @@ from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
 from .checkpoint import RunCheckpoints
 from .data_stream import Batches
+from .dev_loss import DevLosses
 from .events import (
     EpochBegin,
     EpochEnd,
@@ -95,6 +96,7 @@ class Run:
         self._before_update = before_update
         # Of each component: summed up to the end of the step before, and since.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        self._dev_losses: DevLosses | None = None
         self._started = default_timer()
         self._is_ready = False
         rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
@@ -108,6 +110,8 @@ class Run:
             keeps_best = rules is not None and rules.goes_back_to_best
             self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches, keeps_best=keeps_best)
             self.batches = self.checkpoints.stream
+        if rules is not None and rules.reads_dev_losses:
+            self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
         folder = None if self.checkpoints is None else self.checkpoints.folder
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
@@ -310,6 +314,11 @@ class Run:
     @property
     def seconds(self) -> float:
         return default_timer() - self._started
+
+    def dev_losses(self, at_most: int | None = None) -> dict[str, Any]:
+        if self._dev_losses is None:
+            self._dev_losses = DevLosses(self.nlp, self.optimizer, self._exclude, self._annotating_components)
+        return self._dev_losses(at_most)
 
     @property
     def results(self) -> list[tuple[float, int]]:

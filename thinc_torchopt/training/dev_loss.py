@@ -1,0 +1,166 @@
+"""The loss on the development data, which spaCy does not compute: an update with dropout 0 that is never made.
+
+It measures what is evaluated, averages if there are some. Afterwards nothing can tell that it was there: gradients,
+random generators, buffers of torch modules, gradient scalers and what layers keep in their attrs are as before.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.training import Example
+from spacy.training.batchers import minibatch_by_words
+from spacy.util import resolve_dot_names
+from thinc.api import Model, PyTorchShim
+
+from ..errors import ControllerError
+from ..optimizers import TorchOptimizer
+from ..params import components_with_model, torch_params, trainable_components
+from .layer_attrs import is_plain, on_cpu, same_values
+from .random_state import preserved_random
+
+# Of a batch. Gradients are dropped, so its size matters to memory alone.
+_WORDS = 2000
+
+
+class DevLosses:
+    """Computes the losses of a run on its development data.
+
+    nlp (Language), optimizer (TorchOptimizer), exclude, annotates (Collection[str]): The run's.
+    RAISES (ControllerError): The config has no development data.
+    """
+
+    def __init__(self, nlp: Language, optimizer: TorchOptimizer, exclude: Collection[str], annotates: Collection[str]):
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._exclude = exclude
+        self._annotates = annotates
+        config = nlp.config.interpolate()
+        try:
+            with preserved_random():
+                [self._corpus] = resolve_dot_names(config, [config["training"]["dev_corpus"]])
+        except Exception as error:
+            raise self._no_data(f"{type(error).__name__}: {error}") from error
+
+    def __call__(self, at_most: int | None = None) -> dict[str, Any]:
+        """What the metric `EvalLoss` is told: `losses` by component, and the `words` and `examples` that they are of.
+
+        at_most (int | None): Only the first so many examples.
+        RAISES (ControllerError): There is no example.
+        """
+        losses: dict[str, Any] = {}
+        words = examples = 0
+        nlp, optimizer = self._nlp, self._optimizer
+        with nlp.use_params(optimizer.averages), untouched(nlp), optimizer.training():
+            # Components may draw random numbers whatever the dropout: each time the same.
+            random.seed(0)
+            numpy.random.seed(0)
+            torch.manual_seed(0)
+            for batch in minibatch_by_words(islice(self._read(), at_most), _WORDS, discard_oversize=False):
+                words, examples = words + sum(map(len, batch)), examples + len(batch)
+                for name, loss in self._losses_of(batch).items():
+                    losses[name] = losses.get(name, 0.0) + float(loss)
+        if not examples:
+            raise self._no_data("none")
+        return {"losses": losses, "words": words, "examples": examples}
+
+    def _read(self) -> Iterable[Example]:
+        try:
+            yield from self._corpus(self._nlp)
+        except (OSError, ValueError) as error:
+            raise self._no_data(f"{type(error).__name__}: {error}") from error
+
+    def _losses_of(self, batch: list[Example]) -> dict[str, Any]:
+        losses: dict[str, Any] = {}
+        try:
+            self._nlp.update(
+                batch,
+                drop=0.0,
+                losses=losses,
+                sgd=False,  # type: ignore[arg-type]
+                exclude=self._exclude,
+                annotates=self._annotates,
+            )
+        except ValueError as error:
+            if not str(error).startswith("[E910]"):
+                raise
+            # spaCy refuses to add it up, and does not say which components come after.
+            return {name: math.nan for name, _ in trainable_components(self._nlp, self._exclude)}
+        return losses
+
+    @staticmethod
+    def _no_data(found: str) -> ControllerError:
+        return ControllerError(
+            f"Can't compute the metric EvalLoss: expected examples in [training] dev_corpus, found {found}."
+        )
+
+
+@contextmanager
+def untouched(nlp: Language) -> Iterator[None]:
+    """Inside, gradients may be computed, by modules that leave nothing out; afterwards all is as before."""
+    with ExitStack() as restore:
+        restore.enter_context(preserved_random())
+        for _, model in components_with_model(nlp):
+            for node in model.walk():
+                _keep_node(node, restore)
+                for shim in node.shims:
+                    if isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module):
+                        _keep_shim(shim, restore)
+        yield
+
+
+def _keep_node(node: Model, restore: ExitStack) -> None:
+    # The very same arrays come back: params that had no gradient have none, as if there had been no pass.
+    store = node._params
+    restore.callback(setattr, store, "_grads", store._grads)
+    store._grads = {}
+    restore.callback(
+        _put_attrs_back,
+        node,
+        deepcopy({key: value for key, value in node.attrs.items() if is_plain(value)}),
+        set(node.attrs),
+    )
+
+
+def _put_attrs_back(node: Model, attrs: dict[str, Any], keys: set[str]) -> None:
+    for key in node.attrs.keys() - keys:
+        del node.attrs[key]
+    for key, value in attrs.items():
+        if key not in node.attrs or not same_values(on_cpu(node.attrs[key]), on_cpu(value)):
+            node.attrs[key] = value
+
+
+def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
+    for _, param in torch_params(shim):
+        restore.callback(setattr, param, "grad", param.grad)
+        param.grad = None
+    scaler = shim._grad_scaler
+    restore.callback(vars(scaler).update, {key: _copy_of(value) for key, value in vars(scaler).items()})
+    for module in shim._model.modules():
+        restore.callback(setattr, module, "training", module.training)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                restore.callback(_put_buffer_back, module, name, buffer, buffer.clone())
+        # thinc's rate does not reach torch's own layers.
+        rate = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"
+        if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+            restore.callback(setattr, module, rate, getattr(module, rate))
+            setattr(module, rate, 0.0)
+
+
+def _put_buffer_back(module: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
+    buffer.data.copy_(values)
+    module._buffers[name] = buffer
+
+
+def _copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
