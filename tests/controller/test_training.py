@@ -393,8 +393,6 @@ def test_controller_refuses_what_this_run_can_not_do(operation, action, says, co
     with pytest.raises((ControllerError, ConfigError), match=says):
         run(config_for(tmp_path, corpus, rules), tmp_path / "out")
     assert (tmp_path / "out" / "model-best").is_dir()
-    with pytest.raises(ControllerError, match="should_save: expected a block"):
-        run(config_for(tmp_path, corpus, definition(rule("x", "on_save", 'state["step"] > 1', "control.should_save"))))
 
 
 def test_controller_shipped_definition_fires_and_stays_quiet():

@@ -217,7 +217,7 @@ class Control:
     should_epoch_stop (bool): Leave out the rest of the batches of this epoch.
     should_evaluate (bool): Evaluate this step. From `on_evaluate` on that is too late.
     should_log (bool): Log this step, where loggers log only some. From `on_log` on that is too late.
-    should_save (bool): Save the state after this step. Without [training.optimizer.checkpoint] nothing is saved.
+    should_save (bool): Save the state after this step; without [training.optimizer.checkpoint], a model.
     should_roll_back (bool): Go back to the last checkpoint: now, at `on_step_end`; asked for later, at `on_save`, if
         the state is to be saved.
     should_roll_back_to_best (bool): The same, to the best evaluation of which there is a checkpoint. It goes before

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from ..checks import check_parts, own_errors
 from ..controller import Control as Wishes
-from ..controller import ControllerSettings, Firing, FreezeControl, HFControls, LearnRateControl, RollbackControl
+from ..controller import ControllerSettings, Firing, FreezeControl, LearnRateControl, RollbackControl
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
 from .events import EVENTS, Control, Event, TrainEnd
@@ -118,10 +118,7 @@ class Rules:
                     f"Can't take the action {name}.{action} on on_train_end: expected an event after which the "
                     "training goes on. Take on_evaluate, for example."
                 )
-            saves = isinstance(operation, RollbackControl) or (
-                isinstance(operation, HFControls) and action == "should_save"
-            )
-            if saves and self._optimizer.checkpoint is None:
+            if isinstance(operation, RollbackControl) and self._optimizer.checkpoint is None:
                 raise ControllerError(
                     f"Can't take the action {name}.{action}: expected a block [training.optimizer.checkpoint], found "
                     "none. Add it."

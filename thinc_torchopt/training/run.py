@@ -45,6 +45,7 @@ from .log_numbers import LogNumbers, counts_of
 from .progress import Progress
 from .rollback import Rollback
 from .rules import Rules
+from .saved_models import SavedModels
 
 Scores = tuple[float, dict[str, Any]]
 
@@ -118,13 +119,14 @@ class Run:
             Rollback(nlp, optimizer, self.progress, folder),
             LogNumbers(self.progress, self.checkpoints),
         ]
-        self._listeners = Listeners([*listeners, *ours, *([] if self.checkpoints is None else [self.checkpoints])])
+        models = SavedModels(nlp, optimizer)
+        self._listeners = Listeners([*listeners, *ours, self.checkpoints or models])
         self.control = self._listeners.control
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
-            hooks.tell_output_to(self.checkpoints.output)  # spaCy cleans its folder next
-            if (end := hooks.end_of_training()) is not None:
-                end.callback(self.close)
+        hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
+        if self.checkpoints is not None and (end := hooks.end_of_training()) is not None:
+            end.callback(self.close)
 
     def __enter__(self) -> Run:
         return self

@@ -1,0 +1,83 @@
+"""Models that are saved when rules, or other listeners, ask for it in a run without checkpoints: beside spaCy's own, as
+`model-step-120`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+from spacy.training.loop import create_before_to_disk_callback
+from spacy.util import registry
+
+from ..errors import CheckpointWarning, ConfigWarning
+from ..optimizers import TorchOptimizer
+from ..state import replacing
+from .events import Control, Save, TrainEnd
+
+
+class SavedModels:
+    """Saves what spaCy would save after a step: averages if there are some, changed by `before_to_disk`. A listener.
+
+    nlp (Language), optimizer (TorchOptimizer): The run's.
+    """
+
+    name = "saved models"
+
+    def __init__(self, nlp: Language, optimizer: TorchOptimizer):
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._output: Path | None = None
+        self._warned = False
+
+    def before_cleaning(self, output: Path | None) -> None:
+        """spaCy is about to remove its models of before. Ours stay."""
+
+    def after_cleaning(self, output: Path | None) -> None:
+        """spaCy saves models there."""
+        self._output = None if output is None else output.absolute()
+
+    def on_save(self, event: Save, control: Control) -> None:
+        if control.should_save:
+            self._save(event.step)
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        if control.should_save:
+            self._save(event.step)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}  # there are no checkpoints
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _save(self, step: int) -> None:
+        if self._output is None:
+            if not self._warned:
+                warnings.warn(
+                    ConfigWarning(
+                        f"Can't save the model after step {step}, which a rule or another listener asked for: expected "
+                        "a folder for models, found none. Nothing is saved in this run. Run spacy train with --output, "
+                        "or add a block [training.optimizer.checkpoint]."
+                    ),
+                    stacklevel=4,
+                )
+            self._warned = True
+            return
+        nlp, path = self._nlp, self._output / f"model-step-{step}"
+        settings = {"before_to_disk": nlp.config.interpolate()["training"].get("before_to_disk")}
+        prepare = create_before_to_disk_callback(registry.resolve(settings)["before_to_disk"])
+        try:
+            with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
+                prepare(nlp).to_disk(unfinished)
+        except OSError as error:
+            warnings.warn(
+                CheckpointWarning(
+                    f"Can't save the model to '{path}': {error}. Training goes on, and nothing else is changed. Make "
+                    "room on the disk."
+                ),
+                stacklevel=4,
+            )
