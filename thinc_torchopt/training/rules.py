@@ -6,6 +6,7 @@ The controller knows nothing of spaCy. What it is told of each event is looked u
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -43,6 +44,8 @@ _TOO_LATE: Final = {
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "rank": lambda event: _of_process_group("get_rank"),
+    "world_size": lambda event: _of_process_group("get_world_size"),
     "words": lambda event: event.run.words,
     "seconds": lambda event: event.run.seconds,
     "counts": lambda event: event.run.counts,
@@ -58,7 +61,7 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
 }
-_OF_EVERY_EVENT: Final = ("words", "seconds", "counts", "learn_rates", "max_steps", "is_final")
+_OF_EVERY_EVENT: Final = ("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "is_final")
 _OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
 _OF_EVENT: Final = {
     "on_pre_optimizer_step": ("grad_norms",),
@@ -285,6 +288,14 @@ class RunSteering:
         for change in self._waiting:
             change()
         self._waiting.clear()
+
+
+def _of_process_group(what: str) -> int | None:
+    """None: this process trains alone. Then torch.distributed need not be imported, and is not."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return getattr(distributed, what)()
 
 
 def _show_log() -> None:
