@@ -50,6 +50,7 @@ RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
     "stop-when-loss-rises": (steps(1, 2, 3, 4, 5, 6, 7), steps(1, 2, 3, 4, 5, 6, 1, 1, 1, 1)),
     "stop-at-dev-loss": (dev_loss(0.5, 0.1), dev_loss(0.5, 0.2, float("nan"))),
+    "put-together": ([("on_train_begin", {})], steps(1.0)),
     "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
     "save-at-each-new-best-above-90": (scores(0.5, 0.95), scores(0.5, 0.89)),
     "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
@@ -94,7 +95,7 @@ def test_docs_lists_are_complete():
         for name, cls in getattr(registry, kind).get_all().items()
         if cls.__module__.startswith("thinc_torchopt.")
     }
-    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 17
+    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 18
     assert words_of("Rules") >= {name for name in FUNCTIONS if not name.startswith("math_")}
 
 

@@ -53,6 +53,7 @@ def test_controls_set_flags(name, flag):
         ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
         ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
         ("should_rollback", "RollbackControl", {"to": "last"}, "roll_back", ("last",)),
+        ("should_put_together", "BestWeightsControl", {}, "put_together", ()),
     ],
 )
 def test_operations_steer_the_training(action, kind, arguments, call, args):

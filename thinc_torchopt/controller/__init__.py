@@ -12,6 +12,7 @@ from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
+    BestWeightsControl,
     Control,
     FreezeControl,
     HFControls,
@@ -28,6 +29,7 @@ from .settings import ControllerSettings, trainer_controller
 __all__ = [
     "EVENTS",
     "FUNCTIONS",
+    "BestWeightsControl",
     "Control",
     "ControllerSettings",
     "ControllerSpec",

@@ -50,6 +50,9 @@ class Steering(Protocol):
     def roll_back(self, to: Literal["best", "last"]) -> None:
         """Go back to the weights of the best evaluation, or of the last checkpoint."""
 
+    def put_together(self) -> None:
+        """At the end of the training, give each component the weights with which it was best."""
+
 
 @dataclass
 class Control:
@@ -234,6 +237,28 @@ class RollbackControl(Operation):
         """Go back."""
         if (steering := _steering(control, "go back")) is not None:
             steering.roll_back(self.to)
+
+
+@controller_operations("BestWeightsControl")
+class BestWeightsControl(Operation):
+    """Keeps the best weights of each component, and puts them together at the end of the training.
+
+    components (list[str] | None): Their names. None: all that are trained and have a score.
+    scores (dict[str, str]): By component, the score that counts, where that is not plain.
+    """
+
+    def __init__(self, components: list[str] | None = None, scores: dict[str, str] = {}):
+        self.components = None if components is None else patterns("components", components)
+        if not isinstance(scores, Mapping) or not all(
+            isinstance(text, str) for pair in scores.items() for text in pair
+        ):
+            _SECTION.refuse("scores", "names of scores by component, as in {ner: ents_f}", scores)
+        self.scores = dict(scores)
+
+    def should_put_together(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """At the end of the training, whenever this is asked for."""
+        if (steering := _steering(control, "put weights together")) is not None:
+            steering.put_together()
 
 
 # ---------------------------------------------------------------------- messages

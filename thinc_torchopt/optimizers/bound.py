@@ -29,6 +29,7 @@ class Bound(Parts):
         """
         self._trained.groups.check(all_names(nlp))
         self._meet(nlp)
+        self._is_settled = False
         self._trained.table.take_in(nlp, exclude)
         self._keep_all_buffers()
 
@@ -41,6 +42,12 @@ class Bound(Parts):
         with suppress(PipelineError):
             self._trained.table.take_in(nlp, ())
             self._keep_all_buffers()
+
+    def settle(self) -> None:
+        """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
+        another one begins.
+        """
+        self._is_settled = True
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the pipeline that it was told last."""

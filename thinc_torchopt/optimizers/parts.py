@@ -27,6 +27,7 @@ class Parts(Optimizer, ABC):
     _step: Makes updates.
     _frozen_grads: For which torch params no gradients are computed.
     _trained: The params, their groups, learning rates, state and averages. Built anew when a state is loaded.
+    _is_settled: The training is over, and the params are what is saved.
     """
 
     checkpoint: CheckpointSettings | None
@@ -39,6 +40,7 @@ class Parts(Optimizer, ABC):
     _step: Step
     _frozen_grads: FrozenGrads
     _trained: TrainedParams
+    _is_settled: bool
 
     @abstractmethod
     def _no_params(self, step: int) -> TrainedParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..averages import AveragedParams
 from ..errors import ConfigError
 from ..types import Key
 from .parts import Parts
@@ -35,7 +36,7 @@ class ThincAttributes(Parts):
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See
         `Averages.as_thinc`.
         """
-        return self._trained.averages_for_thinc()
+        return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:

@@ -172,6 +172,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         self._meet_no_params()
 
     def _meet_no_params(self) -> None:
+        self._is_settled = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()

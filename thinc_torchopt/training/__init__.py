@@ -5,7 +5,8 @@ loop.py says in which order the parts of a run (run.py) come, and events.py what
 listeners are checkpoint.py, which saves and resumes (folders: checkpoint_folder.py, output_folder.py, best_model.py,
 run_lock.py; what is saved: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py);
 rollback.py, which goes back to a checkpoint; rules.py, by which the trainer controller steers (dev_loss.py computes the
-loss on the development data for it); saved_models.py, which saves models; and log_numbers.py.
+loss on the development data for it); saved_models.py, which saves models; best_weights.py, which puts
+components together; and log_numbers.py.
 own_loop.py saves and resumes loops of your own; signals.py stops a run after its step; lr_finder.py is the learning
 rate range test.
 """

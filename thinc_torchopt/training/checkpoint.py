@@ -293,7 +293,7 @@ class RunCheckpoints:
             raise SystemExit(128 + event.stopped_by)
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
-        self.end()
+        self.end(again=control.should_save)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}  # it is what saves those of others
@@ -303,10 +303,12 @@ class RunCheckpoints:
 
     # ------------------------------------------------------------------ saving
 
-    def end(self) -> None:
-        """Save what is due at the end: after the last step, or when there is no more data."""
+    def end(self, *, again: bool = False) -> None:
+        """Save what is due at the end: after the last step, or when there is no more data. again (bool): Also if that
+        was done.
+        """
         self.output.put_best_back()
-        if self._written != self._progress.step:
+        if again or self._written != self._progress.step:
             self._save(is_last=True)
 
     def _save(self, *, is_last: bool) -> None:

@@ -9,7 +9,8 @@
 If there were any: `overruns` (how often the controller of learning rates took longer than its budgets),
 `last_checkpoint` (the step of the newest one; that of this step is yet to be written), `last_rollback` (after which
 step, and to which), `controller` (what rules of the trainer controller did, since the step before: see rules.py),
-`fired` (which of them fired since the evaluation before, and how often), and `log_now` (a listener asked for this step
+`fired` (which of them fired since the evaluation before, and how often), `put_together` (the step of each component, at
+the end: see best_weights.py), and `log_now` (a listener asked for this step
 to be logged).
 """
 

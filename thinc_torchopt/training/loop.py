@@ -69,6 +69,7 @@ def train_while_improving(
 def _steps(run: Run) -> Iterator[_Step]:
     with run:
         if not run.begin():
+            yield from run.finish()
             return
         while (batch := run.next_batch()) is not None:
             run.begin_step(batch)
@@ -81,3 +82,4 @@ def _steps(run: Run) -> Iterator[_Step]:
             if run.save(info, is_best):
                 break
         run.end()
+        yield from run.finish()

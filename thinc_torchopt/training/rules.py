@@ -13,11 +13,21 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, Final, Literal
 
+from spacy.language import Language
+
 from ..checks import check_parts, own_errors
+from ..controller import (
+    BestWeightsControl,
+    ControllerSettings,
+    Firing,
+    FreezeControl,
+    LearnRateControl,
+    RollbackControl,
+)
 from ..controller import Control as Wishes
-from ..controller import ControllerSettings, Firing, FreezeControl, LearnRateControl, RollbackControl
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
+from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
 
 # spaCy shows what is logged here.
@@ -92,6 +102,7 @@ class Rules:
         self._untold: list[dict[str, Any]] = []  # firings that are yet to be logged
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
+        self.best_weights: BestWeights | None = None
         # Actions that are logged here; where a definition says how to log them, the controller does it.
         self._told = {
             spec.name: {
@@ -136,6 +147,17 @@ class Rules:
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
+
+    def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
+        """What keeps the best weights of components, if there is a rule that puts them together. RAISES
+        (ControllerError): It can't be done.
+        """
+        found = {id(one): one for _, _, one, _ in self._actions() if isinstance(one, BestWeightsControl)}
+        if len(found) > 1:
+            raise ControllerError("Can't use several operations BestWeightsControl: expected one, found more.")
+        for settings in found.values():
+            self.best_weights = BestWeights(nlp, self._optimizer, exclude, settings)
+        return self.best_weights
 
     def _is_quiet(self, name: str, action: str) -> bool:
         operation = self._controller.definition.operations[name].instance
@@ -218,11 +240,16 @@ class Rules:
                     setattr(control, request, True)
                 setattr(wishes, field.name, False)
         if self._steering.wanted:
+            goes_back = bool(self._steering.wanted & {"best", "last"})
             control.should_roll_back |= "last" in self._steering.wanted
             control.should_roll_back_to_best |= "best" in self._steering.wanted
+            if "put together" in self._steering.wanted and self.best_weights is not None:
+                self.best_weights.is_asked = True
+                # The last checkpoint is written already, and says nothing of it.
+                control.should_save |= name == "on_train_end" and self._optimizer.checkpoint is not None
             self._steering.wanted.clear()
             # From then on it is done at on_save.
-            control.should_save |= name in ("on_evaluate", "on_log")
+            control.should_save |= goes_back and name in ("on_evaluate", "on_log")
 
     # ------------------------------------------------------------------ state
 
@@ -253,7 +280,7 @@ class RunSteering:
     """What rules can do to a run beside asking its `Control`: see `controller.Steering`.
 
     Public: `waits` (an update is under way: what is frozen in it is frozen after it; gradients are there already),
-    `wanted` (where to go back to).
+    `wanted` (where to go back to; and whether the best weights are to be put together).
     """
 
     def __init__(self, optimizer: TorchOptimizer):
@@ -276,6 +303,9 @@ class RunSteering:
 
     def roll_back(self, to: Literal["best", "last"]) -> None:
         self.wanted.add(to)
+
+    def put_together(self) -> None:
+        self.wanted.add("put together")
 
     def _do(self, change: Callable[[], None]) -> None:
         if self.waits:

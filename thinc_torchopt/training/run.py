@@ -114,12 +114,16 @@ class Run:
         if rules is not None and rules.reads_dev_losses:
             self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
         folder = None if self.checkpoints is None else self.checkpoints.folder
+        self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
             Rollback(nlp, optimizer, self.progress, folder),
-            LogNumbers(self.progress, self.checkpoints),
+            self._log_numbers,
         ]
         models = SavedModels(nlp, optimizer)
+        self._best_weights = None if rules is None else rules.keep_best_weights(nlp, exclude)
+        if self._best_weights is not None:
+            ours.append(self._best_weights)
         self._listeners = Listeners([*listeners, *ours, self.checkpoints or models])
         self.control = self._listeners.control
         if self.checkpoints is not None:
@@ -180,6 +184,22 @@ class Run:
     def end(self) -> None:
         """The last step is done, and the run is over."""
         self.emit(TrainEnd)
+
+    def finish(self) -> Iterator[tuple[list[Example], dict[str, Any], bool]]:
+        """If rules asked for it, put the best weights of components together. YIELDS (tuple): As a step, for spaCy to
+        log and to save.
+        """
+        if self._best_weights is None or not self._best_weights.is_asked:
+            return
+        self._best_weights.put_together()
+        score, scores = self._evaluate()
+        best = max((best for best, _ in self.progress.results), default=score)
+        self._best_weights.report(score, best)
+        losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)
+        info = self._plain_info(score, scores) | {"losses": losses | self.progress.losses}
+        self._log_numbers.on_log(Log(self.progress.step, self.progress.epoch, self, info), self.control)
+        info["put_together"] = self._best_weights.steps
+        yield self.batch, info, score >= best
 
     # ------------------------------------------------------------------ one step
 
@@ -256,8 +276,13 @@ class Run:
 
     def info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
         """What loggers get: what spaCy's loop tells, and what listeners add."""
+        info = self._plain_info(score, scores)
+        self.emit(Log, info)
+        return info
+
+    def _plain_info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
         progress = self.progress
-        info = {
+        return {
             "epoch": progress.epoch,
             "step": progress.step,
             "score": score,
@@ -267,8 +292,6 @@ class Run:
             "seconds": int(progress.seconds),
             "words": progress.words,
         }
-        self.emit(Log, info)
-        return info
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
         """The step is logged, and saved by spaCy: save its state, if that is due. RETURNS (bool): Whether the run is

@@ -1,0 +1,208 @@
+"""The best weights of each component, kept while a training goes on, and put together at its end.
+
+Components are at their best at different steps. Where they share no layers, each can be taken as it was at its best.
+What is kept is what was evaluated, averages if there are some: one copy of these components in the main memory, and in
+each checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from spacy.language import Language
+from thinc.api import Model
+
+from ..checks import check_parts, own_errors
+from ..controller import BestWeightsControl
+from ..errors import ControllerError
+from ..optimizers import TorchOptimizer
+from ..params import components_with_model, trainable_components
+from .events import Control, Evaluate
+from .model_state import check_model, collect_model, restore_model
+
+logger = logging.getLogger("spacy.torchopt")
+
+_WHAT = "the best weights of components"
+_PARTS = ("params", "modules", "attrs", "components")
+
+
+class BestWeights:
+    """Keeps the best weights of components. A listener.
+
+    nlp (Language), optimizer (TorchOptimizer), exclude (Collection[str]): The run's.
+    settings (BestWeightsControl): Which components, and by which scores.
+    RAISES (ControllerError): A component listens to another one, or nothing says how well it does.
+
+    Public: `is_asked` (they are to be put together at the end), `steps` (of which step each component's are).
+    """
+
+    name = "best weights"
+
+    def __init__(
+        self, nlp: Language, optimizer: TorchOptimizer, exclude: Collection[str], settings: BestWeightsControl
+    ):
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._weights = _weights_of_scores(nlp, exclude, settings)
+        self._names = _names_in_paths(nlp)
+        self._kept: dict[str, dict[str, Any]] = {}
+        self.is_asked = False
+        _check_apart(nlp, list(self._weights))
+
+    @property
+    def steps(self) -> dict[str, int]:
+        return {name: kept["step"] for name, kept in self._kept.items()}
+
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        better = {}
+        for name, weights in self._weights.items():
+            score = self._score_of(name, weights, event.scores)
+            if not math.isnan(score) and (name not in self._kept or score > self._kept[name]["score"]):
+                better[name] = score
+        if better:
+            model = self._evaluated()
+            for name, score in better.items():
+                part = _part_of(model, self._names[name])
+                self._kept[name] = {"score": score, "step": event.step, "model": part}
+
+    def _score_of(self, name: str, weights: Mapping[str, float], scores: Mapping[str, Any]) -> float:
+        known = {key: weight for key, weight in weights.items() if scores.get(key) is not None}
+        if not known:
+            raise ControllerError(
+                f"Can't keep the best weights of '{name}': expected one of {', '.join(weights)} among the scores, "
+                f"found {', '.join(sorted(scores))}. Name its score in 'scores' of the BestWeightsControl, or leave it "
+                "out of 'components'."
+            )
+        return sum(weight * float(scores[key]) for key, weight in known.items()) / sum(known.values())
+
+    def _evaluated(self) -> dict[str, Any]:
+        """A copy of the model as it is evaluated."""
+        with self._nlp.use_params(self._optimizer.averages):
+            return _copied(collect_model(self._nlp))
+
+    # ------------------------------------------------------------------ at the end
+
+    def put_together(self) -> None:
+        """Give each component its best weights, and all others those that are evaluated. No averages are left."""
+        model = self._evaluated()
+        for name, kept in list(self._kept.items()):
+            whole = {part: {**model[part], **kept["model"][part]} for part in _PARTS}
+            try:
+                check_model(self._nlp, {**model, **whole})
+            except ValueError:
+                logger.warning("'%s' stays as it is: it has grown since it was best, at step %d.", name, kept["step"])
+                del self._kept[name]
+            else:
+                model |= whole
+        restore_model(self._nlp, model)
+        self._optimizer.settle()
+
+    def report(self, score: float, best: float) -> None:
+        """Tell what was put together. score (float): Of all that. best (float): Of the best model so far."""
+        parts = ", ".join(f"'{name}' of step {kept['step']} ({kept['score']:.4f})" for name, kept in self._kept.items())
+        logger.info("Put together the best weights of components: %s. The score is %.4f.", parts, score)
+        if score < best:
+            logger.warning("It is below that of model-best, %.4f, which stays. It is saved as model-last.", best)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"is_asked": self.is_asked, "kept": self._kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """RAISES (StateError): It is no such state."""
+        check_parts(_WHAT, state, ("is_asked", "kept"))
+        kept = {}
+        with own_errors(_WHAT):
+            for name in self._weights:
+                if (found := state["kept"].get(name)) is not None:
+                    check_parts(_WHAT, found, ("score", "step", "model"))
+                    check_parts(_WHAT, found["model"], _PARTS)
+                    model = _copied(found["model"])
+                    kept[name] = {"score": float(found["score"]), "step": int(found["step"]), "model": model}
+        self._kept, self.is_asked = kept, bool(state["is_asked"])
+
+
+def _weights_of_scores(
+    nlp: Language, exclude: Collection[str], settings: BestWeightsControl
+) -> dict[str, dict[str, float]]:
+    """Of each component whose weights are kept: which scores are its own, and how much each counts."""
+    in_all = {key: weight for key, weight in nlp.config["training"]["score_weights"].items() if weight}
+    models = {id(model) for _, model in trainable_components(nlp, exclude)}
+    trained = [name for name, proc in nlp.pipeline if id(getattr(proc, "model", None)) in models]
+    defaults = {name: nlp.get_pipe_meta(name).default_score_weights or {} for name in trained}
+    own = {name: {key: weight for key, weight in found.items() if weight} for name, found in defaults.items()}
+    wanted = settings.components or [name for name in trained if own[name] or name in settings.scores]
+    weights = {}
+    for name in [*wanted, *(name for name in settings.scores if name not in wanted)]:
+        if name not in trained or name not in wanted:
+            raise _refused(name, f"a component that is trained ({', '.join(trained)})", "another", "Leave it out.")
+        if name in settings.scores:
+            weights[name] = {settings.scores[name]: 1.0}
+            continue
+        others = [other for other in trained if other != name and own[other].keys() & own[name].keys()]
+        if not own[name] or others:
+            found = f"those of '{others[0]}' too" if others else "none"
+            raise _refused(name, "scores that are its own", found, "Name its score in 'scores'.")
+        weights[name] = {key: in_all[key] for key in own[name] if key in in_all} or own[name]
+    return weights
+
+
+def _check_apart(nlp: Language, names: Collection[str]) -> None:
+    """RAISES (ControllerError): A component shares layers with another one."""
+    owners: dict[int, str] = {}
+    for name, proc in nlp.components:
+        model = getattr(proc, "model", None)
+        for node in model.walk() if isinstance(model, Model) else ():
+            other = owners.setdefault(node.id, name)
+            if name in names and hasattr(node, "upstream_name"):
+                upstream = "a shared component" if node.upstream_name == "*" else f"'{node.upstream_name}'"
+                raise _refused(name, "a component with layers of its own", f"one that listens to {upstream}", _ADVICE)
+            if other != name and {other, name} & set(names):
+                shared = name if other in names else other
+                raise _refused(other if other in names else name, "layers of its own", f"some of '{shared}'", _ADVICE)
+
+
+_ADVICE = (
+    "Its best weights are of no use on those that the shared layers have at another step. Give it a tok2vec of its "
+    "own, or leave it out of 'components'."
+)
+
+
+def _refused(name: str, expected: str, found: str, advice: str) -> ControllerError:
+    return ControllerError(
+        f"Can't keep the best weights of '{name}', as a BestWeightsControl says: expected {expected}, found {found}. "
+        f"{advice}"
+    )
+
+
+def _names_in_paths(nlp: Language) -> dict[str, str]:
+    """How the names of components are written in names of params."""
+    with_model = {id(model): escaped for escaped, model in components_with_model(nlp)}
+    return {
+        name: with_model[id(model)]
+        for name, proc in nlp.components
+        if id(model := getattr(proc, "model", None)) in with_model
+    }
+
+
+def _part_of(model: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What one component has of a model."""
+    return {
+        part: {key: value for key, value in model[part].items() if key == name or key.startswith(f"{name}/")}
+        for part in _PARTS
+    }
+
+
+def _copied(tree: Any) -> Any:
+    """With tensors of its own, in the main memory."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, Mapping):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else deepcopy(tree)
