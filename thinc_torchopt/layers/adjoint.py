@@ -1,0 +1,128 @@
+"""The same gradient without traces, backwards in time:
+
+    lambda_t = dL/ds_t + D_(t+1) lambda_(t+1)        grad = sum over t of x_t (Df_t lambda_t)
+
+D holds for each unit by itself, so this is cheap; all else is one matmul over many steps. It needs the states of all
+steps, and all gradients at once: for sequences that are known as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .cells import Cell, Linearized, State
+from .functional import linearize_by_func
+from .relations import Weights
+
+# So many rows, steps times samples, are worked on at once.
+_ROWS = 1024
+
+Signal = list[Tensor]  # one tensor per state. Shape of each: (B, H)
+
+
+def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
+    """A step and its derivatives: in closed form, if the cell has one. Leading dimensions: any."""
+    found = cell.linearize(x, state, weights)
+    return linearize_by_func(cell, x, state, weights) if found is None else found
+
+
+def back_in_time(step: Linearized, dh: Tensor, after: Signal) -> tuple[list[Tensor], Signal]:
+    """How the loss of several steps depends on the states, each unit by itself.
+
+    step (Linearized): K steps. dh (Tensor): dL/dh of each. Shape: (K, B, H).
+    after (list[Tensor]): How what comes later depends on the state after these steps.
+    RETURNS (tuple): lambda by state, Shape of each: (K, B, H); and for the state before these steps.
+    """
+    n = len(after)
+    decay = [[None if d is None else d.unbind(0) for d in row] for row in step.decay]
+    found: list[list[Tensor]] = [[] for _ in range(n)]
+    for t in range(len(dh) - 1, -1, -1):
+        here = [after[0] + dh[t], *after[1:]]
+        for a in range(n):
+            found[a].append(here[a])
+        after = [_sum([(row[c], here[a]) for a, row in enumerate(decay)], t, here[0]) for c in range(n)]
+    return [torch.stack(steps[::-1]) for steps in found], after
+
+
+def _sum(pairs: Sequence[tuple[Sequence[Tensor] | None, Tensor]], t: int, like: Tensor) -> Tensor:
+    total = None
+    for factors, values in pairs:
+        if factors is not None:
+            total = factors[t] * values if total is None else total.addcmul_(factors[t], values)
+    return torch.zeros_like(like) if total is None else total
+
+
+def deltas(step: Linearized, signal: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What each relation hands to its weights: Df times lambda, summed over states."""
+    found = {}
+    for name, reach in step.reach.items():
+        parts = [of_state * values for of_state, values in zip(reach, signal) if of_state is not None]
+        found[name] = sum(parts[1:], parts[0])
+    return found
+
+
+def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: Sequence[Tensor]) -> None:
+    """Add the gradients of all weights for these steps."""
+    delta = deltas(step, signal)
+    for relation in cell.relations:
+        for name, grad in relation.grads(step.inputs[relation.name], delta[relation.name]).items():
+            grads[name].add_(grad)
+
+
+def windows(n_steps: int, n_batch: int) -> list[slice]:
+    """The steps, so many at once as make a good matmul."""
+    size = max(1, _ROWS // max(n_batch, 1))
+    return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
+
+
+def adjoint_gradients(
+    cell: Cell, weights: Weights, x: Tensor, before: State, dh: Tensor, active: Sequence[int]
+) -> dict[str, Tensor]:
+    """Gradients of all weights.
+
+    x (Tensor): Shape: (T, B, I). before (tuple[Tensor, ...]): States before each step. Shape of each: (T, B, H).
+    dh (Tensor): dL/dh, zero where a sequence has ended. Shape: (T, B, H).
+    active (Sequence[int]): How many samples go on, at each step.
+    """
+    grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    after = [torch.zeros_like(state[0]) for state in before]
+    for window in reversed(windows(*x.shape[:2])):
+        n = active[window.start]
+        step = linearize(cell, x[window, :n], tuple(state[window, :n] for state in before), weights)
+        signal, earlier = back_in_time(step, dh[window, :n], [rows[:n] for rows in after])
+        for rows, new in zip(after, earlier):
+            rows[:n] = new
+        add_grads_(grads, cell, step, signal)
+    return grads
+
+
+def input_gradient(
+    cell: Cell, weights: Weights, x: Tensor, state: State, dh: Tensor, truncated: Sequence[str]
+) -> Tensor:
+    """dL/dx of the same step: exact, through all units. What an input does to later steps is left out.
+
+    x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Before each step. dh (Tensor): dL/dh.
+    truncated (Sequence[str]): Relations that reach other units.
+    """
+    if not truncated and (step := cell.linearize(x, state, weights)) is not None:
+        return input_gradient_of(cell, weights, step, dh, x.shape[-1])
+    from .functional import plain_step
+
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (h, *_) = plain_step(cell, weights)(x, state)
+        return torch.autograd.grad(h, x, dh)[0]
+
+
+def input_gradient_of(cell: Cell, weights: Weights, step: Linearized, dh: Tensor, width: int) -> Tensor:
+    """The same, of a step in which each relation reaches its own units alone."""
+    delta = deltas(step, [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])])
+    parts = [
+        delta[relation.name] @ weights[relation.weight_names[0]][:width].T
+        for relation in cell.relations
+        if relation.inputs[0] == "x"
+    ]
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,288 @@
+"""Recurrent cells: how one step goes, and closed forms of its derivatives.
+
+A cell says how one step goes, in terms of its relations (see relations.py), and nothing else:
+
+    class Leaky(Cell):
+        relations = (Dense("W"),)
+
+        def step(self, x, state, relate):
+            (h,) = state
+            return (0.9 * h + 0.1 * torch.tanh(relate("W", x, h)),)
+
+`relate(name, *parts)` gives y of a relation. Samples are the leading dimensions, if there are any. The first state is
+the output. The derivatives that a trace needs,
+
+    decay[a][c]     D:  d s_a[k] / d s_c of the step before, of the same unit k
+    reach[name][a]  Df: d s_a[k] / d y[k]
+
+are found by torch.func (functional.py). A cell may also give them in closed form, as those of this file do:
+`linearize`.
+
+    rnn         h = act(W)
+    gru         h = (1 - z) h + z act(Wh), Wh reads r * h
+    mgu         h = (1 - f) h + f act(Wh), Wh reads f * h                Zhou et al. 2016, https://arxiv.org/abs/1603.09420
+    lstm        c = sigmoid(f + 1) c + sigmoid(i) act(g), h = sigmoid(o) act(c)
+    indrnn      h = act(W x + b + u * h)                                 Li et al. 2018, https://arxiv.org/abs/1803.04831
+    torch-gru   torch.nn.GRU: h = (1 - z) n + z h, n = act(Wn + r * Whn)
+    torch-lstm  torch.nn.LSTM: as lstm, without the 1
+
+In `gru` and `mgu` a gate is multiplied with the state before a matmul, so it reaches all units in the same step. A
+trace holds what a weight does to its own unit. The rest is left out (`truncated`), and little remains of that gate's
+gradient. torch's forms have no such gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..checks import Section
+from .relations import Dense, Elementwise, Relation, Weights
+
+State = tuple[Tensor, ...]
+# By name, from the output: the function and its derivative.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "tanh": (torch.tanh, lambda y: 1.0 - y * y),
+    "relu": (torch.relu, lambda y: (y > 0).to(y.dtype)),
+    "sigmoid": (torch.sigmoid, lambda y: y * (1.0 - y)),
+    "linear": (lambda y: y, torch.ones_like),
+}
+
+
+class Relate(Protocol):
+    """Computes y of a relation from the parts of its input."""
+
+    def __call__(self, name: str, *parts: Tensor) -> Tensor: ...
+
+
+@dataclass
+class Linearized:
+    """A step, and what its derivatives are.
+
+    state (tuple[Tensor, ...]): After the step. Shape of each: (..., H).
+    decay (list): D, as [a][c]. None: zero.
+    reach (dict): Df of each relation, by state. None: zero.
+    inputs (dict): The input of each relation.
+    """
+
+    state: State
+    decay: list[list[Tensor | None]]
+    reach: dict[str, list[Tensor | None]]
+    inputs: dict[str, Tensor]
+
+
+class Cell:
+    """A recurrent cell. See the module's docstring.
+
+    states (tuple[str, ...]): The numbers that each unit carries from step to step. The first is the output.
+    relations (tuple[Relation, ...]): What holds the weights. Each is used once a step.
+    truncated (tuple[str, ...] | None): Relations that reach other units in the same step, in which a trace does not
+        follow them. None: it is found out.
+    """
+
+    states: tuple[str, ...] = ("h",)
+    relations: tuple[Relation, ...] = ()
+    truncated: tuple[str, ...] | None = None
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        """One step. x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Shape of each: (..., H)."""
+        raise NotImplementedError
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized | None:
+        """The closed form of a step and its derivatives. None: there is none."""
+        return None
+
+
+class _Builtin(Cell):
+    """activation (str): One of `ACTIVATIONS`."""
+
+    truncated: tuple[str, ...] | None = ()
+
+    def __init__(self, activation: str = "tanh"):
+        self.activation = activation
+        self.act, self.slope = ACTIVATIONS[activation]
+
+
+class RNN(_Builtin):
+    W = Dense("W")
+    relations = (W,)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        return (self.act(relate("W", x, *state)),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        xh = torch.cat((x, *state), -1)
+        h = self.act(self.W.apply(weights, xh))
+        reach = self.slope(h)
+        return Linearized((h,), [[reach * self.W.recurrent(weights).diagonal()]], {"W": [reach]}, {"W": xh})
+
+
+class IndRNN(_Builtin):
+    W = Dense("W", ("x",))
+    u = Elementwise("u")
+    relations = (W, u)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        return (self.act(relate("W", x) + relate("u", *state)),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        h = self.act(self.W.apply(weights, x) + self.u.apply(weights, state[0]))
+        reach = self.slope(h)
+        return Linearized((h,), [[reach * weights["u"]]], {"W": [reach], "u": [reach]}, {"W": x, "u": state[0]})
+
+
+class GRU(_Builtin):
+    Wz = Dense("Wz")
+    Wr = Dense("Wr")
+    Wh = Dense("Wh", ("x", "r*h"))
+    relations = (Wz, Wr, Wh)
+    truncated = ("Wr",)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        (h,) = state
+        z, r = torch.sigmoid(relate("Wz", x, h)), torch.sigmoid(relate("Wr", x, h))
+        return (torch.lerp(h, self.act(relate("Wh", x, r * h)), z),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        (h,) = state
+        xh = torch.cat((x, h), -1)
+        z, r = torch.sigmoid(self.Wz.apply(weights, xh)), torch.sigmoid(self.Wr.apply(weights, xh))
+        xrh = torch.cat((x, r * h), -1)
+        n = self.act(self.Wh.apply(weights, xrh))
+        dz, dn, hdr = (n - h) * z * (1 - z), z * self.slope(n), h * r * (1 - r)
+        Uz, Ur, Uh = (relation.recurrent(weights) for relation in self.relations)
+        own = Uh.diagonal()
+        decay = (1 - z) + dz * Uz.diagonal() + dn * (r * own + hdr @ (Ur.T * Uh))
+        return Linearized(
+            (torch.lerp(h, n, z),),
+            [[decay]],
+            {"Wz": [dz], "Wr": [dn * own * hdr], "Wh": [dn]},
+            {"Wz": xh, "Wr": xh, "Wh": xrh},
+        )
+
+
+class MGU(_Builtin):
+    Wf = Dense("Wf")
+    Wh = Dense("Wh", ("x", "f*h"))
+    relations = (Wf, Wh)
+    truncated = ("Wf",)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        (h,) = state
+        f = torch.sigmoid(relate("Wf", x, h))
+        return (torch.lerp(h, self.act(relate("Wh", x, f * h)), f),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        (h,) = state
+        xh = torch.cat((x, h), -1)
+        f = torch.sigmoid(self.Wf.apply(weights, xh))
+        xfh = torch.cat((x, f * h), -1)
+        n = self.act(self.Wh.apply(weights, xfh))
+        df, dn, hdf = (n - h) * f * (1 - f), f * self.slope(n), h * f * (1 - f)
+        Uf, Uh = (relation.recurrent(weights) for relation in self.relations)
+        own = Uh.diagonal()
+        decay = (1 - f) + df * Uf.diagonal() + dn * (f * own + hdf @ (Uf.T * Uh))
+        return Linearized(
+            (torch.lerp(h, n, f),), [[decay]], {"Wf": [df + dn * own * hdf], "Wh": [dn]}, {"Wf": xh, "Wh": xfh}
+        )
+
+
+class LSTM(_Builtin):
+    states = ("h", "c")
+    Wi = Dense("Wi")
+    Wg = Dense("Wg")
+    Wf = Dense("Wf")
+    Wo = Dense("Wo")
+    relations = (Wi, Wg, Wf, Wo)
+    forget_bias = 1.0
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        h, c = state
+        i, g, f, o = (relate(relation.name, x, h) for relation in self.relations)
+        c = torch.sigmoid(f + self.forget_bias) * c + torch.sigmoid(i) * self.act(g)
+        return torch.sigmoid(o) * self.act(c), c
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        h, c = state
+        xh = torch.cat((x, h), -1)
+        i, g, f, o = (relation.apply(weights, xh) for relation in self.relations)
+        i, g, f, o = torch.sigmoid(i), self.act(g), torch.sigmoid(f + self.forget_bias), torch.sigmoid(o)
+        new_c = f * c + i * g
+        a = self.act(new_c)
+        s = o * self.slope(a)
+        in_c = g * i * (1 - i), i * self.slope(g), c * f * (1 - f)
+        do = a * o * (1 - o)
+        *own, own_o = (relation.recurrent(weights).diagonal() for relation in self.relations)
+        ch = in_c[0] * own[0] + in_c[1] * own[1] + in_c[2] * own[2]
+        reach: dict[str, list[Tensor | None]] = {
+            relation.name: [s * of_c, of_c] for relation, of_c in zip(self.relations, in_c)
+        }
+        return Linearized(
+            (o * a, new_c),
+            [[s * ch + do * own_o, s * f], [ch, f]],
+            reach | {"Wo": [do, None]},
+            dict.fromkeys(reach | {"Wo": 0}, xh),
+        )
+
+
+class TorchLSTM(LSTM):
+    forget_bias = 0.0
+
+
+class TorchGRU(_Builtin):
+    Wr = Dense("Wr")
+    Wz = Dense("Wz")
+    Wn = Dense("Wn", ("x",))
+    Whn = Dense("Whn", ("h",))
+    relations = (Wr, Wz, Wn, Whn)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        (h,) = state
+        r, z = torch.sigmoid(relate("Wr", x, h)), torch.sigmoid(relate("Wz", x, h))
+        n = self.act(torch.addcmul(relate("Wn", x), r, relate("Whn", h)))
+        return (torch.lerp(n, h, z),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        (h,) = state
+        xh = torch.cat((x, h), -1)
+        r, z = torch.sigmoid(self.Wr.apply(weights, xh)), torch.sigmoid(self.Wz.apply(weights, xh))
+        m = self.Whn.apply(weights, h)
+        n = self.act(torch.addcmul(self.Wn.apply(weights, x), r, m))
+        dz, dn = (h - n) * z * (1 - z), (1 - z) * self.slope(n)
+        dm, dr = dn * r, dn * m * r * (1 - r)
+        Ur, Uz, Um = (relation.recurrent(weights).diagonal() for relation in (self.Wr, self.Wz, self.Whn))
+        return Linearized(
+            (torch.lerp(n, h, z),),
+            [[z + dr * Ur + dz * Uz + dm * Um]],
+            {"Wr": [dr], "Wz": [dz], "Wn": [dn], "Whn": [dm]},
+            {"Wr": xh, "Wz": xh, "Wn": x, "Whn": h},
+        )
+
+
+CELLS: dict[str, type[_Builtin]] = {
+    "rnn": RNN,
+    "gru": GRU,
+    "mgu": MGU,
+    "lstm": LSTM,
+    "indrnn": IndRNN,
+    "torch-gru": TorchGRU,
+    "torch-lstm": TorchLSTM,
+}
+
+
+def make_cell(cell: str | Cell, activation: str, where: Section) -> Cell:
+    """A cell by its name, or one of your own as it is.
+
+    where (Section): Whose argument it is, for errors.
+    RAISES (ConfigError): An unknown cell or activation.
+    """
+    if isinstance(cell, Cell):
+        if not cell.relations:
+            where.refuse("cell", "a cell with at least one relation", cell)
+        return cell
+    where.choice("activation", activation, tuple(ACTIVATIONS))
+    return CELLS[where.choice("cell", cell, tuple(CELLS))](activation)

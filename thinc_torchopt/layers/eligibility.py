@@ -1,0 +1,249 @@
+"""Eligibility traces: the gradient of a recurrent cell without going back in time (D-RTRL).
+
+    eps_w^t = D^t eps_w^(t-1) + instant^t             one trace per weight and sample, whatever the length
+    grad_w += sum over samples of (dL^t/dh) eps_w^t   at each step, if there is a loss
+
+D and the instant term are those of a unit with itself (SnAp-1). What a weight does to its own unit by way of others is
+left out; that is the approximation. With elementwise recurrence there is nothing to leave out.
+
+PAPERS: Williams and Zipser 1989 (RTRL); Menick et al. 2021, https://arxiv.org/abs/2006.07232 (SnAp-1);
+    Wang et al. 2024 (D-RTRL), whose code is https://github.com/chaobrain/braintrace.
+WHERE WE DIFFER: D is the true diagonal, own recurrent weight included, and each weight is counted once: braintrace's D
+    and LSTM are not so. Several steps can be taken at once: the same numbers, in fewer passes over the traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import Section
+from .adjoint import add_grads_, back_in_time, linearize
+from .cells import Cell, Linearized, State
+from .functional import check_cell, decay_by_func, instant_by_func, linearize_by_func
+from .relations import Weights, per_unit, read_trace_
+
+# Steps that are taken at once, where all are known. The traces are then read and written once for all of them.
+BLOCK = 32
+
+_WHERE = Section("ParamDimTraces", takes_texts=False)
+
+Traces = list[dict[str, Tensor]]  # by state and weight. Shape of each: (B, ...weight)
+
+
+class ParamDimTraces:
+    """The traces of a cell, and the gradients that were read from them.
+
+    cell (Cell): How one step goes. weights (Mapping): Its weights, by name; they may change between steps.
+    batch_size (int): How many sequences at once. Memory: batch_size x weights x states.
+    fast_solve (bool): Closed forms. False: all by torch.func; the same numbers, for tests.
+    normalize_matrix_spectrum (bool): Divide D by its largest eigenvalue, and instant terms and traces by their largest
+        value, per sample, where these are above 1. Nothing can explode; the gradient is biased.
+
+    RAISES (ConfigError): A cell that traces can't follow. (ShapeError): Weights of other names or shapes.
+
+    Public: `grads`, what was read since `clear_grads`; `truncated`, the relations that are followed only in part.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        weights: Weights,
+        batch_size: int,
+        *,
+        fast_solve: bool = True,
+        normalize_matrix_spectrum: bool = False,
+    ):
+        self.cell = cell
+        self.weights = weights
+        self.fast_solve = fast_solve
+        self.normalize = normalize_matrix_spectrum
+        self.truncated = check_cell(cell, weights, _WHERE)
+        self.grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        self.init(batch_size)
+
+    def init(self, batch_size: int) -> None:
+        """Begin with sequences that have no past."""
+        self._traces: Traces = [
+            {name: weight.new_zeros(batch_size, *weight.shape) for name, weight in self.weights.items()}
+            for _ in self.cell.states
+        ]
+        self._is_zero = True
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget the past, at the boundary of a document. rows: Which samples. None: all."""
+        for of_state in self._traces:
+            for trace in of_state.values():
+                trace[slice(None) if rows is None else rows] = 0.0
+        self._is_zero = self._is_zero or rows is None
+
+    def trace_of(self, weight: str) -> Tensor:
+        """RETURNS (Tensor): A copy. Shape: (B, ...weight, states)."""
+        return torch.stack([of_state[weight] for of_state in self._traces], -1)
+
+    def clear_grads(self) -> None:
+        """Set all gradients to zero."""
+        for grad in self.grads.values():
+            grad.zero_()
+
+    # ---------------------------------------------------------------------- one step
+
+    def update(self, x: Tensor, state: State) -> State:
+        """Make one step. x (Tensor): Of the first samples. Shape: (n, I). state: Shape of each: (n, H).
+
+        RETURNS (tuple[Tensor, ...]): The state after it.
+        """
+        return self.take(self.linearize(x, state))
+
+    def linearize(self, x: Tensor, state: State) -> Linearized:
+        """A step and its derivatives, without taking it."""
+        return (linearize if self.fast_solve else linearize_by_func)(self.cell, x, state, self.weights)
+
+    def take(self, step: Linearized) -> State:
+        """Take a step that `linearize` gave."""
+        decay = _bounded(step.decay) if self.normalize else step.decay
+        for relation in self.cell.relations:
+            names, inputs, reach = relation.weight_names, step.inputs[relation.name], step.reach[relation.name]
+            n = len(inputs)
+            traces = [{name: of_state[name][:n] for name in names} for of_state in self._traces]
+            if self.fast_solve and not self.normalize:
+                _decay_(traces, decay)
+                for trace, of_state in zip(traces, reach):
+                    if of_state is not None:
+                        relation.add_instant_(trace, inputs, of_state)
+                continue
+            full = [torch.zeros_like(step.state[0]) if r is None else r for r in reach]
+            if self.fast_solve:
+                _decay_(traces, decay)
+                instant = [relation.instant(inputs, r) for r in full]
+            else:
+                for trace, new in zip(traces, decay_by_func(_filled(decay, step.state[0]), traces)):
+                    for name in names:
+                        trace[name].copy_(new[name])
+                instant = [instant_by_func(relation, self.weights, inputs, r) for r in full]
+            for name in names:
+                _add_(
+                    [trace[name] for trace in traces], [of_state[name] for of_state in instant], bounded=self.normalize
+                )
+        self._is_zero = False
+        return step.state
+
+    def solve(self, *signal: Tensor) -> None:
+        """Add the gradients of a loss. signal (Tensor): dL/dh of the first samples, and dL/ds of further states. Shape
+        of each: (n, H).
+        """
+        if not self._is_zero:
+            for of_state, values in zip(self._traces, signal):
+                for name, trace in of_state.items():
+                    read_trace_(self.grads[name], trace[: len(values)], values)
+
+    # ---------------------------------------------------------------------- several steps
+
+    def take_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
+        """Take several steps at once: the same traces up to rounding. They can't be normalized.
+
+        goes_on (Tensor): Which samples have not ended, at each step. Shape: (K, n, 1). None: all.
+        """
+        n = len(self._traces)
+        decay = _filled(step.decay, step.state[0])
+        one, zero = torch.ones_like(decay[0][0][0]), torch.zeros_like(decay[0][0][0])
+        if goes_on is not None:
+            decay = [[torch.where(goes_on, d, float(a == c)) for c, d in enumerate(row)] for a, row in enumerate(decay)]
+        ahead = [[one if a == c else zero for c in range(n)] for a in range(n)]
+        later: list[list[list[Tensor]]] = [[[] for _ in range(n)] for _ in range(n)]
+        for t in range(len(decay[0][0]) - 1, -1, -1):
+            for a in range(n):
+                for c in range(n):
+                    later[a][c].append(ahead[a][c])
+            ahead = [[sum((ahead[a][b] * decay[b][c][t] for b in range(n)), zero) for c in range(n)] for a in range(n)]
+        products = [[torch.stack(steps[::-1]) for steps in row] for row in later]
+        for relation in self.cell.relations:
+            inputs, reach = step.inputs[relation.name], step.reach[relation.name]
+            traces = [
+                {name: of_state[name][: inputs.shape[1]] for name in relation.weight_names} for of_state in self._traces
+            ]
+            if not self._is_zero:
+                _decay_(traces, ahead)
+            for a, trace in enumerate(traces):
+                parts = [products[a][c] * r for c, r in enumerate(reach) if r is not None]
+                moved = sum(parts[1:], parts[0])
+                relation.add_block_(trace, inputs, moved if goes_on is None else moved * goes_on)
+        self._is_zero = False
+
+    def read_block(self, step: Linearized, dh: Tensor) -> None:
+        """Add the gradients of several steps, before they are taken. dh (Tensor): Shape: (K, n, H)."""
+        signal, earlier = back_in_time(step, dh, [torch.zeros_like(dh[0]) for _ in self._traces])
+        add_grads_(self.grads, self.cell, step, signal)
+        self.solve(*earlier)
+
+    # ---------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The traces and gradients. Not copied."""
+        return {
+            "traces": {name: [of_state[name] for of_state in self._traces] for name in self.weights},
+            "grads": dict(self.grads),
+            "is_zero": self._is_zero,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of the same cell, shapes and batch size. The values are copied."""
+        for name in self.weights:
+            for of_state, saved in zip(self._traces, state["traces"][name]):
+                of_state[name].copy_(saved)
+            self.grads[name].copy_(state["grads"][name])
+        self._is_zero = bool(state["is_zero"])
+
+
+def _decay_(traces: Traces, decay: Sequence[Sequence[Tensor | None]]) -> None:
+    """traces = D traces."""
+    for name in traces[0]:
+        now = [of_state[name] for of_state in traces]
+        before = [*(trace.clone() for trace in now[:-1]), now[-1]]  # the last is changed last
+        for a, trace in enumerate(now):
+            own = decay[a][a]
+            trace.zero_() if own is None else trace.mul_(per_unit(own, trace))
+            for c, factor in enumerate(decay[a]):
+                if c != a and factor is not None:
+                    trace.addcmul_(per_unit(factor, trace), before[c])
+
+
+def _filled(decay: list[list[Tensor | None]], like: Tensor) -> list[list[Tensor]]:
+    return [[torch.zeros_like(like) if d is None else d for d in row] for row in decay]
+
+
+# ---------------------------------------------------------------------- normalize_matrix_spectrum
+
+
+def _bounded(decay: list[list[Tensor | None]]) -> list[list[Tensor | None]]:
+    """D divided by its largest eigenvalue, per sample and unit, where that is above 1."""
+    like = next(d for row in decay for d in row if d is not None)
+    full = _filled(decay, like)
+    if len(full) == 1:
+        largest = full[0][0].abs()
+    else:
+        matrices = torch.stack([torch.stack(row, -1) for row in full], -2)
+        largest = torch.linalg.eigvals(matrices).abs().amax(-1)
+    return [[d / largest.clamp(min=1.0) for d in row] for row in full]
+
+
+def _add_(traces: list[Tensor], instant: list[Tensor], *, bounded: bool) -> None:
+    """traces += instant, of one weight, by state. bounded (bool): Divide both by their largest value, per sample."""
+    if bounded:
+        scale = _scale(instant)
+        instant = [of_state / scale for of_state in instant]
+    for trace, of_state in zip(traces, instant):
+        trace.add_(of_state)
+    if bounded:
+        scale = _scale(traces)
+        for trace in traces:
+            trace.div_(scale)
+
+
+def _scale(values: list[Tensor]) -> Tensor:
+    """max(1, largest value) of each sample, over all states."""
+    largest = torch.stack([v.abs().flatten(1).amax(1) for v in values]).amax(0).clamp(min=1.0)
+    return largest.reshape(-1, *[1] * (values[0].ndim - 1))

@@ -1,0 +1,300 @@
+"""The gradient of a whole batch of sequences by one of the ways: traces, their adjoint, windows, or BPTT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..checks import Section
+from ..errors import ShapeError
+from .adjoint import adjoint_gradients, input_gradient, input_gradient_of
+from .cells import Cell, State, make_cell
+from .eligibility import BLOCK, ParamDimTraces
+from .functional import check_cell, check_weights
+from .relations import Weights
+from .scan import scan
+
+VjpMethod = Literal["single-step", "multi-step"]
+How = Literal["forward", "adjoint", "auto"]
+
+_WHERE = Section("eligibility_gradients", takes_texts=False)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How gradients are found. The arguments of `eligibility_gradients`."""
+
+    vjp_method: str = "single-step"
+    window: int | None = None
+    fast_solve: bool = True
+    normalize_matrix_spectrum: bool = False
+    traces: str = "forward"
+
+    def check(self, where: Section) -> None:
+        """RAISES (ConfigError): A value that can't be, or two that can't be together."""
+        where.choice("vjp_method", self.vjp_method, ("single-step", "multi-step"))
+        where.choice("traces", self.traces, ("forward", "adjoint", "auto"))
+        where.flag("fast_solve", self.fast_solve)
+        where.flag("normalize_matrix_spectrum", self.normalize_matrix_spectrum)
+        if self.window is not None:
+            where.whole("window", self.window, at_least=1)
+        if (self.window is None) is not (self.vjp_method == "single-step"):
+            where.refuse(
+                "window",
+                'a number of steps with vjp_method = "multi-step", and null with "single-step"',
+                self.window,
+            )
+        if self.traces == "adjoint" and (self.needs_steps or self.vjp_method == "multi-step"):
+            where.refuse(
+                "traces",
+                '"forward" or "auto" with vjp_method = "multi-step", normalize_matrix_spectrum, or fast_solve = false',
+                self.traces,
+            )
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether steps can't be taken several at once."""
+        return self.normalize_matrix_spectrum or not self.fast_solve
+
+    def takes_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
+        """Whether to carry traces; by "auto", if they are smaller than the states of all steps."""
+        if self.traces == "auto" and not self.needs_steps and self.vjp_method == "single-step":
+            units = next(iter(weights.values())).shape[-1]
+            return n_steps * units > sum(weight.numel() for weight in weights.values())
+        return self.traces != "adjoint"
+
+
+def eligibility_gradients(
+    cell: str | Cell,
+    weights: Mapping[str, Any],
+    x: Any,
+    output_grads: Any,
+    *,
+    activation: str = "tanh",
+    vjp_method: VjpMethod = "single-step",
+    window: int | None = None,
+    fast_solve: bool = True,
+    normalize_matrix_spectrum: bool = False,
+    traces: How = "forward",
+    lengths: Sequence[int] | None = None,
+    state: Sequence[Any] | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of a recurrent cell by eligibility traces, of the loss sum(output_grads * outputs).
+
+    cell (str | Cell): A name in `CELLS`, or a cell of your own.
+    weights (Mapping): By name, e.g. {"Wz.weight": [I + H, H], "Wz.bias": [H], ...}: see cells.py. Tensors or arrays.
+    x (Tensor): Inputs. Shape: (T, B, I).
+    output_grads (Tensor): dL/dh at each step. Shape: (T, B, H).
+    activation (str): "tanh", "relu", "sigmoid" or "linear".
+    vjp_method (str): "single-step": traces alone. "multi-step": exact inside windows of `window` steps, traces before
+        them. One window is back-propagation through time.
+    fast_solve (bool): Closed forms. False: all by torch.func, for tests: the same numbers.
+    normalize_matrix_spectrum (bool): Keep traces from exploding: see `ParamDimTraces`. Biases the gradient.
+    traces (str): "forward": memory that does not grow with T, beside inputs and outputs. "adjoint": the same numbers
+        backwards in time, from the states of all steps. "auto": what takes less memory.
+    lengths (Sequence[int]): Of each sequence, at least 0. Default: all T. What is beyond is not read.
+    state (Sequence[Tensor]): Before the first step. Shape of each: (B, H). Default: zero.
+    RETURNS (tuple): Gradients by name, and the outputs, zero where a sequence has ended. Shape: (T, B, H).
+    RAISES (ConfigError): An unknown cell or argument, or NaN. (ShapeError): Shapes that don't fit.
+    """
+    method = Method(vjp_method, window, fast_solve, normalize_matrix_spectrum, traces)
+    method.check(_WHERE)
+    cell = make_cell(cell, activation, _WHERE)
+    x, dh = _floats("x", x), _floats("output_grads", output_grads)
+    named = {name: _floats(f"weights['{name}']", weight) for name, weight in weights.items()}
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in (x, dh, *named.values())))
+    x, dh, named = x.to(dtype), dh.to(dtype), {name: weight.to(dtype) for name, weight in named.items()}
+    if x.ndim != 3 or dh.ndim != 3 or x.shape[:2] != dh.shape[:2] or 0 in (*x.shape, *dh.shape):
+        raise ShapeError(
+            f"Can't use x and output_grads in {_WHERE.path}: expected shapes (T, B, I) and (T, B, H), none of them 0, "
+            f"found {tuple(x.shape)} and {tuple(dh.shape)}."
+        )
+    n_steps, n_batch, units = dh.shape
+    check_weights(cell, named, x.shape[2], units, _WHERE)
+    order, active = order_by_length(_lengths(lengths, n_steps, n_batch), n_steps)
+    ends = torch.tensor(active)[:, None, None] > torch.arange(n_batch)[:, None]
+    x, dh = (torch.where(ends.to(v.device), v[:, order], 0.0) for v in (x, dh))
+    for name, values in (("x", x), ("output_grads", dh), *named.items()):
+        if not values.isfinite().all():
+            _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
+    begin = _state(cell, state, x.new_zeros(n_batch, units), order)
+    check_cell(cell, named, _WHERE)
+    with torch.no_grad():
+        outputs, _, before = scan(cell, named, x, begin, active, keep=True)
+        if method.takes_traces(cell, named, n_steps):
+            found = TracedGradients(cell, named, n_batch, method)
+            found.read(x, begin, dh, active)
+            grads = found.traces.grads
+        else:
+            grads = adjoint_gradients(cell, named, x, before, dh, active)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    return grads, outputs[:, back]
+
+
+class TracedGradients:
+    """Gradients of whole sequences by traces: the forward pass once more, and the traces along with it.
+
+    Public: `traces`.
+    """
+
+    def __init__(self, cell: Cell, weights: Weights, batch_size: int, method: Method):
+        self._method = method
+        self.cell = cell
+        self.weights = weights
+        self.traces = ParamDimTraces(
+            cell,
+            weights,
+            batch_size,
+            fast_solve=method.fast_solve,
+            normalize_matrix_spectrum=method.normalize_matrix_spectrum,
+        )
+
+    def read(
+        self,
+        x: Tensor,
+        state: State,
+        dh: Tensor,
+        active: Sequence[int],
+        *,
+        truncated: Sequence[str] | None = None,
+        last: bool = True,
+    ) -> Tensor | None:
+        """Read sequences, which go on from where the traces are.
+
+        x (Tensor): Shape: (T, B, I). state: Shape of each: (B, H). dh (Tensor): Shape: (T, B, H). active: see `scan`.
+        truncated (Sequence[str]): Also find dL/dx of each step; this says of which relations the closed form is not the
+            whole.
+        last (bool): Nothing follows: the traces need not be brought up to the end.
+        RETURNS (Tensor | None): dL/dx. Shape: (T, B, I).
+        """
+        dx = None if truncated is None else torch.zeros_like(x)
+        size = self._method.window or BLOCK
+        for start in range(0, len(x), size):
+            steps = slice(start, min(start + size, len(x)))
+            n = active[start]
+            is_last = last and steps.stop == len(x)
+            grad_x = self._read(
+                x[steps, :n], tuple(s[:n] for s in state), dh[steps, :n], active[steps], truncated, is_last
+            )
+            if dx is not None and grad_x is not None:
+                dx[steps, :n] = grad_x
+            if not is_last:
+                state = tuple(torch.cat((new, old[n:])) for new, old in zip(self._after, state))
+        return dx
+
+    def _read(
+        self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], truncated: Sequence[str] | None, last: bool
+    ) -> Tensor | None:
+        """One block or window, in which `active` may fall."""
+        grad_x = None
+        if self._method.vjp_method == "multi-step":
+            grad_x = self._read_window(x, state, dh, active)
+            if last:
+                return grad_x
+        if self._method.needs_steps:
+            return self._read_steps(x, state, dh, active, truncated, grad_x)
+        _, self._after, before = scan(self.cell, self.weights, x, state, active, keep=True)
+        step = self.traces.linearize(x, before)
+        if self._method.vjp_method == "single-step":
+            self.traces.read_block(step, dh)
+            if truncated:
+                grad_x = input_gradient(self.cell, self.weights, x, before, dh, truncated)
+            elif truncated is not None:
+                grad_x = input_gradient_of(self.cell, self.weights, step, dh, x.shape[-1])
+        if not last:
+            goes_on = None
+            if active[-1] < len(state[0]):
+                goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
+                goes_on = goes_on.to(x.device)
+            self.traces.take_block(step, goes_on)
+        return grad_x
+
+    def _read_window(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int]) -> Tensor:
+        """The exact gradient inside a window; and the traces, for what the state before it has to do with its loss."""
+        grads, earlier, grad_x = exact_gradients(self.cell, self.weights, x, state, dh, active)
+        for name, grad in grads.items():
+            self.traces.grads[name].add_(grad)
+        self.traces.solve(*earlier)
+        return grad_x
+
+    def _read_steps(
+        self,
+        x: Tensor,
+        state: State,
+        dh: Tensor,
+        active: Sequence[int],
+        truncated: Sequence[str] | None,
+        grad_x: Tensor | None,
+    ) -> Tensor | None:
+        """One step after another."""
+        reads = self._method.vjp_method == "single-step"
+        found = torch.zeros_like(x) if reads and truncated is not None else grad_x
+        for t, n in enumerate(active):
+            now = tuple(s[:n] for s in state)
+            new = self.traces.update(x[t, :n], now)
+            if reads:
+                self.traces.solve(dh[t, :n])
+                if found is not None and truncated is not None:
+                    found[t, :n] = input_gradient(self.cell, self.weights, x[t, :n], now, dh[t, :n], truncated)
+            state = tuple(torch.cat((rows, old[n:])) for rows, old in zip(new, state))
+        self._after = state
+        return found
+
+
+def exact_gradients(
+    cell: Cell, weights: Weights, x: Tensor, state: State, dh: Tensor, active: Sequence[int]
+) -> tuple[dict[str, Tensor], list[Tensor], Tensor]:
+    """Back-propagation through time. RETURNS (tuple): Gradients of the weights, of the state before, and of x."""
+    with torch.enable_grad():
+        x, *begin = (v.detach().requires_grad_() for v in (x, *state))
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        outputs, _, _ = scan(cell, leaves, x, tuple(begin), active)
+        found = torch.autograd.grad(
+            outputs, [*leaves.values(), *begin, x], dh, allow_unused=True, materialize_grads=True
+        )
+    n = len(leaves)
+    return dict(zip(leaves, found[:n])), list(found[n:-1]), found[-1]
+
+
+# ---------------------------------------------------------------------- what a user gives
+
+
+def order_by_length(lengths: Tensor, n_steps: int) -> tuple[Tensor, list[int]]:
+    """The samples, the longest first, and how many go on at each step."""
+    order = torch.argsort(lengths, descending=True, stable=True)
+    active = (lengths[None] > torch.arange(n_steps)[:, None]).sum(1)
+    return order, active.tolist()
+
+
+def _lengths(lengths: Sequence[int] | None, n_steps: int, n_batch: int) -> Tensor:
+    found = torch.full((n_batch,), n_steps) if lengths is None else torch.as_tensor(lengths)
+    whole = found.shape == (n_batch,) and not found.is_floating_point() and found.dtype is not torch.bool
+    if not whole or not ((found >= 0) & (found <= n_steps)).all():
+        _WHERE.refuse("lengths", f"{n_batch} whole numbers from 0 to {n_steps}", lengths)
+    return found
+
+
+def _floats(name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        _WHERE.refuse(name, "a tensor or an array of numbers", type(error).__name__)
+    return tensor.detach() if tensor.is_floating_point() else tensor.to(torch.float32)
+
+
+def _state(cell: Cell, state: Sequence[Any] | None, zero: Tensor, order: Tensor) -> State:
+    if state is None:
+        return tuple(zero for _ in cell.states)
+    given = [_floats("state", s) for s in state]
+    if len(given) != len(cell.states) or any(s.shape != zero.shape for s in given):
+        raise ShapeError(
+            f"Can't use state in {_WHERE.path}: expected {len(cell.states)} of shape {tuple(zero.shape)}, found "
+            f"{[tuple(s.shape) for s in given]}."
+        )
+    return tuple(s[order].to(zero.dtype) for s in given)

@@ -1,0 +1,134 @@
+"""Relations: the parts of a recurrent cell that hold its weights.
+
+*unit*: one of the H numbers of a state; index k. *relation*: y = f(input; weights) with one number per unit, where each
+weight belongs to one unit, the last index of its tensor: it moves y of that unit, and of no other. *trace*: what a
+weight has done to the state of its unit so far, d s[k] / d w[..., k], per sample. With a states per unit (an LSTM has
+two) there are a of them, kept as a list.
+
+    Dense        y = input @ weight + bias     "Wz.weight" [in, H], "Wz.bias" [H]
+    Elementwise  y = u * input                 "u" [H]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+# Cells of a trace up to which one pass over all samples is quicker than one pass per sample (benchmarks/online_rnn.py).
+_SMALL = 4096
+
+
+@dataclass(frozen=True)
+class Dense:
+    """y = input @ weight + bias.
+
+    name (str): Its weights are `<name>.weight`, Shape: (in, H), and `<name>.bias`, Shape: (H,).
+    inputs (tuple[str, ...]): The parts of its input, in the order in which a cell's step gives them. "x" is the input
+        of the cell, I wide; all others are as wide as the state. Their names are for people, e.g. "r*h".
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ("x", "h")
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        return f"{self.name}.weight", f"{self.name}.bias"
+
+    def shapes(self, width: int, units: int) -> dict[str, tuple[int, ...]]:
+        """Of each weight. width (int): Of the input of the cell. units (int): Of its state."""
+        n_in = sum(width if part == "x" else units for part in self.inputs)
+        return {f"{self.name}.weight": (n_in, units), f"{self.name}.bias": (units,)}
+
+    def recurrent(self, weights: Weights) -> Tensor:
+        """The rows of the weight that read the last H numbers of the input. Shape: (H, H)."""
+        weight = weights[f"{self.name}.weight"]
+        return weight[-weight.shape[1] :]
+
+    def apply(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """inputs (Tensor): Shape: (..., in). RETURNS (Tensor): y. Shape: (..., H)."""
+        return inputs @ weights[f"{self.name}.weight"] + weights[f"{self.name}.bias"]
+
+    def grads(self, inputs: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        """Gradients of sum(delta * y), over all samples and steps. delta (Tensor): Shape: (..., H)."""
+        rows = delta.reshape(-1, delta.shape[-1])
+        return {
+            f"{self.name}.weight": inputs.reshape(-1, inputs.shape[-1]).T @ rows,
+            f"{self.name}.bias": rows.sum(0),
+        }
+
+    def instant(self, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
+        """What the weights do to the state at this step: reach * dy/dw. inputs (Tensor): Shape: (B, in). reach
+        (Tensor): d s[k] / d y[k]. Shape: (B, H).
+        """
+        return {f"{self.name}.weight": inputs[:, :, None] * reach[:, None], f"{self.name}.bias": reach}
+
+    def add_instant_(self, trace: dict[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        """trace += instant(inputs, reach), for the first samples."""
+        n = len(inputs)
+        trace[f"{self.name}.weight"][:n].addcmul_(inputs[:, :, None], reach[:, None])
+        trace[f"{self.name}.bias"][:n].add_(reach)
+
+    def add_block_(self, trace: dict[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        """The same for several steps at once, summed. Shape of both: (K, B, ...)."""
+        n = inputs.shape[1]
+        trace[f"{self.name}.weight"][:n].baddbmm_(inputs.permute(1, 2, 0), reach.transpose(0, 1))
+        trace[f"{self.name}.bias"][:n].add_(reach.sum(0))
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """y = u * input: each unit reads itself alone. name (str): Of its one weight, Shape: (H,)."""
+
+    name: str
+    inputs: tuple[str, ...] = ("h",)
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def shapes(self, width: int, units: int) -> dict[str, tuple[int, ...]]:
+        return {self.name: (units,)}
+
+    def apply(self, weights: Weights, inputs: Tensor) -> Tensor:
+        return inputs * weights[self.name]
+
+    def grads(self, inputs: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        return {self.name: (inputs * delta).reshape(-1, delta.shape[-1]).sum(0)}
+
+    def instant(self, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
+        return {self.name: inputs * reach}
+
+    def add_instant_(self, trace: dict[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        trace[self.name][: len(inputs)].addcmul_(inputs, reach)
+
+    def add_block_(self, trace: dict[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        trace[self.name][: inputs.shape[1]].add_((inputs * reach).sum(0))
+
+
+Relation = Dense | Elementwise
+
+
+def per_unit(values: Tensor, like: Tensor) -> Tensor:
+    """One number per sample and unit, in a form that multiplies a trace. values (Tensor): Shape: (B, H)."""
+    return values if like.ndim == 2 else values[:, None]
+
+
+def read_trace_(grad: Tensor, trace: Tensor, signal: Tensor) -> None:
+    """grad += sum over samples of signal * trace. The trace is read once, and nothing as large is allocated.
+
+    grad (Tensor): Shape: (in, H) or (H,). trace (Tensor): Shape: (B, in, H) or (B, H). signal (Tensor): Shape: (B, H).
+    """
+    if grad.numel() <= _SMALL:
+        grad.add_((per_unit(signal, trace) * trace).sum(0))
+        return
+    for of_sample, weight in zip(trace, signal):
+        grad.addcmul_(of_sample, weight)
+
+
+def concatenated(parts: tuple[Tensor, ...]) -> Tensor:
+    """The input of a relation, from its parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -1,0 +1,109 @@
+"""The forward pass: a cell over a batch of sequences.
+
+Sequences are in order of length, the longest first, so that at each step the first `active[t]` samples are those that
+still go on. The input half of every matmul is done for many steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .cells import Cell, State
+from .relations import Dense, Weights
+
+# Steps whose input half is computed at once. The memory for it does not grow with the sequence.
+CHUNK = 64
+
+
+def scan(
+    cell: Cell, weights: Weights, x: Tensor, state: State, active: Sequence[int], *, keep: bool = False
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
+    """Run a cell over sequences.
+
+    x (Tensor): Shape: (T, B, I). state (tuple[Tensor, ...]): Before the first step. Shape of each: (B, H).
+    active (Sequence[int]): How many samples go on, at each step. Never grows.
+    keep (bool): Also return the states before each step.
+    RETURNS (tuple): Outputs, zero where a sequence has ended, Shape: (T, B, H); the state of each sample after its last
+        step; with `keep`, the states before each step, Shape of each: (T, B, H).
+    """
+    n_batch, units = state[0].shape
+    outputs = _Stack(len(x), n_batch, units, like=state[0])
+    before = [_Stack(len(x), n_batch, units, like=s) for s in state] if keep else []
+    ended: list[State] = []
+    relate = _InputsAhead(cell, weights)
+    for t, x_t in enumerate(_unbound(x, relate)):
+        if (n := active[t]) < len(state[0]):
+            ended.append(tuple(s[n:] for s in state))
+            state = tuple(s[:n] for s in state)
+        for stack, s in zip(before, state):
+            stack.append(t, s)
+        relate.n = n
+        state = cell.step(relate.at(t, x_t[:n]), state, relate)
+        outputs.append(t, state[0])
+    for rows in reversed(ended):
+        state = tuple(torch.cat(pair) for pair in zip(state, rows))
+    return outputs.tensor(), state, tuple(stack.tensor() for stack in before)
+
+
+def _unbound(x: Tensor, relate: _InputsAhead) -> Iterator[Tensor]:
+    for start in range(0, len(x), CHUNK):
+        chunk = x[start : start + CHUNK]
+        relate.begin(chunk)
+        yield from chunk.unbind(0)
+
+
+class _InputsAhead:
+    """A `relate` that knows the input of the cell for many steps: relations that begin with it find that half done."""
+
+    n: int
+
+    def __init__(self, cell: Cell, weights: Weights):
+        self._relations = {relation.name: relation for relation in cell.relations}
+        self._weights = weights
+
+    def begin(self, chunk: Tensor) -> None:
+        self._chunk = chunk
+        self._ahead: dict[str, tuple[Tensor, ...]] = {}
+
+    def at(self, t: int, x: Tensor) -> Tensor:
+        self._t, self._x = t % CHUNK, x
+        return x
+
+    def __call__(self, name: str, *parts: Tensor) -> Tensor:
+        relation = self._relations[name]
+        if not isinstance(relation, Dense):
+            return relation.apply(self._weights, parts[0])
+        weight, bias = (self._weights[key] for key in relation.weight_names)
+        rest = parts
+        if parts[0] is self._x:
+            if name not in self._ahead:
+                self._ahead[name] = (self._chunk @ weight[: self._x.shape[-1]] + bias).unbind(0)
+            bias, weight, rest = self._ahead[name][self._t][: self.n], weight[self._x.shape[-1] :], parts[1:]
+            if not rest:
+                return bias
+        return torch.addmm(bias, rest[0] if len(rest) == 1 else torch.cat(rest, -1), weight)
+
+
+class _Stack:
+    """Steps of (B, H), put together as (T, B, H): in place where no gradient is wanted."""
+
+    def __init__(self, n_steps: int, n_batch: int, units: int, *, like: Tensor):
+        self._n_batch = n_batch
+        self._steps: list[Tensor] | None = [] if torch.is_grad_enabled() else None
+        if self._steps is None:
+            self._tensor = like.new_zeros(n_steps, n_batch, units)
+
+    def append(self, t: int, rows: Tensor) -> None:
+        if self._steps is None:
+            self._tensor[t, : len(rows)] = rows
+        elif len(rows) < self._n_batch:
+            self._steps.append(pad(rows, (0, 0, 0, self._n_batch - len(rows))))
+        else:
+            self._steps.append(rows)
+
+    def tensor(self) -> Tensor:
+        return self._tensor if self._steps is None else torch.stack(self._steps)
