@@ -178,7 +178,16 @@ def test_docs_name_only_what_is_registered():
     for name in found:
         assert any(
             spacy.registry.has(group, name)
-            for group in ("loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules")
+            for group in (
+                "architectures",
+                "layers",
+                "loggers",
+                "misc",
+                "optimizers",
+                "torch_optimizers",
+                "readers",
+                "schedules",
+            )
         ), name
 
 

@@ -1,12 +1,26 @@
 """A recurrent layer that is trained online, with eligibility traces instead of back-propagation through time.
 
 cells.py has the cells and the words; eligibility.py the traces, adjoint.py the same gradient without them;
-gradients.py puts them together: `eligibility_gradients`.
+gradients.py puts them together: `eligibility_gradients`. online_rnn.py is the layer of thinc and spaCy, node.py and
+params.py what it is made of; online_trainer.py trains it on streams.
 """
 
+from .carried import reset_state
 from .cells import CELLS, Cell
 from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
+from .online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
 from .relations import Dense, Elementwise
 
-__all__ = ["CELLS", "Cell", "Dense", "Elementwise", "ParamDimTraces", "eligibility_gradients"]
+__all__ = [
+    "CELLS",
+    "Cell",
+    "Dense",
+    "Elementwise",
+    "OnlineRNN",
+    "OnlineRNNEncoder",
+    "ParamDimTraces",
+    "copy_torch_weights",
+    "eligibility_gradients",
+    "reset_state",
+]

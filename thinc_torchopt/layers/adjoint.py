@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .cells import Cell, Linearized, State
-from .functional import linearize_by_func
+from .functional import Recorded, linearize_by_func
 from .relations import Weights
 
 # So many rows, steps times samples, are worked on at once.
@@ -79,50 +79,43 @@ def windows(n_steps: int, n_batch: int) -> list[slice]:
 
 
 def adjoint_gradients(
-    cell: Cell, weights: Weights, x: Tensor, before: State, dh: Tensor, active: Sequence[int]
-) -> dict[str, Tensor]:
-    """Gradients of all weights.
+    cell: Cell, weights: Weights, x: Tensor, before: State, dh: Tensor, active: Sequence[int], *, inputs: bool = False
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of all weights, and dL/dx of each step, empty if it is not wanted.
 
     x (Tensor): Shape: (T, B, I). before (tuple[Tensor, ...]): States before each step. Shape of each: (T, B, H).
     dh (Tensor): dL/dh, zero where a sequence has ended. Shape: (T, B, H).
     active (Sequence[int]): How many samples go on, at each step.
+    inputs (bool): Whether dL/dx is wanted.
     """
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
     after = [torch.zeros_like(state[0]) for state in before]
     for window in reversed(windows(*x.shape[:2])):
         n = active[window.start]
-        step = linearize(cell, x[window, :n], tuple(state[window, :n] for state in before), weights)
+        of_window = x[window, :n], tuple(state[window, :n] for state in before)
+        step = linearize(cell, *of_window, weights)
         signal, earlier = back_in_time(step, dh[window, :n], [rows[:n] for rows in after])
         for rows, new in zip(after, earlier):
             rows[:n] = new
         add_grads_(grads, cell, step, signal)
-    return grads
+        if inputs:
+            dx[window, :n] = input_gradient(cell, weights, *of_window, dh[window, :n], step)
+    return grads, dx
 
 
-def input_gradient(
-    cell: Cell, weights: Weights, x: Tensor, state: State, dh: Tensor, truncated: Sequence[str]
-) -> Tensor:
+def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Tensor, step: Linearized) -> Tensor:
     """dL/dx of the same step: exact, through all units. What an input does to later steps is left out.
 
     x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Before each step. dh (Tensor): dL/dh.
-    truncated (Sequence[str]): Relations that reach other units.
+    step (Linearized): The step. It is the whole answer where each relation reaches its own units alone.
     """
-    if not truncated and (step := cell.linearize(x, state, weights)) is not None:
-        return input_gradient_of(cell, weights, step, dh, x.shape[-1])
-    from .functional import plain_step
-
+    if cell.truncated == ():
+        delta = deltas(step, [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])])
+        reading = [relation for relation in cell.relations if relation.inputs[0] == "x"]
+        parts = [delta[r.name] @ weights[r.weight_names[0]][: x.shape[-1]].T for r in reading]
+        return sum(parts[1:], parts[0])
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (h, *_) = plain_step(cell, weights)(x, state)
+        h = cell.step(x, state, Recorded(cell, weights))[0]
         return torch.autograd.grad(h, x, dh)[0]
-
-
-def input_gradient_of(cell: Cell, weights: Weights, step: Linearized, dh: Tensor, width: int) -> Tensor:
-    """The same, of a step in which each relation reaches its own units alone."""
-    delta = deltas(step, [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])])
-    parts = [
-        delta[relation.name] @ weights[relation.weight_names[0]][:width].T
-        for relation in cell.relations
-        if relation.inputs[0] == "x"
-    ]
-    return sum(parts[1:], parts[0])

@@ -7,7 +7,6 @@ against them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,11 +38,6 @@ class Recorded:
         self.inputs[name] = concatenated(parts)
         y = self._relations[name].apply(self._weights, self.inputs[name])
         return y + self._offsets[name] if name in self._offsets else y
-
-
-def plain_step(cell: Cell, weights: Weights) -> Callable[[Tensor, State], State]:
-    """A step as a function of x and the state."""
-    return lambda x, state: cell.step(x, state, Recorded(cell, weights))
 
 
 def linearize_by_func(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:

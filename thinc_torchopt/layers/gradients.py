@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import Section
 from ..errors import ShapeError
-from .adjoint import adjoint_gradients, input_gradient, input_gradient_of
+from .adjoint import adjoint_gradients, input_gradient
 from .cells import Cell, State, make_cell
 from .eligibility import BLOCK, ParamDimTraces
 from .functional import check_cell, check_weights
@@ -131,7 +131,7 @@ def eligibility_gradients(
             found.read(x, begin, dh, active)
             grads = found.traces.grads
         else:
-            grads = adjoint_gradients(cell, named, x, before, dh, active)
+            grads, _ = adjoint_gradients(cell, named, x, before, dh, active)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
     return grads, outputs[:, back]
@@ -162,89 +162,74 @@ class TracedGradients:
         dh: Tensor,
         active: Sequence[int],
         *,
-        truncated: Sequence[str] | None = None,
+        inputs: bool = False,
         last: bool = True,
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Read sequences, which go on from where the traces are.
 
         x (Tensor): Shape: (T, B, I). state: Shape of each: (B, H). dh (Tensor): Shape: (T, B, H). active: see `scan`.
-        truncated (Sequence[str]): Also find dL/dx of each step; this says of which relations the closed form is not the
-            whole.
+        inputs (bool): Also find dL/dx of each step.
         last (bool): Nothing follows: the traces need not be brought up to the end.
-        RETURNS (Tensor | None): dL/dx. Shape: (T, B, I).
+        RETURNS (Tensor): dL/dx, Shape: (T, B, I); empty if it is not wanted.
         """
-        dx = None if truncated is None else torch.zeros_like(x)
+        dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
         size = self._method.window or BLOCK
         for start in range(0, len(x), size):
             steps = slice(start, min(start + size, len(x)))
             n = active[start]
+            block = x[steps, :n], tuple(s[:n] for s in state), dh[steps, :n], active[steps]
             is_last = last and steps.stop == len(x)
-            grad_x = self._read(
-                x[steps, :n], tuple(s[:n] for s in state), dh[steps, :n], active[steps], truncated, is_last
-            )
-            if dx is not None and grad_x is not None:
-                dx[steps, :n] = grad_x
-            if not is_last:
-                state = tuple(torch.cat((new, old[n:])) for new, old in zip(self._after, state))
+            out = dx[steps, :n] if inputs else None
+            if self._method.vjp_method == "multi-step":
+                self._read_window(*block, out)
+            if self._method.needs_steps:
+                after = self._read_steps(*block, out)
+            elif self._method.vjp_method == "multi-step" and is_last:
+                break
+            else:
+                after = self._read_block(*block, out, last=is_last)
+            state = tuple(torch.cat((new, old[n:])) for new, old in zip(after, state))
         return dx
 
-    def _read(
-        self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], truncated: Sequence[str] | None, last: bool
-    ) -> Tensor | None:
-        """One block or window, in which `active` may fall."""
-        grad_x = None
-        if self._method.vjp_method == "multi-step":
-            grad_x = self._read_window(x, state, dh, active)
-            if last:
-                return grad_x
-        if self._method.needs_steps:
-            return self._read_steps(x, state, dh, active, truncated, grad_x)
-        _, self._after, before = scan(self.cell, self.weights, x, state, active, keep=True)
+    def _read_block(
+        self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None, *, last: bool
+    ) -> State:
+        """Steps at once, in which `active` may fall. out (Tensor): For dL/dx. RETURNS (tuple): The state after them."""
+        _, after, before = scan(self.cell, self.weights, x, state, active, keep=True)
         step = self.traces.linearize(x, before)
         if self._method.vjp_method == "single-step":
             self.traces.read_block(step, dh)
-            if truncated:
-                grad_x = input_gradient(self.cell, self.weights, x, before, dh, truncated)
-            elif truncated is not None:
-                grad_x = input_gradient_of(self.cell, self.weights, step, dh, x.shape[-1])
+            if out is not None:
+                out.copy_(input_gradient(self.cell, self.weights, x, before, dh, step))
         if not last:
             goes_on = None
             if active[-1] < len(state[0]):
                 goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
                 goes_on = goes_on.to(x.device)
             self.traces.take_block(step, goes_on)
-        return grad_x
+        return after
 
-    def _read_window(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int]) -> Tensor:
+    def _read_steps(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> State:
+        """The same, one step after another."""
+        for t, n in enumerate(active):
+            now = tuple(s[:n] for s in state)
+            step = self.traces.linearize(x[t, :n], now)
+            self.traces.take(step)
+            if self._method.vjp_method == "single-step":
+                self.traces.solve(dh[t, :n])
+                if out is not None:
+                    out[t, :n] = input_gradient(self.cell, self.weights, x[t, :n], now, dh[t, :n], step)
+            state = tuple(torch.cat((rows, old[n:])) for rows, old in zip(step.state, state))
+        return state
+
+    def _read_window(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> None:
         """The exact gradient inside a window; and the traces, for what the state before it has to do with its loss."""
-        grads, earlier, grad_x = exact_gradients(self.cell, self.weights, x, state, dh, active)
+        grads, earlier, dx = exact_gradients(self.cell, self.weights, x, state, dh, active)
         for name, grad in grads.items():
             self.traces.grads[name].add_(grad)
         self.traces.solve(*earlier)
-        return grad_x
-
-    def _read_steps(
-        self,
-        x: Tensor,
-        state: State,
-        dh: Tensor,
-        active: Sequence[int],
-        truncated: Sequence[str] | None,
-        grad_x: Tensor | None,
-    ) -> Tensor | None:
-        """One step after another."""
-        reads = self._method.vjp_method == "single-step"
-        found = torch.zeros_like(x) if reads and truncated is not None else grad_x
-        for t, n in enumerate(active):
-            now = tuple(s[:n] for s in state)
-            new = self.traces.update(x[t, :n], now)
-            if reads:
-                self.traces.solve(dh[t, :n])
-                if found is not None and truncated is not None:
-                    found[t, :n] = input_gradient(self.cell, self.weights, x[t, :n], now, dh[t, :n], truncated)
-            state = tuple(torch.cat((rows, old[n:])) for rows, old in zip(new, state))
-        self._after = state
-        return found
+        if out is not None:
+            out.copy_(dx)
 
 
 def exact_gradients(

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..checks import Section
+
 Weights = Mapping[str, Tensor]
 # Cells of a trace up to which one pass over all samples is quicker than one pass per sample (benchmarks/online_rnn.py).
 _SMALL = 4096
@@ -28,11 +30,19 @@ class Dense:
 
     name (str): Its weights are `<name>.weight`, Shape: (in, H), and `<name>.bias`, Shape: (H,).
     inputs (tuple[str, ...]): The parts of its input, in the order in which a cell's step gives them. "x" is the input
-        of the cell, I wide; all others are as wide as the state. Their names are for people, e.g. "r*h".
+        of the cell, I wide, and comes first. All others are as wide as the state; their names are for people, e.g.
+        "r*h".
     """
 
     name: str
     inputs: tuple[str, ...] = ("x", "h")
+
+    def __post_init__(self) -> None:
+        """RAISES (ConfigError): No inputs, or "x" in another place than the first."""
+        if not self.inputs or "x" in self.inputs[1:]:
+            Section(f"relation '{self.name}'").refuse(
+                "inputs", "at least one part, and 'x' only as the first", self.inputs
+            )
 
     @property
     def weight_names(self) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from thinc.api import Shim
 
 from ..gradients import Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
 from ..params import Param, array_of, clear_grads
+from ..threads import threads_for
 from ..types import ClipBy
-from .threads import threads_for
 from .trained import TrainedParams
 
 

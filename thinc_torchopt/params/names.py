@@ -29,6 +29,7 @@ from ..types import Key
 from .paths import paths_of
 from .spelling import clean, unique
 
+_THINC_BIAS = re.compile(r"b(_.*)?")  # thinc: b; layers with several: b_z, b_r
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
 
 
@@ -54,7 +55,7 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     taken: set[str] = set()
     for node, path in paths_of(model, clean(prefix)):
         for param_name in node.param_names:
-            is_bias_or_norm = param_name == "b" or node.name == "layernorm"
+            is_bias_or_norm = _THINC_BIAS.fullmatch(param_name) is not None or node.name == "layernorm"
             is_embedding = "embed" in node.name or node.name == "static_vectors"
             yield NamedParam(
                 unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm, is_embedding

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thinc_torchopt.optimizers.threads import ONE_THREAD, threads_for
+from thinc_torchopt.threads import ONE_THREAD, threads_for
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,69 @@
+"""What a stateful layer carries from batch to batch: the state of each sequence, and its traces.
+
+Kept in the attrs of its node as arrays, so that a checkpoint of the training takes it along. Sequences are told by
+their place in the batch: the third of this batch goes on where the third of the last one ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from thinc.api import Model, to_numpy
+from torch import Tensor
+
+from .cells import State
+from .eligibility import ParamDimTraces
+
+ATTR = "carried"
+
+
+def reset_state(model: Model) -> None:
+    """Let all stateful layers of a model begin anew: at the boundary of a document, for example."""
+    for node in model.walk():
+        if ATTR in node.attrs:
+            node.attrs[ATTR] = {}
+
+
+def begin(node: Model, order: Tensor, zero: State) -> State:
+    """The state with which a batch begins. order (Tensor): The place in the batch of each row. zero: Shape: (B, H)."""
+    saved = node.attrs[ATTR].get("state")
+    return zero if saved is None else tuple(_rows(s, order, like) for s, like in zip(saved, zero))
+
+
+def begin_traces(traces: ParamDimTraces, carried: Any, order: Tensor) -> None:
+    """Give traces what was carried. carried (dict): Of the batch before."""
+    if saved := carried.get("traces"):
+        now = traces.state_dict()
+        now["traces"] = {
+            name: [_rows(s, order, like) for s, like in zip(saved[name], now["traces"][name])] for name in saved
+        }
+        traces.load_state_dict({**now, "is_zero": False})
+
+
+def keep(node: Model, order: Tensor, state: State) -> Any:
+    """Carry the state to the next batch; traces follow when they are known. RETURNS (dict): What is carried now."""
+    node.attrs[ATTR] = {"state": [_in_batch_order(s, order) for s in state]}
+    return node.attrs[ATTR]
+
+
+def keep_traces(carried: Any, traces: ParamDimTraces, order: Tensor) -> None:
+    """Carry the traces as well. carried (dict): What `keep` gave."""
+    found = traces.state_dict()["traces"]
+    carried["traces"] = {name: [_in_batch_order(t, order) for t in of_states] for name, of_states in found.items()}
+
+
+def _in_batch_order(rows: Tensor, order: Tensor) -> Any:
+    """Rows that are not finite begin anew: a bad batch must not spoil all that follow."""
+    found = torch.zeros_like(rows)
+    found[order] = rows
+    finite = found.flatten(1).isfinite().all(1)
+    return to_numpy(torch.where(finite.reshape(-1, *[1] * (rows.ndim - 1)), found, 0.0).cpu().numpy())
+
+
+def _rows(saved: Any, order: Tensor, like: Tensor) -> Tensor:
+    """Carried rows in the order of this batch; zero where there was no such sequence."""
+    rows = torch.zeros_like(like)
+    known = order < len(saved)
+    rows[known] = torch.as_tensor(saved).to(like)[order[known]]
+    return rows

@@ -1,0 +1,212 @@
+"""One layer in one direction as a node of thinc: its forward and backward pass over a padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from thinc.api import Model
+from thinc.types import Padded
+from torch import Tensor
+
+from ..checks import Section
+from ..threads import threads_for
+from . import carried
+from .adjoint import adjoint_gradients
+from .cells import CELLS, Cell, State
+from .functional import check_cell, warn_of_truncation
+from .gradients import Method, TracedGradients
+from .params import add_grads, as_array, as_tensor, init_params, param_shapes, weights_of
+from .relations import Weights
+from .scan import scan
+
+SETTINGS = "online_rnn"
+_NAMES: dict[type[Cell], str] = {cls: name for name, cls in CELLS.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one layer in one direction. Kept in its node's attrs."""
+
+    cell: Cell
+    learning: str
+    method: Method
+    reverse: bool = False
+
+
+def one_way(
+    settings: Settings, nO: Optional[int], nI: Optional[int], *, dropout: float, stateful: bool = False
+) -> Model[Padded, Padded]:
+    """The node. It has the name of its cell."""
+    return Model(
+        _NAMES.get(type(settings.cell), type(settings.cell).__name__),
+        _forward,
+        init=_init,
+        dims={"nO": nO, "nI": nI},
+        params=dict.fromkeys(param_shapes(settings.cell, 1, 1)),
+        attrs={SETTINGS: settings, "dropout_rate": dropout, **({carried.ATTR: {}} if stateful else {})},
+    )
+
+
+def _init(model: Model, X: Optional[Padded] = None, Y: Optional[Padded] = None) -> None:
+    if X is not None:
+        model.set_dim("nI", X.data.shape[2])
+    if Y is not None:
+        model.set_dim("nO", Y.data.shape[2])
+    settings: Settings = model.attrs[SETTINGS]
+    init_params(model, settings.cell)
+    if settings.learning == "d-rtrl":
+        where = Section(f"layer '{model.name}'")
+        truncated = check_cell(settings.cell, weights_of(model, settings.cell), where)
+        if settings.cell.truncated is None:
+            warn_of_truncation(truncated, where)
+
+
+def _forward(model: Model[Padded, Padded], Xp: Padded, is_train: bool) -> tuple[Padded, Callable[[Padded], Padded]]:
+    weights = weights_of(model, model.attrs[SETTINGS].cell)
+    rate = model.attrs["dropout_rate"] if is_train else 0.0
+    mask = model.ops.get_dropout_mask(Xp.data.shape, rate) if rate else None
+    if mask is not None:
+        Xp = Padded(Xp.data * mask, Xp.size_at_t, Xp.lengths, Xp.indices)
+    with threads_for(list(weights.values())):
+        run = _Run(model, weights, Xp)
+        Y = run.forward(is_train)
+
+    def backprop(dYp: Padded) -> Padded:
+        with threads_for(list(weights.values())):
+            dX = as_array(model, run.backward(as_tensor(dYp.data)))
+        if mask is not None:
+            dX = dX * mask
+        return Padded(dX, Xp.size_at_t, Xp.lengths, Xp.indices)
+
+    return Padded(as_array(model, Y), Xp.size_at_t, Xp.lengths, Xp.indices), backprop
+
+
+class _Run:
+    """One batch through one layer: forward, and backward."""
+
+    def __init__(self, model: Model, weights: Weights, Xp: Padded):
+        self.model = model
+        settings: Settings = model.attrs[SETTINGS]
+        self.cell = settings.cell
+        self.settings = settings
+        self.weights = weights
+        self.active: list[int] = [int(n) for n in Xp.size_at_t]
+        x = as_tensor(Xp.data)
+        self._turned = _turned_steps(Xp, x.device) if settings.reverse else None
+        self.x = self._turn(x)
+        self.order = torch.as_tensor([int(i) for i in Xp.indices], device=x.device)
+        self._shape = (*x.shape[:2], model.get_dim("nO"))
+        self._carried: Any = None
+        self._before: Any = {}
+
+    def _turn(self, steps: Tensor) -> Tensor:
+        """The steps of each sequence in the order in which this layer reads them; the same undoes it."""
+        if self._turned is None:
+            return steps
+        return torch.gather(steps, 0, self._turned[:, :, None].expand(-1, -1, steps.shape[2]))
+
+    def forward(self, is_train: bool) -> Tensor:
+        state = tuple(self.x.new_zeros(self._shape[1], self._shape[2]) for _ in self.cell.states)
+        carries = is_train and carried.ATTR in self.model.attrs
+        if carries:
+            self._before = self.model.attrs[carried.ATTR]
+            state = carried.begin(self.model, self.order, state)
+        self._begin = state
+        if len(self.x) == 0:
+            return self.x.new_zeros(self._shape)
+        self._exact = is_train and self.settings.learning == "bptt"
+        self._traced = carries or self.settings.method.takes_traces(self.cell, self.weights, len(self.x))
+        if self._exact:
+            outputs, after = self._forward_exact(state)
+        else:
+            with torch.no_grad():
+                keep = is_train and not self._traced
+                outputs, after, self._states = scan(self.cell, self.weights, self.x, state, self.active, keep=keep)
+        if carries:
+            self._carried = carried.keep(self.model, self.order, tuple(s.detach() for s in after))
+        return self._turn(outputs.detach())
+
+    def _forward_exact(self, state: State) -> tuple[Tensor, State]:
+        self._leaves = {name: weight.detach().requires_grad_() for name, weight in self.weights.items()}
+        self._leaf = self.x.detach().requires_grad_()
+        with torch.enable_grad():
+            self._outputs, after, _ = scan(self.cell, self._leaves, self._leaf, state, self.active)
+        return self._outputs, after
+
+    def backward(self, dh: Tensor) -> Tensor:
+        """Add the gradients of the params. RETURNS (Tensor): dL/dx."""
+        if len(self.x) == 0:
+            return torch.zeros_like(self.x)
+        if self.active[-1] < self._shape[1]:
+            ends = torch.tensor(self.active, device=dh.device)[:, None, None]
+            dh = torch.where(torch.arange(self._shape[1], device=dh.device)[:, None] < ends, dh, 0.0)
+        dh = self._turn(dh)
+        if self._exact:
+            *found, dx = torch.autograd.grad(
+                self._outputs, [*self._leaves.values(), self._leaf], dh, allow_unused=True, materialize_grads=True
+            )
+            grads: Weights = dict(zip(self._leaves, found))
+        else:
+            with torch.no_grad():
+                grads, dx = self._traces(dh) if self._traced else self._adjoint(dh)
+        add_grads(self.model, self.cell, grads)
+        return self._turn(dx)
+
+    def _traces(self, dh: Tensor) -> tuple[Weights, Tensor]:
+        """The forward pass once more, with traces: nothing that grows with the sequence was kept from the first."""
+        found = TracedGradients(self.cell, self.weights, self._shape[1], self.settings.method)
+        carried.begin_traces(found.traces, self._before, self.order)
+        carries = self._carried is not None
+        dx = found.read(self.x, self._begin, dh, self.active, inputs=True, last=not carries)
+        if carries:
+            carried.keep_traces(self._carried, found.traces, self.order)
+        return found.traces.grads, dx
+
+    def _adjoint(self, dh: Tensor) -> tuple[Weights, Tensor]:
+        return adjoint_gradients(self.cell, self.weights, self.x, self._states, dh, self.active, inputs=True)
+
+
+def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:
+    """For each step and sequence, which step it is backwards; what is beyond the end stays. Shape: (T, B)."""
+    steps = torch.arange(Xp.data.shape[0], device=device)[:, None]
+    lengths = torch.as_tensor([int(n) for n in Xp.lengths], device=device)
+    return torch.where(steps < lengths, lengths - 1 - steps, steps)
+
+
+# ---------------------------------------------------------------------- two directions
+
+
+def both_ways(one: Model[Padded, Padded], other: Model[Padded, Padded]) -> Model[Padded, Padded]:
+    """Two layers side by side, the second of which reads backwards."""
+    half = one.maybe_get_dim("nO")
+    dims = {"nO": None if half is None else 2 * half, "nI": one.maybe_get_dim("nI")}
+    return Model("both_ways", _both_forward, init=_both_init, layers=[one, other], dims=dims)
+
+
+def _both_init(model: Model, X: Optional[Padded] = None, Y: Optional[Padded] = None) -> None:
+    if Y is not None:
+        model.set_dim("nO", Y.data.shape[2])
+        Y = Padded(Y.data[:, :, : Y.data.shape[2] // 2], Y.size_at_t, Y.lengths, Y.indices)
+    for layer in model.layers:
+        layer.initialize(X, Y)
+    model.set_dim("nI", model.layers[0].get_dim("nI"))
+    model.set_dim("nO", 2 * model.layers[0].get_dim("nO"))
+
+
+def _both_forward(
+    model: Model[Padded, Padded], Xp: Padded, is_train: bool
+) -> tuple[Padded, Callable[[Padded], Padded]]:
+    (one, back_one), (other, back_other) = (layer(Xp, is_train) for layer in model.layers)
+    half = one.data.shape[2]
+
+    def with_data(data: Any) -> Padded:
+        return Padded(data, Xp.size_at_t, Xp.lengths, Xp.indices)
+
+    def backprop(dYp: Padded) -> Padded:
+        parts = dYp.data[:, :, :half], dYp.data[:, :, half:]
+        return with_data(sum(back(with_data(part)).data for back, part in zip((back_one, back_other), parts)))
+
+    return with_data(model.ops.xp.concatenate((one.data, other.data), axis=2)), backprop

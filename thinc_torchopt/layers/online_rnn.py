@@ -1,0 +1,165 @@
+"""OnlineRNN: a recurrent layer for thinc and spaCy that is trained by eligibility traces, or by BPTT.
+
+    spaCy    [components.tok2vec.model.encode] @architectures = "thinc-torchopt.OnlineRNNEncoder.v1"
+    thinc    [model] @layers = "thinc-torchopt.OnlineRNN.v1"
+
+Both ways of learning have the same params. With "d-rtrl", the gradient that goes to the layer below is exact for the
+same step. What an input does to later steps is not in it; the recurrent weights do learn from that, by their traces. In
+a stack, the layers below the last one learn from such gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, List, Literal, Optional, Sequence, TypeVar, Union
+
+import torch
+from thinc.api import Model, chain, noop, with_padded
+from thinc.types import Floats2d, Floats3d, Padded, Ragged
+
+from ..checks import Section
+from ..errors import ShapeError
+from .cells import Cell, make_cell
+from .functional import warn_of_truncation
+from .gradients import How, Method, VjpMethod
+from .node import SETTINGS, Settings, both_ways, one_way
+from .params import as_tensor, params_from_torch
+
+SequencesT = TypeVar("SequencesT", bound=Union[Padded, Ragged, Sequence[Any], Floats3d])
+
+
+def OnlineRNN(
+    nO: Optional[int] = None,
+    nI: Optional[int] = None,
+    *,
+    cell: Union[str, Cell] = "torch-gru",
+    activation: str = "tanh",
+    depth: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    learning: Literal["d-rtrl", "bptt"] = "d-rtrl",
+    traces: How = "auto",
+    vjp_method: VjpMethod = "single-step",
+    window: Optional[int] = None,
+    normalize_matrix_spectrum: bool = False,
+    stateful: bool = False,
+) -> Model[SequencesT, SequencesT]:
+    """A recurrent layer. Registered as `thinc-torchopt.OnlineRNN.v1`.
+
+    Takes and gives Padded, Ragged, a list of arrays, or one array (T, B, nI), in float32.
+
+    nO (int): Width of the output; with both directions, half of it is for each. nI (int): Width of the input.
+    cell (str | Cell): "torch-gru", "torch-lstm", "rnn", "gru", "mgu", "lstm" or "indrnn", or in Python a cell of your
+        own.
+    activation (str): "tanh", "relu", "sigmoid" or "linear".
+    depth (int): How many layers, each on the output of the one before.
+    bidirectional (bool): Also read backwards. For texts that are known as a whole.
+    dropout (float): Of the input of each layer, in training. spaCy puts [training] dropout in its place.
+    learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time.
+    traces, vjp_method, window, normalize_matrix_spectrum: As for `eligibility_gradients`; only with "d-rtrl".
+    stateful (bool): In training, each sequence goes on where that of the same place in the last batch ended, with its
+        traces. `reset_state` begins anew.
+    RAISES (ConfigError): A value that can't be, or two that can't be together.
+    """
+    where = Section("[OnlineRNN]")
+    made = make_cell(cell, activation, where)
+    method = Method(vjp_method, window, normalize_matrix_spectrum=normalize_matrix_spectrum, traces=traces)
+    where.choice("learning", learning, ("d-rtrl", "bptt"))
+    depth = where.whole("depth", depth, at_least=1)
+    where.number("dropout", dropout, at_most=1.0)
+    for name, value in (("bidirectional", bidirectional), ("stateful", stateful)):
+        where.flag(name, value)
+    method.check(where)
+    if learning == "bptt" and method != Method(traces=traces):
+        where.refuse("learning", '"d-rtrl" with vjp_method, window or normalize_matrix_spectrum', learning)
+    if stateful and bidirectional:
+        where.refuse("stateful", "false with bidirectional = true: backwards, a text has no last batch", stateful)
+    if stateful and traces == "adjoint" and learning == "d-rtrl":
+        where.refuse("traces", '"forward" or "auto" with stateful = true: there are no traces to carry', traces)
+    if bidirectional and nO is not None and nO % 2:
+        where.refuse("nO", "an even number with bidirectional = true, half for each direction", nO)
+    if learning == "d-rtrl":
+        warn_of_truncation(made.truncated or (), where)
+    settings = Settings(made, learning, method)
+    layers = []
+    for i in range(depth):
+        width = nI if i == 0 else nO
+        if bidirectional:
+            half = None if nO is None else nO // 2
+            ways = [
+                one_way(replace(settings, reverse=reverse), half, width, dropout=dropout) for reverse in (False, True)
+            ]
+            layers.append(both_ways(*ways))
+        else:
+            layers.append(one_way(settings, nO, width, dropout=dropout, stateful=stateful))
+    return with_padded(layers[0] if depth == 1 else chain(*layers))
+
+
+def OnlineRNNEncoder(
+    width: int,
+    depth: int = 1,
+    *,
+    cell: str = "torch-gru",
+    activation: str = "tanh",
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    learning: Literal["d-rtrl", "bptt"] = "d-rtrl",
+    traces: How = "auto",
+    vjp_method: VjpMethod = "single-step",
+    window: Optional[int] = None,
+    normalize_matrix_spectrum: bool = False,
+    stateful: bool = False,
+) -> Model[List[Floats2d], List[Floats2d]]:
+    """OnlineRNN for the `encode` slot of `spacy.Tok2Vec.v2`. Registered as `thinc-torchopt.OnlineRNNEncoder.v1`.
+
+    width (int): Of input and output. depth (int): How many layers. 0: none.
+    Others: as for `OnlineRNN`.
+    """
+    if depth == 0:
+        return noop()
+    return OnlineRNN(
+        width,
+        width,
+        depth=depth,
+        cell=cell,
+        activation=activation,
+        bidirectional=bidirectional,
+        dropout=dropout,
+        learning=learning,
+        traces=traces,
+        vjp_method=vjp_method,
+        window=window,
+        normalize_matrix_spectrum=normalize_matrix_spectrum,
+        stateful=stateful,
+    )
+
+
+def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
+    """Give an initialized OnlineRNN the weights of torch.nn.GRU, LSTM or RNN. Its outputs are then the same.
+
+    RAISES (ConfigError): Another kind of cell, depth, or number of directions. (ShapeError): Another width.
+    """
+    where = Section("copy_torch_weights")
+    nodes = recurrent_nodes(model)
+    directions = 2 if module.bidirectional else 1
+    if len(nodes) != module.num_layers * directions or module.proj_size:
+        found = f"{module.num_layers} layers with {directions} directions, proj_size {module.proj_size}"
+        where.refuse("module", f"one with the {len(nodes)} layers and directions of the model, and proj_size 0", found)
+    for i, node in enumerate(nodes):
+        params = params_from_torch(module, i // directions, reverse=bool(i % directions))
+        if set(params) != set(node.param_names):
+            where.refuse("module", f"one with the cell of the model, '{node.name}'", type(module).__name__)
+        for name, tensor in params.items():
+            if tensor.shape != node.get_param(name).shape:
+                raise ShapeError(
+                    f"Can't copy {name} of layer {i // directions}: expected shape {node.get_param(name).shape}, found "
+                    f"{tuple(tensor.shape)}."
+                )
+    for i, node in enumerate(nodes):
+        for name, tensor in params_from_torch(module, i // directions, reverse=bool(i % directions)).items():
+            as_tensor(node.get_param(name)).copy_(tensor)
+
+
+def recurrent_nodes(model: Model) -> list[Model]:
+    """The nodes below a model that have a cell, the first layer first; of two directions, the forward one first."""
+    return [node for node in model.walk(order="dfs_pre") if SETTINGS in node.attrs]
