@@ -20,7 +20,7 @@ from thinc_torchopt.layers import (
     gradients,
     reset_state,
 )
-from thinc_torchopt.layers.online_rnn import recurrent_nodes
+from thinc_torchopt.layers.node import recurrent_nodes
 from thinc_torchopt.layers.params import weights_of
 from thinc_torchopt.params import all_names, walk
 

@@ -10,6 +10,7 @@ from .cells import CELLS, Cell
 from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
 from .online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
+from .online_trainer import OnlineTrainer
 from .relations import Dense, Elementwise
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Elementwise",
     "OnlineRNN",
     "OnlineRNNEncoder",
+    "OnlineTrainer",
     "ParamDimTraces",
     "copy_torch_weights",
     "eligibility_gradients",

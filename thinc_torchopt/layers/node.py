@@ -176,6 +176,11 @@ def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:
     return torch.where(steps < lengths, lengths - 1 - steps, steps)
 
 
+def recurrent_nodes(model: Model) -> list[Model]:
+    """The nodes below a model that have a cell, the first layer first; of two directions, the forward one first."""
+    return [node for node in model.walk(order="dfs_pre") if SETTINGS in node.attrs]
+
+
 # ---------------------------------------------------------------------- two directions
 
 

@@ -22,7 +22,7 @@ from ..errors import ShapeError
 from .cells import Cell, make_cell
 from .functional import warn_of_truncation
 from .gradients import How, Method, VjpMethod
-from .node import SETTINGS, Settings, both_ways, one_way
+from .node import Settings, both_ways, one_way, recurrent_nodes
 from .params import as_tensor, params_from_torch
 
 SequencesT = TypeVar("SequencesT", bound=Union[Padded, Ragged, Sequence[Any], Floats3d])
@@ -158,8 +158,3 @@ def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
     for i, node in enumerate(nodes):
         for name, tensor in params_from_torch(module, i // directions, reverse=bool(i % directions)).items():
             as_tensor(node.get_param(name)).copy_(tensor)
-
-
-def recurrent_nodes(model: Model) -> list[Model]:
-    """The nodes below a model that have a cell, the first layer first; of two directions, the forward one first."""
-    return [node for node in model.walk(order="dfs_pre") if SETTINGS in node.attrs]

@@ -1,0 +1,342 @@
+"""Learning from a stream, token by token: there is no end to wait for, and nothing grows with what was read.
+
+    trainer = OnlineTrainer(rnn, optimizer, update_every=16)
+    for x, target in stream:                    # one token of each of B texts that are read side by side
+        h = trainer.predict(x)
+        loss, dh = ...                          # of this token
+        trainer.update(x, dh)                   # reads the token; each 16th time, all params are updated
+
+In a stack, dL/dx of the same step goes to the layer below, which makes its own gradient of it by its traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from thinc.api import Model, Optimizer
+from torch import Tensor
+
+from ..checks import Section, check_count, check_parts, check_version, own_errors
+from ..errors import PipelineError, ShapeError, StateError
+from ..params import walk
+from ..state import read_folder, write_folder
+from ..threads import threads_for
+from .adjoint import input_gradient
+from .cells import Cell, Linearized, State
+from .eligibility import ParamDimTraces
+from .functional import warn_of_truncation
+from .node import SETTINGS, Settings, recurrent_nodes
+from .params import add_grads, as_array, as_tensor, weights_of
+
+_VERSION = 1
+_LAYER_PARTS = ("state", "traces", "grads", "is_zero")
+_PARTS = ("version", "tokens", "layers", "params", "grads", "optimizer")
+_WHERE = Section("OnlineTrainer", takes_texts=False)
+
+
+@dataclass
+class _Layer:
+    node: Model
+    cell: Cell
+    traces: ParamDimTraces
+    state: State
+
+
+class _Together:
+    """Models as an optimizer knows a pipeline: components with names."""
+
+    @dataclass
+    class Component:
+        model: Model
+        is_trainable: bool = True
+
+    def __init__(self, models: Mapping[str, Model]):
+        self.components = self.pipeline = [(name, self.Component(model)) for name, model in models.items()]
+        self.component_names = self.pipe_names = list(models)
+
+
+class OnlineTrainer:
+    """Train an OnlineRNN on streams. See the module's docstring.
+
+    model (Model): An OnlineRNN, initialized, in one direction, with learning = "d-rtrl" and vjp_method = "single-step".
+    optimizer (Optimizer): One of its own: it is told the models. A TorchOptimizer, if the state is to be saved.
+    batch_size (int): How many streams are read side by side.
+    update_every (int): Tokens between two updates of the params. The gradient of an update is the sum over these.
+    models (Mapping[str, Model]): All models that are updated together, e.g. {"embed": embed, "rnn": rnn, "output":
+        output}. The names of their params begin with these names. Default: {"online_rnn": model}.
+    RAISES (ConfigError): A layer that can't be trained online. (PipelineError): One that was not initialized.
+
+    Public: `tokens`, how many were read from each stream.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        batch_size: int = 1,
+        update_every: int = 1,
+        models: Mapping[str, Model] | None = None,
+    ):
+        self.model = model
+        self.optimizer = _WHERE.kind("optimizer", optimizer, Optimizer, "a TorchOptimizer, or another of thinc's kind")
+        self.batch_size = _WHERE.whole("batch_size", batch_size, at_least=1)
+        self.update_every = _WHERE.whole("update_every", update_every, at_least=1)
+        self.models: dict[str, Model] = dict(
+            _WHERE.section("models", {"online_rnn": model} if models is None else models)
+        )
+        self.tokens = 0
+        self._layers = [self._layer(node) for node in _nodes(model)]
+        known = {id(node) for other in self.models.values() for node in other.walk()}
+        if not all(id(layer.node) in known for layer in self._layers):
+            _WHERE.refuse("models", "all models that are updated, the OnlineRNN among them", sorted(self.models))
+        self._ahead: tuple[Tensor, list[Linearized]] | None = None
+        self._together = _Together(self.models)  # the optimizer holds it weakly
+        if hasattr(optimizer, "initialize"):
+            optimizer.initialize(self._together)
+
+    def _layer(self, node: Model) -> _Layer:
+        cell, method = node.attrs[SETTINGS].cell, node.attrs[SETTINGS].method
+        weights = weights_of(node, cell)
+        traces = ParamDimTraces(
+            cell, weights, self.batch_size, normalize_matrix_spectrum=method.normalize_matrix_spectrum
+        )
+        if cell.truncated is None:
+            warn_of_truncation(traces.truncated, _WHERE)
+        like = next(iter(weights.values()))
+        zero = tuple(like.new_zeros(self.batch_size, like.shape[-1]) for _ in cell.states)
+        return _Layer(node, cell, traces, zero)
+
+    # ---------------------------------------------------------------------- tokens
+
+    def predict(self, x: Any) -> Any:
+        """What the layer gives for the next token, which is not read yet: nothing changes.
+
+        x (Floats2d): Shape: (B, nI). RETURNS (Floats2d): Shape: (B, nO).
+        RAISES (ShapeError): Another shape. (ConfigError): NaN.
+        """
+        return as_array(self.model, self._steps(x)[-1].state[0].clone())
+
+    def update(self, x: Any, dh: Any = None) -> Any:
+        """Read a token; and learn from it, if there is a loss.
+
+        x (Floats2d): Shape: (B, nI). dh (Floats2d): dL/dh of this token. Shape: (B, nO). None: no loss.
+        RETURNS (Floats2d): dL/dx. Shape: (B, nI).
+        RAISES (ShapeError): Another shape. (ConfigError): NaN. Nothing is changed then.
+        """
+        steps = self._steps(x)
+        signal = None if dh is None else self._checked("dh", dh, steps[-1].state[0].shape)
+        inputs = [self._checked("x", x), *(step.state[0] for step in steps)]
+        with threads_for([inputs[0]]), torch.no_grad():
+            for layer, step, read in reversed(list(zip(self._layers, steps, inputs))):
+                before = layer.state
+                layer.state = layer.traces.take(step)
+                if signal is not None:
+                    layer.traces.solve(signal)
+                    signal = input_gradient(layer.cell, layer.traces.weights, read, before, signal, step)
+        self._ahead = None
+        self.tokens += 1
+        if self.tokens % self.update_every == 0:
+            self.apply()
+        return as_array(self.model, torch.zeros_like(inputs[0]) if signal is None else signal)
+
+    def _steps(self, x: Any) -> list[Linearized]:
+        """The step that comes, of each layer."""
+        tensor = self._checked("x", x)
+        if self._ahead is not None and torch.equal(self._ahead[0], tensor):
+            return self._ahead[1]
+        found = []
+        given = tensor.clone()
+        with threads_for([tensor]), torch.no_grad():
+            for layer in self._layers:
+                layer.traces.weights = weights_of(layer.node, layer.cell)
+                step = layer.traces.linearize(tensor, layer.state)
+                tensor = step.state[0]
+                found.append(step)
+        self._ahead = given, found
+        return found
+
+    def _checked(self, name: str, values: Any, shape: tuple[int, ...] | None = None) -> Tensor:
+        tensor = as_tensor(values) if not isinstance(values, Tensor) else values
+        expected = shape or (self.batch_size, self._layers[0].node.get_dim("nI"))
+        if tuple(tensor.shape) != tuple(expected):
+            raise ShapeError(
+                f"Can't use {name} in OnlineTrainer: expected shape {tuple(expected)}, one token of each of "
+                f"{self.batch_size} streams, found {tuple(tensor.shape)}."
+            )
+        if not tensor.isfinite().all():
+            _WHERE.refuse(name, "finite numbers: what is read stays in the state", "NaN or infinite ones")
+        return tensor.to(self._layers[0].state[0].dtype)
+
+    def apply(self) -> None:
+        """Update all params with the gradients since the last update. `update` does that by itself; at the end of a
+        stream, tokens may be left.
+        """
+        self._hand_over()
+        joint = getattr(self.optimizer, "joint_step", nullcontext)
+        with joint():
+            for model in self.models.values():
+                model.finish_update(self.optimizer)
+        self.optimizer.step_schedules()
+        self._ahead = None
+
+    def _hand_over(self) -> None:
+        """Add the gradients that were read to those of thinc's params."""
+        for layer in self._layers:
+            add_grads(layer.node, layer.cell, layer.traces.grads)
+            layer.traces.clear_grads()
+
+    def reset(self, rows: Any = None) -> None:
+        """Begin anew, without a past: at the boundary of a document. rows: Which streams, e.g. [0, 3]. None: all."""
+        self.detach(rows)
+        for layer in self._layers:
+            layer.state = tuple(state.clone() for state in layer.state)
+            for state in layer.state:
+                state[slice(None) if rows is None else rows] = 0.0
+        self._ahead = None
+
+    def detach(self, rows: Any = None) -> None:
+        """Keep the state, and forget how it came about: no gradient reaches back. rows: As in `reset`."""
+        for layer in self._layers:
+            layer.traces.reset(rows)
+
+    # ---------------------------------------------------------------------- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that another process needs to go on exactly here: params, gradients that wait, states, traces, and the
+        state of the optimizer. Tensors are the trainer's own: copy them to keep them.
+
+        RAISES (StateError): The optimizer can't be saved.
+        """
+        if not hasattr(self.optimizer, "state_dict"):
+            raise StateError(
+                "Can't save an OnlineTrainer: expected an optimizer with a state_dict, found "
+                f"{type(self.optimizer).__name__}. Use thinc-torchopt.TorchOptimizer.v1, or thinc-torchopt.Adam.v1."
+            )
+        params, grads = self._params()
+        return {
+            "version": _VERSION,
+            "tokens": self.tokens,
+            "layers": [{"state": list(layer.state), **layer.traces.state_dict()} for layer in self._layers],
+            "params": params,
+            "grads": grads,
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where another process stood. All is checked first; what fails changes nothing.
+
+        RAISES (StateError): It is of other models, widths or settings, or not a state. (ScheduleError): A schedule of
+            the optimizer is further: build it anew.
+        """
+        what = "the online trainer"
+        check_version(what, saved, _VERSION)
+        check_parts(what, saved, _PARTS)
+        tokens = check_count("tokens", saved["tokens"])
+        with own_errors(what):
+            here = self.state_dict()
+            expected, found = dict(_tensors(here)), dict(_tensors(saved))
+            for of_layer in saved["layers"]:
+                check_parts(what, of_layer, _LAYER_PARTS)
+            different = sorted(
+                name for name in expected.keys() | found.keys() if _shape(expected, name) != _shape(found, name)
+            )
+        if different := [name for name in different if not name.startswith("grads/")]:
+            raise StateError(
+                f"Can't load the state of {what}: expected the params, layers and batch_size of these models, found "
+                f"others for {', '.join(different[:5])}."
+            )
+        self.optimizer.load_state_dict(saved["optimizer"])
+        with own_errors(what):
+            for name, tensor in here["params"].items():
+                tensor.copy_(saved["params"][name])
+            self._load_grads(saved["grads"])
+            for layer, of_layer in zip(self._layers, saved["layers"]):
+                layer.state = tuple(s.clone() for s in of_layer["state"])
+                layer.traces.load_state_dict(of_layer)
+        self.tokens = tokens
+        self._ahead = None
+
+    def to_disk(self, path: str | Path) -> None:
+        """Write `state_dict` to a folder, whole or not at all: tensors as safetensors, the rest as JSON."""
+        write_folder(Path(path), self.state_dict())
+
+    def from_disk(self, path: str | Path) -> None:
+        """Load what `to_disk` wrote. RAISES (StateError): It is damaged, or of other models."""
+        self.load_state_dict(read_folder(Path(path)))
+
+    def _params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Params, and gradients where there are any, by lasting names."""
+        params, grads = {}, {}
+        for name, owner, param in self._slots():
+            if isinstance(param, Tensor):
+                params[name] = param.detach()
+                if param.grad is not None:
+                    grads[name] = param.grad
+                continue
+            params[name] = as_tensor(owner.get_param(param))
+            if owner.has_grad(param):
+                grads[name] = as_tensor(owner.get_grad(param))
+        return params, grads
+
+    def _load_grads(self, saved: Mapping[str, Tensor]) -> None:
+        for name, owner, param in self._slots():
+            grad = saved[name].clone() if name in saved else None
+            if isinstance(param, Tensor):
+                param.grad = grad
+            elif grad is not None:
+                owner.set_grad(param, as_array(owner, grad))
+            elif owner.has_grad(param):
+                owner.get_grad(param)[...] = 0.0
+
+    def _slots(self) -> Iterator[tuple[str, Any, Any]]:
+        """Name, owner, and name in thinc or param of torch, of all that have a value."""
+        for prefix, model in self.models.items():
+            for found in walk(model, prefix):
+                if found.param is not None:
+                    yield found.name, found.owner, found.param
+                elif found.owner.has_param(found.key[1]):  # type: ignore[index]
+                    yield found.name, found.owner, found.key[1]  # type: ignore[index]
+
+
+def _nodes(model: Model) -> list[Model]:
+    """The layers of an OnlineRNN. RAISES (ConfigError, PipelineError): They can't be trained online."""
+    nodes = recurrent_nodes(model)
+    if not nodes:
+        _WHERE.refuse("model", "an OnlineRNN", model.name)
+    for node in nodes:
+        settings: Settings = node.attrs[SETTINGS]
+        if settings.reverse:
+            _WHERE.refuse("model", "bidirectional = false: a stream can't be read backwards", True)
+        if settings.learning != "d-rtrl" or settings.method.vjp_method != "single-step":
+            found = f"{settings.learning}, {settings.method.vjp_method}"
+            _WHERE.refuse("model", 'learning = "d-rtrl" with vjp_method = "single-step"', found)
+        if node.attrs["dropout_rate"]:
+            _WHERE.refuse("model", "dropout = 0", node.attrs["dropout_rate"])
+        if not all(node.has_param(name) for name in node.param_names):
+            raise PipelineError(
+                "Can't train the model in OnlineTrainer: expected an initialized one. Call model.initialize() first."
+            )
+    return nodes
+
+
+def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a state but for the optimizer's, which checks its own."""
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if path or key != "optimizer":
+                yield from _tensors(value, f"{path}/{key}" if path else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for i, value in enumerate(tree):
+            yield from _tensors(value, f"{path}/{i}")
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> Any:
+    return tuple(tensors[name].shape) if name in tensors else None
