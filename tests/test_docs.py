@@ -29,6 +29,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
@@ -176,19 +177,7 @@ def test_docs_name_only_what_is_registered():
         found |= set(re.findall(r"[`\"]((?:thinc-torchopt|torch|pytorch-optimizer)\.\w+\.v\d)[`\"]", page.read_text()))
     assert len(found) > 15
     for name in found:
-        assert any(
-            spacy.registry.has(group, name)
-            for group in (
-                "architectures",
-                "layers",
-                "loggers",
-                "misc",
-                "optimizers",
-                "torch_optimizers",
-                "readers",
-                "schedules",
-            )
-        ), name
+        assert any(spacy.registry.has(group, name) for group in REGISTRIES), name
 
 
 @pytest.mark.parametrize(("steps", "least"), [(100, 0.6), pytest.param(400, 0.8, marks=pytest.mark.slow)])

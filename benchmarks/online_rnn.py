@@ -1,0 +1,394 @@
+"""What eligibility traces cost and what they are worth: docs/online-rnn.md shows the results.
+
+    python benchmarks/online_rnn.py speed                  milliseconds for 64 steps, side by side
+    python benchmarks/online_rnn.py memory --plot out.svg  peak memory against the length of the sequence
+    python benchmarks/online_rnn.py adding                 a task that needs memory: learning curves
+    python benchmarks/online_rnn.py tagger --data folder   spacy train on ud-english-ewt, with each kind of encoder
+
+All run on one thread. In `speed` the contestants take turns, and figures are medians. In `memory` each measurement is a
+process of its own; what it needs before the sequence begins is taken off.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from thinc.api import fix_random_seed
+
+from thinc_torchopt.layers import CELLS, ParamDimTraces, eligibility_gradients
+from thinc_torchopt.layers.adjoint import adjoint_gradients
+from thinc_torchopt.layers.gradients import Method, TracedGradients, exact_gradients
+from thinc_torchopt.layers.scan import scan
+
+CONFIG = Path(__file__).parent.parent / "configs" / "online_rnn.cfg"
+
+
+def weights_for(cell: Any, width: int, units: int) -> dict[str, torch.Tensor]:
+    """As torch's modules begin."""
+    shapes = {name: shape for relation in cell.relations for name, shape in relation.shapes(width, units).items()}
+    return {name: torch.empty(*shape).uniform_(-1, 1) / units**0.5 for name, shape in shapes.items()}
+
+
+# ---------------------------------------------------------------------- speed
+
+
+def speed(args: argparse.Namespace) -> None:
+    n_steps, n_batch, units = args.steps, args.batch, args.units
+    print(f"{n_steps} steps, batch {n_batch}, {units} units and inputs; ms, and times the loop with BPTT")
+    for name in args.cells:
+        fix_random_seed(0)
+        contestants = _contestants(name, n_steps, n_batch, units, vmap=args.vmap)
+        times: dict[str, list[float]] = {title: [] for title in contestants}
+        for turn in range(args.rounds + 2):
+            for title, work in contestants.items():
+                start = time.perf_counter()
+                work()
+                if turn >= 2:
+                    times[title].append(1e3 * (time.perf_counter() - start))
+        medians = {title: statistics.median(found) for title, found in times.items()}
+        for title, ms in medians.items():
+            print(f"  {name:10} {title:34} {ms:9.2f} {ms / medians['a loop with BPTT']:7.2f}")
+
+
+def _contestants(name: str, n_steps: int, n_batch: int, units: int, *, vmap: bool) -> dict[str, Callable[[], Any]]:
+    cell = CELLS[name]()
+    weights = weights_for(cell, units, units)
+    x, dh = torch.randn(n_steps, n_batch, units), torch.randn(n_steps, n_batch, units)
+    zero = tuple(torch.zeros(n_batch, units) for _ in cell.states)
+    active = [n_batch] * n_steps
+
+    def online(*, reads: bool, fast: bool = True) -> None:
+        with torch.no_grad():
+            traces = ParamDimTraces(cell, weights, n_batch, fast_solve=fast)
+            state = zero
+            for t in range(n_steps):
+                state = traces.update(x[t], state)
+                if reads:
+                    traces.solve(dh[t])
+
+    def traced() -> None:
+        with torch.no_grad():
+            scan(cell, weights, x, zero, active)
+            TracedGradients(cell, weights, n_batch, Method()).read(x, zero, dh, active)
+
+    def adjoint() -> None:
+        with torch.no_grad():
+            _, _, before = scan(cell, weights, x, zero, active, keep=True)
+            adjoint_gradients(cell, weights, x, before, dh, active)
+
+    found: dict[str, Callable[[], Any]] = {
+        "a loop with BPTT": lambda: exact_gradients(cell, weights, x, zero, dh, active),
+        'layer, traces = "adjoint"': adjoint,
+        'layer, traces = "forward"': traced,
+        "online, step by step": lambda: online(reads=True),
+        "online, without reading gradients": lambda: online(reads=False),
+    }
+    if name.startswith("torch"):
+        module = (torch.nn.GRU if name == "torch-gru" else torch.nn.LSTM)(units, units)
+        found["torch.nn with BPTT"] = lambda: module(x)[0].backward(dh)
+    if vmap:
+        found["online, by torch.func"] = lambda: online(reads=True, fast=False)
+    return found
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def memory(args: argparse.Namespace) -> None:
+    found: dict[str, list[float]] = {}
+    lengths = [16 * 4**i for i in range(5)]
+    for how in ("bptt", "forward", "adjoint"):
+        for n_steps in lengths:
+            command = [sys.executable, __file__, "peak", how, str(n_steps)]
+            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found.setdefault(how, []).append(float(out))
+    print("MiB beside inputs, outputs and gradients; T =", *lengths)
+    for how, values in found.items():
+        print(f"  {how:8}", *(f"{value:8.1f}" for value in values))
+    if args.plot:
+        _plot(lengths, found, args.plot)
+
+
+def peak(args: argparse.Namespace) -> None:
+    """In a process of its own: the peak while gradients are computed, over what was there before."""
+    torch.set_num_threads(1)
+    n_batch, units = 16, 64
+    cell = CELLS["torch-gru"]()
+    weights = weights_for(cell, units, units)
+    zero = (torch.zeros(n_batch, units),)
+
+    def work(n_steps: int) -> None:
+        x, dh = torch.ones(n_steps, n_batch, units), torch.ones(n_steps, n_batch, units)
+        outputs = torch.ones(n_steps, n_batch, units)  # as a layer above keeps them
+        base = _peak_mib(reset=True)
+        active = [n_batch] * n_steps
+        if args.how == "bptt":
+            exact_gradients(cell, weights, x, zero, dh, active)
+        else:
+            with torch.no_grad():
+                if args.how == "forward":
+                    TracedGradients(cell, weights, n_batch, Method()).read(x, zero, dh, active, inputs=True)
+                else:
+                    _, _, before = scan(cell, weights, x, zero, active, keep=True)
+                    adjoint_gradients(cell, weights, x, before, dh, active, inputs=True)
+        del outputs
+        args.found = _peak_mib() - base
+
+    work(16)  # what torch loads when it is first used
+    work(args.steps)
+    print(args.found)
+
+
+def _peak_mib(*, reset: bool = False) -> float:
+    """Of this process. On Linux the peak can be set back to what is used now."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return float(line.split()[1]) / 1024
+
+
+def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    titles = {"bptt": "BPTT", "forward": 'D-RTRL, traces = "forward"', "adjoint": 'D-RTRL, traces = "adjoint"'}
+    for (how, values), marker in zip(found.items(), "o^s"):
+        axes.plot(lengths, values, marker=marker, label=titles[how])
+    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="MiB")
+    axes.set_title("Peak memory beside inputs and outputs: GRU, 64 units, batch 16", fontsize=10)
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if path.endswith("svg") else None)
+
+
+# ---------------------------------------------------------------------- a task that needs memory
+
+
+def adding(args: argparse.Namespace) -> None:
+    """The adding problem: the second row of the input marks two numbers of the first; their sum is the target."""
+    ways = {
+        f"BPTT, cut after {args.window} steps": "truncated",
+        "D-RTRL": "d-rtrl",
+        f"D-RTRL, windows of {args.window}": "multi-step",
+        "BPTT": "bptt",
+    }
+    print(f"mean squared error (always 1: 0.167), {args.length} steps; means over {args.seeds} seeds")
+    marks = [args.updates * i // 8 for i in range(1, 9)]
+    print(f"{'updates':34}", *(f"{mark:8}" for mark in marks))
+    for title, way in ways.items():
+        curves = [_adding_curve(way, args, seed, marks) for seed in range(args.seeds)]
+        print(f"{title:34}", *(f"{statistics.mean(column):8.4f}" for column in zip(*curves)))
+
+
+def _adding_curve(way: str, args: argparse.Namespace, seed: int, marks: list[int]) -> list[float]:
+    torch.manual_seed(seed)
+    cell = CELLS["torch-gru"]()
+    weights = weights_for(cell, 2, args.units)
+    head = torch.zeros(args.units + 1)
+    params = [*weights.values(), head]
+    optimizer = torch.optim.Adam(params, lr=args.learn_rate)
+    rng = torch.Generator().manual_seed(1000 + seed)
+    errors, curve = [], []
+    for step in range(1, args.updates + 1):
+        x, target = _adding_batch(args.length, args.batch, rng)
+        for param in params:
+            param.grad = None
+        zero = (torch.zeros(args.batch, args.units),)
+        active = [args.batch] * args.length
+        with torch.no_grad():
+            outputs, _, _ = scan(cell, weights, x, zero, active)
+            guess = outputs[-1] @ head[:-1] + head[-1]
+            error = 2 * (guess - target) / args.batch
+            head.grad = torch.cat((error @ outputs[-1], error.sum()[None]))
+            dh = torch.zeros_like(outputs)
+            dh[-1] = error[:, None] * head[:-1]
+        for name, grad in _adding_grads(way, cell, weights, x, dh, outputs, args.window).items():
+            weights[name].grad = grad
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        errors.append(float(((guess - target) ** 2).mean()))
+        if step in marks:
+            curve.append(statistics.mean(errors[-100:]))
+    return curve
+
+
+def _adding_grads(way: str, cell: Any, weights: Any, x: Any, dh: Any, outputs: Any, window: int) -> Any:
+    if way == "d-rtrl":
+        return eligibility_gradients(cell, weights, x, dh, traces="adjoint")[0]
+    if way == "multi-step":
+        return eligibility_gradients(cell, weights, x, dh, vjp_method="multi-step", window=window)[0]
+    cut = len(x) - window if way == "truncated" else 0  # the loss is at the end: all before the last window is cut
+    state = (outputs[cut - 1] if cut else torch.zeros_like(outputs[0]),)
+    return exact_gradients(cell, weights, x[cut:], state, dh[cut:], [x.shape[1]] * (len(x) - cut))[0]
+
+
+def _adding_batch(length: int, batch: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.rand(length, batch, generator=rng)
+    marks = torch.zeros(length, batch)
+    half = length // 2
+    for start in (0, half):
+        rows = torch.randint(start, start + half, (batch,), generator=rng)
+        marks[rows, torch.arange(batch)] = 1.0
+    return torch.stack((values, marks), -1), (values * marks).sum(0)
+
+
+# ---------------------------------------------------------------------- a tagger
+
+
+def tagger(args: argparse.Namespace) -> None:
+    for title, changes in {
+        "CNN (MaxoutWindowEncoder)": None,
+        "both directions, d-rtrl": {"learning": "d-rtrl"},
+        "both directions, bptt": {"learning": "bptt"},
+        "forwards, d-rtrl": {"learning": "d-rtrl", "bidirectional": False},
+        "forwards, bptt": {"learning": "bptt", "bidirectional": False},
+        "two layers, both, d-rtrl": {"learning": "d-rtrl", "depth": 2},
+        "two layers, both, bptt": {"learning": "bptt", "depth": 2},
+    }.items():
+        if args.only and args.only not in title:
+            continue
+        runs = [_train_tagger(changes, args, seed) for seed in range(args.seeds)]
+        accuracies = [run["accuracy"] for run in runs]
+        print(
+            f"{title:28} tag_acc {statistics.mean(accuracies):.2%} ({min(accuracies):.2%} to {max(accuracies):.2%}), "
+            f"{statistics.median(run['words_per_second'] for run in runs):,.0f} words/s",
+            flush=True,
+        )
+        for step, found in runs[0]["cosines"].items():
+            print(f"    step {step:4}: cosine to the exact gradient", json.dumps(found), flush=True)
+
+
+def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    import tempfile
+
+    import spacy
+    from spacy.cli.train import train
+    from spacy.training import Corpus
+    from spacy.util import load_config
+
+    config = load_config(CONFIG)
+    encode = config["components"]["tagger"]["model"]["tok2vec"]["encode"]
+    if changes is None:
+        encode.clear()
+        encode |= {
+            "@architectures": "spacy.MaxoutWindowEncoder.v2",
+            "width": 96,
+            "window_size": 1,
+            "maxout_pieces": 3,
+            "depth": 4,
+        }
+    else:
+        encode |= changes
+    config["training"] |= {"max_steps": args.updates, "before_update": {"@callbacks": "online-rnn.Watch.v1"}}
+    config["training"]["seed"] = config["system"]["seed"] = seed
+    config["paths"] = {name: str(Path(args.data) / f"ud-english-ewt-{name}.spacy") for name in ("train", "dev")}
+    starts: list[float] = []
+    cosines: dict[int, dict[str, float]] = {}
+
+    @spacy.registry.callbacks("online-rnn.Watch.v1")
+    def watch() -> Callable[[Any, dict[str, Any]], None]:
+        def before_update(nlp: Any, info: dict[str, Any]) -> None:
+            step = info["step"]
+            if changes is not None and changes["learning"] == "d-rtrl" and step in args.marks:
+                docs = list(Corpus(config["paths"]["dev"])(nlp))[:20]
+                cosines[step] = _cosines(nlp.get_pipe("tagger"), docs)
+            starts.append(time.perf_counter())
+
+        return before_update
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.cfg"
+        config.to_disk(path)
+        train(path, Path(folder) / "out")
+        scores = spacy.load(Path(folder) / "out" / "model-last").meta["performance"]
+    steps = [b - a for a, b in pairwise(starts)]
+    words = config["training"]["batcher"]["size"]
+    return {
+        "accuracy": scores["tag_acc"],
+        "words_per_second": words / statistics.median(steps),
+        "cosines": cosines,
+    }
+
+
+def _cosines(pipe: Any, examples: list[Any]) -> dict[str, float]:
+    """Of the gradient of this model by traces to that by BPTT, by what it is of."""
+    from thinc.api import set_dropout_rate
+
+    from thinc_torchopt.layers.node import SETTINGS, recurrent_nodes
+
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    set_dropout_rate(pipe.model, 0.0)
+    for learning in ("d-rtrl", "bptt"):
+        model = pipe.model.copy()
+        for node in recurrent_nodes(model):
+            node.attrs[SETTINGS] = replace(node.attrs[SETTINGS], learning=learning)
+        scores, backprop = model.begin_update([example.predicted for example in examples])
+        backprop(pipe.get_loss(examples, scores)[1])
+        parts: dict[str, list[torch.Tensor]] = {}
+        for node in model.walk():
+            for name in node.param_names:
+                recurrent = SETTINGS in node.attrs
+                part = ("recurrent" if name[0] == "U" else "input") if recurrent else "embed"
+                if node.has_grad(name) and node.name != "softmax":
+                    parts.setdefault(part, []).append(torch.from_numpy(node.get_grad(name)).flatten())
+        found[learning] = {part: torch.cat(grads) for part, grads in parts.items()}
+    one, other = found.values()
+    return {part: round(float(torch.cosine_similarity(one[part], other[part], dim=0)), 3) for part in sorted(one)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("speed")
+    one.add_argument("--cells", nargs="+", default=["torch-gru", "torch-lstm", "gru", "rnn"])
+    one.add_argument("--steps", type=int, default=64)
+    one.add_argument("--batch", type=int, default=16)
+    one.add_argument("--units", type=int, default=64)
+    one.add_argument("--rounds", type=int, default=20)
+    one.add_argument("--vmap", action="store_true", help="Also by torch.func, which takes a while.")
+    one.set_defaults(run=speed)
+    one = commands.add_parser("memory")
+    one.add_argument("--plot", help="Draw a picture: an .svg or .png file.")
+    one.set_defaults(run=memory)
+    one = commands.add_parser("peak")
+    one.add_argument("how", choices=("bptt", "forward", "adjoint"))
+    one.add_argument("steps", type=int)
+    one.set_defaults(run=peak)
+    one = commands.add_parser("adding")
+    one.add_argument("--length", type=int, default=60)
+    one.add_argument("--window", type=int, default=10)
+    one.add_argument("--units", type=int, default=32)
+    one.add_argument("--batch", type=int, default=32)
+    one.add_argument("--updates", type=int, default=2000)
+    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--learn-rate", type=float, default=0.005)
+    one.set_defaults(run=adding)
+    one = commands.add_parser("tagger")
+    one.add_argument("--data", required=True, help="A folder with ud-english-ewt-train.spacy and -dev.spacy.")
+    one.add_argument("--updates", type=int, default=600)
+    one.add_argument("--seeds", type=int, default=1)
+    one.add_argument("--only", help="Part of a title.")
+    one.add_argument("--marks", type=int, nargs="+", default=[1, 50, 100, 300, 599], help="Steps with a cosine.")
+    one.set_defaults(run=tagger)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
