@@ -2,8 +2,10 @@
 
     python benchmarks/online_rnn.py speed                  milliseconds for 64 steps, side by side
     python benchmarks/online_rnn.py memory --plot out.svg  peak memory against the length of the sequence
+    python benchmarks/online_rnn.py cosines                how near the gradient is to the exact one, by relation
     python benchmarks/online_rnn.py adding                 a task that needs memory: learning curves
     python benchmarks/online_rnn.py tagger --data folder   spacy train on ud-english-ewt, with each kind of encoder
+    python benchmarks/online_rnn.py words --data folder    words a second in training, side by side
 
 All run on one thread. In `speed` the contestants take turns, and figures are medians. In `memory` each measurement is a
 process of its own; what it needs before the sequence begins is taken off.
@@ -18,14 +20,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from thinc.api import fix_random_seed
 
-from thinc_torchopt.layers import CELLS, ParamDimTraces, eligibility_gradients
+from thinc_torchopt.layers import CELLS, OnlineRNN, ParamDimTraces, eligibility_gradients
 from thinc_torchopt.layers.adjoint import adjoint_gradients
 from thinc_torchopt.layers.gradients import Method, TracedGradients, exact_gradients
 from thinc_torchopt.layers.scan import scan
@@ -112,7 +114,7 @@ def memory(args: argparse.Namespace) -> None:
             command = [sys.executable, __file__, "peak", how, str(n_steps)]
             out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found.setdefault(how, []).append(float(out))
-    print("MiB beside inputs, outputs and gradients; T =", *lengths)
+    print("MiB beside input, output and their gradients; T =", *lengths)
     for how, values in found.items():
         print(f"  {how:8}", *(f"{value:8.1f}" for value in values))
     if args.plot:
@@ -120,33 +122,23 @@ def memory(args: argparse.Namespace) -> None:
 
 
 def peak(args: argparse.Namespace) -> None:
-    """In a process of its own: the peak while gradients are computed, over what was there before."""
-    torch.set_num_threads(1)
+    """In a process of its own: the peak of a forward and a backward pass of the layer, over what was there before, less
+    its output and the gradient of its input, which every layer makes.
+    """
     n_batch, units = 16, 64
-    cell = CELLS["torch-gru"]()
-    weights = weights_for(cell, units, units)
-    zero = (torch.zeros(n_batch, units),)
+    settings = {"learning": "bptt"} if args.how == "bptt" else {"traces": args.how}
+    layer = OnlineRNN(units, units, **settings)
+    layer.initialize()
 
-    def work(n_steps: int) -> None:
-        x, dh = torch.ones(n_steps, n_batch, units), torch.ones(n_steps, n_batch, units)
-        outputs = torch.ones(n_steps, n_batch, units)  # as a layer above keeps them
+    def work(n_steps: int) -> float:
+        X, dY = (numpy.ones((n_steps, n_batch, units), dtype="f") for _ in range(2))
         base = _peak_mib(reset=True)
-        active = [n_batch] * n_steps
-        if args.how == "bptt":
-            exact_gradients(cell, weights, x, zero, dh, active)
-        else:
-            with torch.no_grad():
-                if args.how == "forward":
-                    TracedGradients(cell, weights, n_batch, Method()).read(x, zero, dh, active, inputs=True)
-                else:
-                    _, _, before = scan(cell, weights, x, zero, active, keep=True)
-                    adjoint_gradients(cell, weights, x, before, dh, active, inputs=True)
-        del outputs
-        args.found = _peak_mib() - base
+        Y, backprop = layer(X, is_train=True)
+        dX = backprop(dY)
+        return _peak_mib() - base - (Y.nbytes + dX.nbytes) / 2**20
 
     work(16)  # what torch loads when it is first used
-    work(args.steps)
-    print(args.found)
+    print(work(args.steps))
 
 
 def _peak_mib(*, reset: bool = False) -> float:
@@ -161,6 +153,7 @@ def _peak_mib(*, reset: bool = False) -> float:
 
 
 def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.6), layout="constrained")
@@ -168,12 +161,32 @@ def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
     titles = {"bptt": "BPTT", "forward": 'D-RTRL, traces = "forward"', "adjoint": 'D-RTRL, traces = "adjoint"'}
     for (how, values), marker in zip(found.items(), "o^s"):
         axes.plot(lengths, values, marker=marker, label=titles[how])
-    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="MiB")
-    axes.set_title("Peak memory beside inputs and outputs: GRU, 64 units, batch 16", fontsize=10)
+    axes.set(xscale="log", xlabel="steps", ylabel="MiB")
+    axes.set_title("Peak memory of a layer beside its input and output: GRU, 64 units, batch 16", fontsize=10)
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, metadata={"Date": None} if path.endswith("svg") else None)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "online_rnn"}):
+        figure.savefig(path, metadata={"Date": None} if path.endswith("svg") else None)
+
+
+# ---------------------------------------------------------------------- the gradient
+
+
+def cosines(args: argparse.Namespace) -> None:
+    """Of random sequences and weights as torch's modules begin, or as they are after training: these times `scale`."""
+    units, n_batch = 64, 16
+    for name in CELLS:
+        for scale in (1.0, 3.0):
+            fix_random_seed(0)
+            torch.manual_seed(0)
+            weights = {key: weight * scale for key, weight in weights_for(CELLS[name](), units, units).items()}
+            x, dh = torch.randn(args.steps, n_batch, units), torch.randn(args.steps, n_batch, units)
+            found, _ = eligibility_gradients(name, weights, x, dh)
+            exact, _ = eligibility_gradients(name, weights, x, dh, vjp_method="multi-step", window=args.steps)
+            parts = {key: torch.cosine_similarity(found[key].flatten(), exact[key].flatten(), dim=0) for key in found}
+            shown = {key.removesuffix(".weight"): f"{value:.2f}" for key, value in parts.items() if "bias" not in key}
+            print(f"{name:10} weights x {scale:g}  ", *(f"{key} {value}" for key, value in shown.items()))
 
 
 # ---------------------------------------------------------------------- a task that needs memory
@@ -250,27 +263,66 @@ def _adding_batch(length: int, batch: int, rng: torch.Generator) -> tuple[torch.
 # ---------------------------------------------------------------------- a tagger
 
 
+ARMS: dict[str, dict[str, Any] | None] = {
+    "CNN (MaxoutWindowEncoder)": None,
+    "both directions, d-rtrl": {"learning": "d-rtrl"},
+    "both directions, bptt": {"learning": "bptt"},
+    "forwards, d-rtrl": {"learning": "d-rtrl", "bidirectional": False},
+    "forwards, bptt": {"learning": "bptt", "bidirectional": False},
+    "two layers, both, d-rtrl": {"learning": "d-rtrl", "depth": 2},
+    "two layers, both, bptt": {"learning": "bptt", "depth": 2},
+}
+
+
 def tagger(args: argparse.Namespace) -> None:
-    for title, changes in {
-        "CNN (MaxoutWindowEncoder)": None,
-        "both directions, d-rtrl": {"learning": "d-rtrl"},
-        "both directions, bptt": {"learning": "bptt"},
-        "forwards, d-rtrl": {"learning": "d-rtrl", "bidirectional": False},
-        "forwards, bptt": {"learning": "bptt", "bidirectional": False},
-        "two layers, both, d-rtrl": {"learning": "d-rtrl", "depth": 2},
-        "two layers, both, bptt": {"learning": "bptt", "depth": 2},
-    }.items():
+    for title, changes in ARMS.items():
         if args.only and args.only not in title:
             continue
         runs = [_train_tagger(changes, args, seed) for seed in range(args.seeds)]
         accuracies = [run["accuracy"] for run in runs]
-        print(
-            f"{title:28} tag_acc {statistics.mean(accuracies):.2%} ({min(accuracies):.2%} to {max(accuracies):.2%}), "
-            f"{statistics.median(run['words_per_second'] for run in runs):,.0f} words/s",
-            flush=True,
-        )
+        spread = f"({min(accuracies):.2%} to {max(accuracies):.2%})"
+        print(f"{title:28} tag_acc {statistics.mean(accuracies):.2%} {spread}", flush=True)
         for step, found in runs[0]["cosines"].items():
             print(f"    step {step:4}: cosine to the exact gradient", json.dumps(found), flush=True)
+
+
+def words(args: argparse.Namespace) -> None:
+    """The contestants take turns, each with the same batch."""
+    from spacy.training import Corpus
+    from spacy.training.batchers import minibatch_by_words
+    from spacy.training.initialize import init_nlp
+
+    pipelines = {}
+    for title, changes in ARMS.items():
+        config = _config(changes, args)
+        pipelines[title] = init_nlp(config.interpolate())
+    times: dict[str, list[float]] = {title: [] for title in ARMS}
+    docs = list(Corpus(config["paths"]["train"], limit=300)(pipelines["forwards, bptt"]))
+    batches = minibatch_by_words(docs, size=1000, tolerance=0.2, discard_oversize=False)
+    for i, batch in zip(range(args.rounds + 2), batches):
+        n_words = sum(len(example) for example in batch)
+        for title, nlp in pipelines.items():
+            start = time.perf_counter()
+            nlp.update(batch, drop=0.1, sgd=nlp._optimizer)
+            if i >= 2:
+                times[title].append(n_words / (time.perf_counter() - start))
+    for title, found in times.items():
+        print(f"{title:28} {statistics.median(found):8,.0f} words/s in training")
+
+
+def _config(changes: dict[str, Any] | None, args: argparse.Namespace) -> Any:
+    from spacy.util import load_config
+
+    config = load_config(CONFIG)
+    encode = config["components"]["tagger"]["model"]["tok2vec"]["encode"]
+    if changes is None:
+        encode.clear()
+        window = {"@architectures": "spacy.MaxoutWindowEncoder.v2", "window_size": 1, "maxout_pieces": 3}
+        encode |= {**window, "width": 96, "depth": 4}
+    else:
+        encode |= changes
+    config["paths"] = {name: str(Path(args.data) / f"ud-english-ewt-{name}.spacy") for name in ("train", "dev")}
+    return config
 
 
 def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -279,25 +331,10 @@ def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed
     import spacy
     from spacy.cli.train import train
     from spacy.training import Corpus
-    from spacy.util import load_config
 
-    config = load_config(CONFIG)
-    encode = config["components"]["tagger"]["model"]["tok2vec"]["encode"]
-    if changes is None:
-        encode.clear()
-        encode |= {
-            "@architectures": "spacy.MaxoutWindowEncoder.v2",
-            "width": 96,
-            "window_size": 1,
-            "maxout_pieces": 3,
-            "depth": 4,
-        }
-    else:
-        encode |= changes
+    config = _config(changes, args)
     config["training"] |= {"max_steps": args.updates, "before_update": {"@callbacks": "online-rnn.Watch.v1"}}
     config["training"]["seed"] = config["system"]["seed"] = seed
-    config["paths"] = {name: str(Path(args.data) / f"ud-english-ewt-{name}.spacy") for name in ("train", "dev")}
-    starts: list[float] = []
     cosines: dict[int, dict[str, float]] = {}
 
     @spacy.registry.callbacks("online-rnn.Watch.v1")
@@ -307,7 +344,6 @@ def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed
             if changes is not None and changes["learning"] == "d-rtrl" and step in args.marks:
                 docs = list(Corpus(config["paths"]["dev"])(nlp))[:20]
                 cosines[step] = _cosines(nlp.get_pipe("tagger"), docs)
-            starts.append(time.perf_counter())
 
         return before_update
 
@@ -316,13 +352,7 @@ def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed
         config.to_disk(path)
         train(path, Path(folder) / "out")
         scores = spacy.load(Path(folder) / "out" / "model-last").meta["performance"]
-    steps = [b - a for a, b in pairwise(starts)]
-    words = config["training"]["batcher"]["size"]
-    return {
-        "accuracy": scores["tag_acc"],
-        "words_per_second": words / statistics.median(steps),
-        "cosines": cosines,
-    }
+    return {"accuracy": scores["tag_acc"], "cosines": cosines}
 
 
 def _cosines(pipe: Any, examples: list[Any]) -> dict[str, float]:
@@ -369,6 +399,9 @@ def main() -> None:
     one.add_argument("how", choices=("bptt", "forward", "adjoint"))
     one.add_argument("steps", type=int)
     one.set_defaults(run=peak)
+    one = commands.add_parser("cosines")
+    one.add_argument("--steps", type=int, default=64)
+    one.set_defaults(run=cosines)
     one = commands.add_parser("adding")
     one.add_argument("--length", type=int, default=60)
     one.add_argument("--window", type=int, default=10)
@@ -385,6 +418,10 @@ def main() -> None:
     one.add_argument("--only", help="Part of a title.")
     one.add_argument("--marks", type=int, nargs="+", default=[1, 50, 100, 300, 599], help="Steps with a cosine.")
     one.set_defaults(run=tagger)
+    one = commands.add_parser("words")
+    one.add_argument("--data", required=True, help="As for tagger.")
+    one.add_argument("--rounds", type=int, default=20)
+    one.set_defaults(run=words)
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.run(args)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from thinc_torchopt.errors import ConfigError, ShapeError
 from thinc_torchopt.layers import eligibility_gradients, gradients
 
-from ..conftest import SHARED
+from ..conftest import SHARED, needs_gpu
 from .reference import ACTS, CELLS, bptt, distance, naive, problem, step
 
 ORACLES = SHARED / "oracles" / "drtrl_cases.json"
@@ -282,6 +282,7 @@ def good():
         ({"x": torch.full((3, 2, 2), float("nan"))}, ConfigError, "'x'.*finite"),
         ({"output_grads": torch.full((3, 2, 3), float("inf"))}, ConfigError, "'output_grads'.*finite"),
         ({"x": "text"}, ConfigError, "'x'"),
+        ({"weights": [1.0]}, ConfigError, "'weights'.*dict"),
         ({"x": torch.zeros(3, 2, 5)}, ShapeError, r"Wn.weight.*\(5, 3\).*\(2, 3\)"),
         ({"lengths": [4, 1]}, ConfigError, "0 to 3"),
         ({"lengths": [1]}, ConfigError, "2 whole numbers"),
@@ -316,3 +317,17 @@ def test_gradients_takes_arrays_and_lists_and_leaves_them_as_they_are():
     found, _ = eligibility_gradients(**arrays)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert all(torch.equal(a, b) for a, b in zip(good()["weights"].values(), kwargs["weights"].values()))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_on_a_gpu(cell):
+    w, x, dh = problem(cell, T=9, B=3, X=4, H=5)
+    lengths = [9, 2, 5]
+    for how in ({}, {"traces": "adjoint"}, {"fast_solve": False}, {"vjp_method": "multi-step", "window": 4}):
+        expected, outputs = eligibility_gradients(cell, w, x, dh, lengths=lengths, **how)
+        moved = {name: value.cuda() for name, value in w.items()}
+        found, there = eligibility_gradients(cell, moved, x.cuda(), dh.cuda(), lengths=lengths, **how)
+        assert torch.allclose(there.cpu(), outputs, atol=EXACT)
+        assert distance({name: grad.cpu() for name, grad in found.items()}, expected) < EXACT

@@ -8,6 +8,7 @@ import spacy
 import torch
 from thinc.api import Ragged, set_dropout_rate, with_padded
 
+from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError, ConfigWarning, ShapeError
 from thinc_torchopt.layers import (
     CELLS,
@@ -23,6 +24,7 @@ from thinc_torchopt.layers import (
 from thinc_torchopt.layers.node import recurrent_nodes
 from thinc_torchopt.layers.params import weights_of
 from thinc_torchopt.params import all_names, walk
+from thinc_torchopt.torch_optimizers import AdamW
 
 from ..models import LISTENER, toy_examples
 from ..runs import config_for, digests, run
@@ -99,6 +101,12 @@ def test_online_rnn_copies_only_what_fits():
         copy_torch_weights(model, torch.nn.GRU(3, 4))
     with pytest.raises(ConfigError, match=r"'torch-gru'.*LSTM"):
         copy_torch_weights(model, torch.nn.LSTM(3, 4, 2))
+    square = OnlineRNN(4, 4, depth=2)
+    square.initialize()
+    with pytest.raises(ConfigError, match="2 layers, 1 directions"):
+        copy_torch_weights(square, torch.nn.GRU(4, 4, bidirectional=True))
+    with pytest.raises(ConfigError, match="'tanh', found 'relu'"):
+        copy_torch_weights(built(cell="rnn")[0], torch.nn.RNN(3, 4, nonlinearity="relu"))
     before = model.to_bytes()
     with pytest.raises(ShapeError, match=r"layer 0.*\(4, 3\).*\(4, 5\)"):
         copy_torch_weights(model, torch.nn.GRU(5, 4, 2))
@@ -434,3 +442,17 @@ def test_online_rnn_training_goes_on_bit_for_bit(settings, tmp_path, corpus):
     resumed = run(half, tmp_path / "half" / "out")
     assert min(resumed) > 0 and all(infos[step] == resumed[step] for step in resumed)
     assert digests(tmp_path / "half" / "out") == digests(tmp_path / "whole" / "out")
+
+
+def test_online_rnn_state_follows_new_labels():
+    """A label is added in mid-training: the moments of the encoder's params stay."""
+    nlp = spacy.blank("en")
+    nlp.add_pipe("ner", config={"model": {"tok2vec": encoder()}})
+    optimizer, examples = TorchOptimizer(AdamW(), 0.01), toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    nlp.get_pipe("ner").add_label("NEW")
+    nlp.update(examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    updates = {info.name: info.updates for info in optimizer.describe()}
+    assert updates["ner/tok2vec/encode/torch-gru/W_z"] == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from thinc.api import Model, to_numpy
+from thinc.api import Model
 from torch import Tensor
 
 from .cells import State
@@ -58,7 +58,7 @@ def _in_batch_order(rows: Tensor, order: Tensor) -> Any:
     found = torch.zeros_like(rows)
     found[order] = rows
     finite = found.flatten(1).isfinite().all(1)
-    return to_numpy(torch.where(finite.reshape(-1, *[1] * (rows.ndim - 1)), found, 0.0).cpu().numpy())
+    return torch.where(finite.reshape(-1, *[1] * (rows.ndim - 1)), found, 0.0).cpu().numpy()
 
 
 def _rows(saved: Any, order: Tensor, like: Tensor) -> Tensor:

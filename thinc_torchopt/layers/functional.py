@@ -188,8 +188,8 @@ def warn_of_truncation(truncated: tuple[str, ...], where: Section) -> None:
         warnings.warn(
             ConfigWarning(
                 f"Relation {', '.join(map(repr, truncated))} of the cell in {where.path} reaches other units in the "
-                'same step. learning = "d-rtrl" does not follow it there, so its gradient is far from the exact one. '
-                'Use cell = "torch-gru" or an LSTM, or learning = "bptt".'
+                'same step. learning = "d-rtrl" does not follow it there: part of its gradient is left out, and nearly '
+                'all of that of the reset gate of "gru". Use cell = "torch-gru" or an LSTM, or learning = "bptt".'
             ),
             stacklevel=3,
         )

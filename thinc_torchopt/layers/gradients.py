@@ -106,7 +106,7 @@ def eligibility_gradients(
     method.check(_WHERE)
     cell = make_cell(cell, activation, _WHERE)
     x, dh = _floats("x", x), _floats("output_grads", output_grads)
-    named = {name: _floats(f"weights['{name}']", weight) for name, weight in weights.items()}
+    named = {name: _floats(f"weights['{name}']", weight) for name, weight in _WHERE.section("weights", weights).items()}
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in (x, dh, *named.values())))
     x, dh, named = x.to(dtype), dh.to(dtype), {name: weight.to(dtype) for name, weight in named.items()}
     if x.ndim != 3 or dh.ndim != 3 or x.shape[:2] != dh.shape[:2] or 0 in (*x.shape, *dh.shape):
@@ -124,9 +124,10 @@ def eligibility_gradients(
             _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
     begin = _state(cell, state, x.new_zeros(n_batch, units), order)
     check_cell(cell, named, _WHERE)
+    traced = method.takes_traces(cell, named, n_steps)
     with torch.no_grad():
-        outputs, _, before = scan(cell, named, x, begin, active, keep=True)
-        if method.takes_traces(cell, named, n_steps):
+        outputs, _, before = scan(cell, named, x, begin, active, keep=not traced)
+        if traced:
             found = TracedGradients(cell, named, n_batch, method)
             found.read(x, begin, dh, active)
             grads = found.traces.grads

@@ -22,7 +22,7 @@ from ..errors import ShapeError
 from .cells import Cell, make_cell
 from .functional import warn_of_truncation
 from .gradients import How, Method, VjpMethod
-from .node import Settings, both_ways, one_way, recurrent_nodes
+from .node import SETTINGS, Settings, both_ways, one_way, recurrent_nodes
 from .params import as_tensor, params_from_torch
 
 SequencesT = TypeVar("SequencesT", bound=Union[Padded, Ragged, Sequence[Any], Floats3d])
@@ -61,7 +61,7 @@ def OnlineRNN(
         traces. `reset_state` begins anew.
     RAISES (ConfigError): A value that can't be, or two that can't be together.
     """
-    where = Section("[OnlineRNN]")
+    where = Section("the block of OnlineRNN")
     made = make_cell(cell, activation, where)
     method = Method(vjp_method, window, normalize_matrix_spectrum=normalize_matrix_spectrum, traces=traces)
     where.choice("learning", learning, ("d-rtrl", "bptt"))
@@ -137,15 +137,19 @@ def OnlineRNNEncoder(
 def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
     """Give an initialized OnlineRNN the weights of torch.nn.GRU, LSTM or RNN. Its outputs are then the same.
 
-    RAISES (ConfigError): Another kind of cell, depth, or number of directions. (ShapeError): Another width.
+    RAISES (ConfigError): Another kind of cell, activation, depth, or number of directions. (ShapeError): Another width.
     """
     where = Section("copy_torch_weights")
     nodes = recurrent_nodes(model)
     directions = 2 if module.bidirectional else 1
-    if len(nodes) != module.num_layers * directions or module.proj_size:
+    ours = 2 if any(node.attrs[SETTINGS].reverse for node in nodes) else 1
+    if (len(nodes) // ours, ours) != (module.num_layers, directions) or module.proj_size:
         found = f"{module.num_layers} layers with {directions} directions, proj_size {module.proj_size}"
-        where.refuse("module", f"one with the {len(nodes)} layers and directions of the model, and proj_size 0", found)
+        where.refuse("module", f"one with {len(nodes) // ours} layers, {ours} directions, and proj_size 0", found)
+    activation = getattr(module, "nonlinearity", "tanh")
     for i, node in enumerate(nodes):
+        if (own := getattr(node.attrs[SETTINGS].cell, "activation", None)) != activation:
+            where.refuse("module", f"one with the activation of the model, {own!r}", activation)
         params = params_from_torch(module, i // directions, reverse=bool(i % directions))
         if set(params) != set(node.param_names):
             where.refuse("module", f"one with the cell of the model, '{node.name}'", type(module).__name__)

@@ -132,7 +132,7 @@ class OnlineTrainer:
         steps = self._steps(x)
         signal = None if dh is None else self._checked("dh", dh, steps[-1].state[0].shape)
         inputs = [self._checked("x", x), *(step.state[0] for step in steps)]
-        with threads_for([inputs[0]]), torch.no_grad():
+        with threads_for(self._weights()), torch.no_grad():
             for layer, step, read in reversed(list(zip(self._layers, steps, inputs))):
                 before = layer.state
                 layer.state = layer.traces.take(step)
@@ -152,7 +152,7 @@ class OnlineTrainer:
             return self._ahead[1]
         found = []
         given = tensor.clone()
-        with threads_for([tensor]), torch.no_grad():
+        with threads_for(self._weights()), torch.no_grad():
             for layer in self._layers:
                 layer.traces.weights = weights_of(layer.node, layer.cell)
                 step = layer.traces.linearize(tensor, layer.state)
@@ -160,6 +160,9 @@ class OnlineTrainer:
                 found.append(step)
         self._ahead = given, found
         return found
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for layer in self._layers for weight in layer.traces.weights.values()]
 
     def _checked(self, name: str, values: Any, shape: tuple[int, ...] | None = None) -> Tensor:
         tensor = as_tensor(values) if not isinstance(values, Tensor) else values

@@ -31,7 +31,7 @@ def param_shapes(cell: Cell, width: int, units: int) -> dict[str, tuple[int, ...
         for parts in _parts(relation, width, units).values():
             for name, shape in parts:
                 if name in found:
-                    Section("[OnlineRNN]").refuse("cell", "relations with different names", name)
+                    Section("the block of OnlineRNN").refuse("cell", "relations with different names", name)
                 found[name] = shape
     return found
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from ..checks import Section
 
 Weights = Mapping[str, Tensor]
-# Cells of a trace up to which one pass over all samples is quicker than one pass per sample (benchmarks/online_rnn.py).
-_SMALL = 4096
+# Elements of a trace up to which it is quicker to read all samples at once: what is allocated for that fits the cache.
+_SMALL = 262_144
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def per_unit(values: Tensor, like: Tensor) -> Tensor:
 
 
 def read_trace_(grad: Tensor, trace: Tensor, signal: Tensor) -> None:
-    """grad += sum over samples of signal * trace. The trace is read once, and nothing as large is allocated.
+    """grad += sum over samples of signal * trace. If the trace is large, nothing of its size is allocated.
 
     grad (Tensor): Shape: (in, H) or (H,). trace (Tensor): Shape: (B, in, H) or (B, H). signal (Tensor): Shape: (B, H).
     """
-    if grad.numel() <= _SMALL:
+    if len(trace) > 1 and trace.numel() <= _SMALL:
         grad.add_((per_unit(signal, trace) * trace).sum(0))
         return
     for of_sample, weight in zip(trace, signal):
