@@ -100,7 +100,7 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
         if script.parent.name == "benchmarks":
             assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
         else:
-            pytest.skip("the demo has a test of its own")
+            pytest.skip("examples have tests of their own")
     else:
         assert program == "spacy"
         run_spacy(args, tmp_path, monkeypatch)
