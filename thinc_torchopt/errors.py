@@ -2,18 +2,25 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
+│   ├── ConfigKeyError (KeyError)  settings that are missing, or that there are not
+│   ├── ConfigTypeError (TypeError)   a setting of a type that can't be
 │   ├── ControllerError            a controller definition that can't work, or a rule that failed
 │   └── ScheduleError              a schedule without values, or with invalid arguments or values
+├── AuxVarError (ValueError)       auxiliary variables that can't be used
+│   ├── AuxVarKeyError (KeyError)  they are for none of the modules, of other params, or incomplete
+│   └── AuxVarTypeError (TypeError)   they are of another kind
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape differs from before
 ├── LearnRateIntegrityError (RuntimeError)   other code wrote to a param group
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
+│   └── StateKeyError (KeyError)   a part of it is missing, or there is one too many
 ├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
 └── RollbackError (RuntimeError)   a training that diverges has no checkpoint to go back to, or went back too often
 
 Warning
 └── TorchOptWarning (UserWarning)
+    ├── AuxVarWarning (RuntimeWarning)   there are no auxiliary variables to send yet
     ├── ConfigWarning              a setting that has no effect
     ├── CheckpointWarning          a checkpoint is damaged, from another config, or could not be written
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
@@ -41,12 +48,39 @@ class ConfigError(TorchOptError, ValueError):
     """A setting in the config, or an argument, that can't work."""
 
 
+class _QuotesNothing(KeyError):
+    """A KeyError whose text is its message, and not the repr of it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if len(self.args) == 1 else super().__str__()
+
+
+class ConfigKeyError(ConfigError, _QuotesNothing):
+    """Settings that are missing, or that there are not."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """A setting of a type that can't be."""
+
+
 class ScheduleError(ConfigError):
     """A schedule that has no values, or invalid arguments or values."""
 
 
 class ControllerError(ConfigError):
     """A controller definition that can't work, with all that is wrong; or a rule, metric or operation that failed."""
+
+
+class AuxVarError(TorchOptError, ValueError):
+    """Auxiliary variables of a federation that can't be used."""
+
+
+class AuxVarKeyError(AuxVarError, _QuotesNothing):
+    """Auxiliary variables for none of the modules, of other params, or incomplete."""
+
+
+class AuxVarTypeError(AuxVarError, TypeError):
+    """Auxiliary variables of another kind than a module takes."""
 
 
 class ParamError(TorchOptError, ValueError):
@@ -63,6 +97,10 @@ class PipelineError(TorchOptError, ValueError):
 
 class StateError(TorchOptError, ValueError):
     """A training state that is damaged, or does not fit the pipeline, the config or the param."""
+
+
+class StateKeyError(StateError, _QuotesNothing):
+    """A part of a state is missing, or there is one too many."""
 
 
 class NonFiniteGradError(TorchOptError, RuntimeError):
@@ -106,6 +144,10 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
 
 class TorchOptWarning(UserWarning):
     """Base of all warnings that the package gives."""
+
+
+class AuxVarWarning(TorchOptWarning, RuntimeWarning):
+    """There are no auxiliary variables to send yet."""
 
 
 class ConfigWarning(TorchOptWarning):

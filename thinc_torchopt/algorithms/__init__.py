@@ -5,7 +5,7 @@ thinc.py has thinc's arithmetic for the drop-ins. library_state.py and state_fit
 of a param.
 """
 
-from .algorithm import IN_ALGORITHM, Algorithm, may_move, small_matrix
+from .algorithm import IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
 from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
@@ -54,6 +54,7 @@ __all__ = [
     "SparseAdam",
     "ThincAdam",
     "ThincSGD",
+    "as_plain",
     "check_kind",
     "check_numbers",
     "check_on_growth",

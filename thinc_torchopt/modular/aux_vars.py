@@ -1,0 +1,234 @@
+"""Auxiliary variables: what optimizers in a federation tell each other beside weights.
+
+Each is a dataclass of tensors by the lasting names of params, numbers and texts. Those of several clients are
+aggregated; for the way they have a form of tensors and of what JSON holds. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Union
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..errors import AuxVarError
+
+# 0.0 stands for zeros of any shape.
+Vector = Union[Mapping[str, Tensor], float]
+How = Literal["sum", "mean"]
+
+
+class AuxVar:
+    """An auxiliary variable. Subclasses are dataclasses, and say how they are aggregated and sent.
+
+    name: Of the modules that exchange it.
+    """
+
+    name: ClassVar[str] = ""
+
+    @classmethod
+    def aggregate(cls, received: Sequence[Any], how: How = "sum") -> Any:
+        """Sum or average over clients.
+
+        received (Sequence): At least one, all of this class.
+        RAISES (AuxVarError): They can't be added up.
+        """
+        raise NotImplementedError
+
+    def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by name, and what JSON holds."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Any:
+        """Undo `to_wire`.
+
+        RAISES (AuxVarError): It is not what that gives.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScaffoldAuxVar(AuxVar):
+    """What SCAFFOLD's clients and server tell each other. Exactly one of the two is there.
+
+    state (Mapping[str, Tensor] | float | None): From the server: the mean of all clients' corrections.
+    delta (Mapping[str, Tensor] | float | None): From a client: by how much its own correction has changed.
+    clients (tuple[str, ...]): Who sent `delta`.
+    """
+
+    state: Vector | None = None
+    delta: Vector | None = None
+    clients: tuple[str, ...] = ()
+
+    name = "scaffold"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(self.clients))
+        for field in ("state", "delta"):
+            value = getattr(self, field)
+            is_zero = isinstance(value, float) and value == 0.0
+            if not (value is None or is_zero or (isinstance(value, Mapping) and is_vector(value))):
+                raise AuxVarError(
+                    f"Can't make a ScaffoldAuxVar: expected '{field}' to be tensors by the names of params, or 0.0, "
+                    f"found {value!r}."
+                )
+        if (self.state is None) == (self.delta is None):
+            raise AuxVarError(
+                "Can't make a ScaffoldAuxVar: expected exactly one of 'state' and 'delta', found "
+                f"{'none' if self.state is None else 'both'}."
+            )
+        if not all(isinstance(client, str) for client in self.clients) or (self.state is not None and self.clients):
+            raise AuxVarError(
+                f"Can't make a ScaffoldAuxVar: expected the names of the clients that sent 'delta', found "
+                f"{self.clients!r}."
+            )
+
+    @classmethod
+    def aggregate(cls, received: Sequence[ScaffoldAuxVar], how: How = "sum") -> ScaffoldAuxVar:
+        if any(aux.delta is None for aux in received):
+            raise AuxVarError(
+                "Can't aggregate ScaffoldAuxVar: expected 'delta' of each client, found 'state', which is the server's."
+            )
+        names = [name for aux in received for name in aux.clients]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise AuxVarError(
+                f"Can't aggregate ScaffoldAuxVar: expected one of each client, found several of {', '.join(twice)}."
+            )
+        return cls(delta=combine([aux.delta for aux in received], how), clients=tuple(sorted(names)))  # type: ignore[misc]
+
+    def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        field = "delta" if self.state is None else "state"
+        value = getattr(self, field)
+        tensors = dict(value) if isinstance(value, Mapping) else {}
+        return tensors, {"field": field, "zero": not isinstance(value, Mapping), "clients": list(self.clients)}
+
+    @classmethod
+    def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> ScaffoldAuxVar:
+        check_wire(cls.name, values, {"field": str, "zero": bool, "clients": list})
+        if values["field"] not in ("state", "delta") or (values["zero"] and tensors):
+            raise AuxVarError(f"Can't read a ScaffoldAuxVar: expected 'state' or 'delta', found {dict(values)!r}.")
+        return cls(**{values["field"]: 0.0 if values["zero"] else dict(tensors)}, clients=tuple(values["clients"]))
+
+
+# By name: those of other packages are added to it.
+AUX_VARS: dict[str, type[AuxVar]] = {ScaffoldAuxVar.name: ScaffoldAuxVar}
+
+
+# ---------------------------------------------------------------------- vectors
+
+
+def is_vector(value: Mapping[Any, Any]) -> bool:
+    """Whether a value is tensors by name."""
+    return all(
+        isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
+        for name, tensor in value.items()
+    )
+
+
+def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
+    """Sum or average vectors.
+
+    RAISES (AuxVarError): They have other names or shapes than each other.
+    """
+    if how not in ("sum", "mean"):
+        raise AuxVarError(f"Can't aggregate auxiliary variables: expected 'sum' or 'mean', found {how!r}.")
+    found = [vector for vector in vectors if isinstance(vector, Mapping)]
+    if not found:
+        return 0.0
+    shapes = [{name: tuple(tensor.shape) for name, tensor in vector.items()} for vector in found]
+    for other in shapes[1:]:
+        different = sorted(name for name in shapes[0].keys() | other.keys() if shapes[0].get(name) != other.get(name))
+        if different:
+            raise AuxVarError(
+                "Can't aggregate auxiliary variables: expected the same params from each client, found that "
+                f"{', '.join(different[:5])} differ in shape, or are missing."
+            )
+    total = {}
+    for name in found[0]:
+        total[name] = torch.clone(found[0][name].detach())
+        for vector in found[1:]:
+            total[name] += vector[name].to(total[name].device)
+        if how == "mean":
+            total[name] /= len(vectors)
+    return total
+
+
+# ---------------------------------------------------------------------- on the way
+
+
+def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dict[str, AuxVar]:
+    """Sum or average what several clients have collected.
+
+    received (Sequence[Mapping[str, AuxVar]]): From `collect_aux_var` of each.
+    RAISES (AuxVarError): They are not of one kind, or can't be added up.
+    """
+    names = {name for aux in received for name in aux}
+    found = {}
+    for name in sorted(names):
+        of_name = [aux[name] for aux in received if name in aux]
+        kinds = {type(aux) for aux in of_name}
+        if len(kinds) > 1 or not issubclass(next(iter(kinds)), AuxVar):
+            raise AuxVarError(
+                f"Can't aggregate the auxiliary variables '{name}': expected one kind from all clients, found "
+                f"{', '.join(sorted(kind.__name__ for kind in kinds))}."
+            )
+        found[name] = next(iter(kinds)).aggregate(of_name, how)
+    return found
+
+
+def to_bytes(aux: Mapping[str, AuxVar]) -> bytes:
+    """The form for the way: safetensors, with JSON in its header."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for name, value in aux.items():
+        own, values[name] = value.to_wire()
+        tensors |= {f"{name}:{key}": tensor.detach().contiguous().cpu().clone() for key, tensor in own.items()}
+    return save(tensors, metadata={"aux_vars": json.dumps(values)})
+
+
+def from_bytes(data: bytes) -> dict[str, AuxVar]:
+    """Undo `to_bytes`.
+
+    RAISES (AuxVarError): It is damaged, or of an unknown kind.
+    """
+    try:
+        size = int.from_bytes(data[:8], "little")
+        values = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["aux_vars"])
+        tensors = load(bytes(data))
+        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in values}
+        for path, tensor in tensors.items():
+            name, _, key = path.partition(":")
+            by_name[name][key] = tensor
+        return {name: AUX_VARS[name].from_wire(by_name[name], values[name]) for name in values}
+    except AuxVarError:
+        raise
+    except Exception as error:
+        raise AuxVarError(
+            f"Can't read auxiliary variables: expected what this package writes, found something else ({error!r}). It "
+            f"is damaged, or of a kind that is not known here. Known: {', '.join(sorted(AUX_VARS))}."
+        ) from error
+
+
+def check_wire(name: str, values: Mapping[str, Any], expected: Mapping[str, type]) -> None:
+    """RAISES (AuxVarError): Values are missing, unexpected, or of another type."""
+    if not isinstance(values, Mapping) or {key: type(value) for key, value in values.items()} != dict(expected):
+        raise AuxVarError(
+            f"Can't read the auxiliary variables '{name}': expected {sorted(expected)}, found {values!r}."
+        )
+
+
+def check_finite(name: str, vector: Vector) -> None:
+    """RAISES (AuxVarError): A number is NaN or infinite."""
+    for param, tensor in vector.items() if isinstance(vector, Mapping) else ():
+        if not math.isfinite(float(tensor.detach().double().abs().sum())):
+            raise AuxVarError(
+                f"Can't take the auxiliary variables '{name}': expected finite numbers, found NaN or infinite ones for "
+                f"param '{param}'."
+            )

@@ -1,0 +1,158 @@
+"""One step: gradients go through regularizers and modules, block after block, and the weights are updated.
+
+Parts follow each other inside a block, so what one writes the next finds in the cache. Where a part wants to see all
+gradients first (clipping by one norm over all of them), the parts before it are run for the norm alone, and once more
+for the update: that needs no memory. If they learn from what they see, they can't be run twice; then what they give
+out is kept, in as much memory as the gradients take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import Block, Scratch, block_size, opmath, split
+from .module import Part
+
+
+class Kept(MutableMapping[str, Any]):
+    """What a part keeps of a param, in the optimizer's state of it: there, keys begin with the part's label."""
+
+    def __init__(self, state: dict[str, Any], label: str):
+        self.state, self.prefix = state, f"{label}/"
+
+    def __getitem__(self, key: str) -> Any:
+        return self.state[self.prefix + key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.state[self.prefix + key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.state[self.prefix + key]
+
+    def __iter__(self) -> Iterator[str]:
+        n = len(self.prefix)
+        return iter([key[n:] for key in self.state if key.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        return sum(key.startswith(self.prefix) for key in self.state)
+
+
+@dataclass
+class Work:
+    """A part that works on a param.
+
+    tensors (dict[str, Tensor]): Those it keeps of the param, of the param's shape.
+    """
+
+    part: Part
+    options: Mapping[str, Any]
+    kept: Kept
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Member:
+    """A param that is updated in this step.
+
+    rate (float): The learning rate. decay (float): The part of the weights that goes.
+    work (dict[int, Work]): The parts that work on it, by their place in the chain.
+    """
+
+    param: Tensor
+    grad: Tensor
+    rate: float
+    decay: float
+    work: dict[int, Work]
+
+    def prepare(self) -> None:
+        """Make state where there is none, and count the step."""
+        for work in self.work.values():
+            if not work.kept:
+                work.kept.update(work.part.first_state(self.param))
+            work.part.prepare(work.kept, self.param, work.options)
+            work.tensors = {
+                key: value
+                for key, value in work.kept.items()
+                if isinstance(value, Tensor) and value.shape == self.param.shape
+            }
+
+
+def run_chain(
+    parts: Sequence[Part],
+    members: Sequence[Member],
+    shared: Mapping[str, MutableMapping[str, Any]],
+    *,
+    factor: float = 1.0,
+    updates: Sequence[Tensor] | None = None,
+) -> None:
+    """Update params.
+
+    parts (Sequence[Part]): Regularizers, then modules.
+    members (Sequence[Member]): The params, prepared.
+    shared (Mapping): What parts keep beside params, by label.
+    factor (float): Multiplies all gradients.
+    updates (Sequence[Tensor] | None): Where to write what would be added to each param, which then stays as it is.
+    """
+    tools = [part.begin_step(shared[part.label]) for part in parts]
+    scratch = Scratch()
+    start, stored = 0, [(member.grad, factor) for member in members]
+
+    def blocks(i: int, end: int, *others: Tensor) -> Iterator[tuple[Block, Sequence[Tensor]]]:
+        """Blocks of a param, after all parts from `start` up to one. The others are split likewise."""
+        member, (values, own_factor) = members[i], stored[i]
+        work = [(place, member.work[place]) for place in range(start, end) if place in member.work]
+        keys = [[*found.tensors] for _, found in work]
+        tensors = [member.param, values, *others, *(value for _, found in work for value in found.tensors.values())]
+        whole = any(found.part.scope == "tensor" for _, found in work)
+        for weights, part_values, *rest in split(tensors, None if whole else block_size(member.param)):
+            block, at = Block(weights, part_values, scratch, own_factor), len(others)
+            for (place, found), own_keys in zip(work, keys):
+                block.begin(found.options, dict(zip(own_keys, rest[at:])), found.kept, tools[place])
+                found.part.run(block)
+                at += len(own_keys)
+            yield block, [weights, *rest]
+
+    for place, part in enumerate(parts):
+        if part.scope != "all" or not any(place in member.work for member in members):
+            continue
+        may_repeat = all(before.is_pure for before in parts[start:place])
+        outputs = []
+        for i, member in enumerate(members):
+            keep = [] if may_repeat else [torch.empty_like(member.param, dtype=opmath(member.param.dtype))]
+            outputs += [(kept, 1.0) for kept in keep]
+            for block, (_, *rest) in blocks(i, place, *keep) if keep or place in member.work else ():
+                if place in member.work:
+                    block.begin(member.work[place].options, {}, member.work[place].kept, tools[place])
+                    part.measure(block)
+                if keep:
+                    rest[0].copy_(block.read())
+        if not may_repeat:
+            start, stored = place, outputs
+        tools[place] = part.settle(tools[place])
+
+    for i, member in enumerate(members):
+        after = [found for found in member.work.values() if found.part.changes_weights]
+        late = [value for found in after for value in found.tensors.values()]
+        others = [*late, *([updates[i]] if updates is not None else [])]
+        for block, (weights, *rest) in blocks(i, len(parts), *others):
+            if updates is not None and not after:
+                block.to_update(member.rate, member.decay, rest[0])
+                continue
+            before = block.work_on_copy() if updates is not None else None
+            block.update(member.rate, member.decay)
+            at = 0
+            for found in after:
+                block.begin(found.options, dict(zip(found.tensors, rest[at:])), found.kept, None)
+                found.part.after_update(block)
+                at += len(found.tensors)
+            if before is not None:
+                rest[at].copy_(block.weights - before)
+            elif block.weights is not weights:
+                weights.copy_(block.weights)
+    for part, tool in zip(parts, tools):
+        part.end_step(tool, shared[part.label])

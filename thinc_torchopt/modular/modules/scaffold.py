@@ -1,0 +1,154 @@
+"""SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378, with option II.
+
+The gradients of a client are corrected for how they differ from those of the others:
+
+    client, each step:     G = G + g, K = K + 1        out: g - (c_i - c)
+    client, end of round:  c_new = G / K, sends c_new - c_i, c_i = c_new
+    server:                s = s + the sum of what was sent, sends c = s / number of clients that it knows
+    client, next round:    c as it came, G = K = 0
+
+A round: the client takes what the server sent (`process_aux_var`), `start_round`, steps, `collect_aux_var`. The server
+aggregates, `process_aux_var`, and makes a step with the mean of (start - end) as gradient. Put the client's module
+first: behind a module that is not linear it corrects something else than gradients. K is counted for each param, so
+that one without gradients in some steps has the mean of those that it got.
+"""
+
+import uuid
+from collections.abc import Mapping, MutableMapping
+from typing import Any, List, Optional
+
+import torch
+from torch import Tensor
+
+from ...errors import AuxVarError, AuxVarKeyError, AuxVarTypeError
+from ..aux_vars import AuxVar, ScaffoldAuxVar, Vector, check_finite
+from ..blocks import Block
+from ..module import Module
+
+States = Mapping[str, Mapping[str, Any]]
+Changes = dict[str, dict[str, Any]]
+
+
+class ScaffoldClient(Module):
+    name = "scaffold-client"
+    aux_name = "scaffold"
+    has_aux = True
+    tensors = ("correction", "server_correction", "grad_sum")
+    counts_steps = True
+    is_linear = True
+
+    def __init__(self, *, params: Optional[List[str]] = None, label: Optional[str] = None):
+        super().__init__(params=params, label=label)
+
+    def first_shared(self) -> dict[str, Any]:
+        return {"client": uuid.uuid4().hex}
+
+    def run(self, block: Block) -> None:
+        values = block.own()
+        block.state["grad_sum"].add_(values)
+        values.sub_(block.state["correction"]).add_(block.state["server_correction"])
+
+    def collect_aux(
+        self, states: Mapping[str, MutableMapping[str, Any]], shared: Mapping[str, Any]
+    ) -> tuple[Optional[AuxVar], Changes]:
+        if not any(state.get("step") for state in states.values()):
+            return None, {}
+        changes = {
+            name: {"correction": state["grad_sum"] / state["step"]}
+            for name, state in states.items()
+            if state.get("step")
+        }
+        delta = {
+            name: changes[name]["correction"] - state["correction"]
+            if name in changes
+            else torch.zeros_like(state["correction"])
+            for name, state in states.items()
+        }
+        return ScaffoldAuxVar(delta=delta, clients=(shared["client"],)), changes
+
+    def process_aux(self, aux: Any, states: States, shared: Mapping[str, Any]) -> tuple[Changes, dict[str, Any]]:
+        check_kind(self, aux)
+        if aux.state is None:
+            raise AuxVarKeyError(
+                f"Can't take auxiliary variables in {self.where}: expected 'state', which a server sends, found "
+                "'delta', which a client sends."
+            )
+        check_vector(self, aux.state, states, "correction")
+        return {
+            name: {
+                "server_correction": like(state["correction"], aux.state, name),
+                "grad_sum": torch.zeros_like(state["grad_sum"]),
+                "step": 0,
+            }
+            for name, state in states.items()
+        }, {}
+
+
+class ScaffoldServer(Module):
+    name = "scaffold-server"
+    aux_name = "scaffold"
+    has_aux = True
+    tensors = ("correction_sum",)
+    is_pure = True
+    is_linear = True
+
+    def __init__(self, *, params: Optional[List[str]] = None, label: Optional[str] = None):
+        super().__init__(params=params, label=label)
+
+    def first_shared(self) -> dict[str, Any]:
+        return {"clients": []}
+
+    def run(self, block: Block) -> None:
+        pass
+
+    def collect_aux(
+        self, states: Mapping[str, MutableMapping[str, Any]], shared: Mapping[str, Any]
+    ) -> tuple[Optional[AuxVar], Changes]:
+        n = len(shared["clients"])
+        mean = {name: state["correction_sum"] / n for name, state in states.items()} if n else 0.0
+        return ScaffoldAuxVar(state=mean), {}
+
+    def process_aux(self, aux: Any, states: States, shared: Mapping[str, Any]) -> tuple[Changes, dict[str, Any]]:
+        check_kind(self, aux)
+        if aux.delta is None:
+            raise AuxVarKeyError(
+                f"Can't take auxiliary variables in {self.where}: expected 'delta', which clients send, found 'state', "
+                "which a server sends."
+            )
+        check_vector(self, aux.delta, states, "correction_sum")
+        return {
+            name: {"correction_sum": state["correction_sum"] + like(state["correction_sum"], aux.delta, name)}
+            for name, state in states.items()
+        }, {"clients": sorted({*shared["clients"], *aux.clients})}
+
+
+def check_kind(module: Module, aux: Any) -> None:
+    if not isinstance(aux, ScaffoldAuxVar):
+        raise AuxVarTypeError(
+            f"Can't take auxiliary variables in {module.where}: expected a ScaffoldAuxVar, found {type(aux).__name__}."
+        )
+
+
+def check_vector(module: Module, vector: Vector, states: States, key: str) -> None:
+    """RAISES (AuxVarError): It is not of these params, or not finite."""
+    if not isinstance(vector, Mapping):
+        return
+    missing, unexpected = sorted(states.keys() - vector.keys()), sorted(vector.keys() - states.keys())
+    if missing or unexpected:
+        raise AuxVarKeyError(
+            f"Can't take auxiliary variables in {module.where}: expected the {len(states)} params of this model, found "
+            f"that {', '.join(missing[:5]) or 'none'} are missing and {', '.join(unexpected[:5]) or 'none'} unexpected."
+        )
+    for name, state in states.items():
+        if vector[name].shape != state[key].shape:
+            raise AuxVarError(
+                f"Can't take auxiliary variables in {module.where}: expected shape {tuple(state[key].shape)} for param "
+                f"'{name}', found {tuple(vector[name].shape)}."
+            )
+    check_finite(module.key, vector)
+
+
+def like(state: Tensor, vector: Vector, name: str) -> Tensor:
+    """What a vector has of a param, as a copy in the form of a state tensor."""
+    found = torch.zeros_like(state)
+    return found.copy_(vector[name]) if isinstance(vector, Mapping) else found

@@ -1,0 +1,163 @@
+"""Any torch optimizer as a module: what it would do to a param that is zero, at a learning rate of 1.
+
+    out: what it subtracts from zero
+
+So its weight decay has no effect (that of AdamW by default), and is refused where it is set: use the `weight_decay` of
+Modular, or `ridge`. The learning rate is that of Modular. State is kept of each param as the optimizer has it; what it
+keeps beside params and groups is refused.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Dict, List, Optional, Type, Union
+
+import torch
+from torch import Tensor
+
+from ...checks import Section
+from ...errors import ConfigError, ConfigTypeError
+from ..blocks import Block, opmath
+from ..module import Module
+
+# What an optimizer keeps in its param group is kept with the param, under this prefix.
+IN_GROUP = "group:"
+
+
+class TorchOptim(Module):
+    """optim_cls (str): The name of a class of torch.optim, such as "torch.optim.SGD"; in Python also a class. kwargs
+    (dict): Its arguments, without `params` and `lr`. They can also be given as arguments of this module. validate
+    (bool): True. Classes are always checked.
+    """
+
+    name = "torch-optim"
+    scope = "tensor"
+
+    def __init__(
+        self,
+        optim_cls: Union[str, Type[torch.optim.Optimizer], None] = None,
+        kwargs: Optional[Dict[str, Any]] = None,
+        validate: bool = True,
+        *,
+        params: Optional[List[str]] = None,
+        label: Optional[str] = None,
+        **options: Any,
+    ):
+        section = Section("the module 'torch-optim'", takes_texts=False)
+        if optim_cls is None:
+            raise ConfigTypeError("Can't make the module 'torch-optim': expected 'optim_cls', found none.")
+        section.choice("validate", validate, (True,))
+        self.cls = find_class(section, optim_cls)
+        kwargs = {**section.section("kwargs", kwargs or {}), **options}
+        if kwargs.setdefault("lr", 1.0) != 1.0:
+            section.refuse("lr", "1.0", kwargs["lr"], "The learning rate is that of Modular: set it there.")
+        if kwargs.get("weight_decay"):
+            section.refuse(
+                "weight_decay",
+                "none",
+                kwargs["weight_decay"],
+                "It has no effect here. Set weight_decay of Modular, or add the regularizer 'ridge'.",
+            )
+        self.kwargs: Dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()
+        }
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kwargs.items()}
+        path = f"{self.cls.__module__}.{self.cls.__qualname__}"
+        super().__init__({}, {"optim_cls": path, "kwargs": plain}, params=params, label=label)
+        self._try()
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {**config, "kwargs": dict(config["kwargs"])}
+
+    def example_state(self, weights: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+        # As on a small param of as many dimensions, each of size 2; those of this param are put in their place.
+        small: dict[str, Any] = {}
+        self.update(torch.ones((2,) * weights.ndim, dtype=opmath(weights.dtype)), small)
+        sizes = {(2,) * weights.ndim: weights.shape}
+        return {
+            key: value.new_empty(sizes.get(tuple(value.shape), value.shape)) if isinstance(value, Tensor) else value
+            for key, value in small.items()
+        }
+
+    def run(self, block: Block) -> None:
+        block.put(self.update(block.own(), block.whole))
+
+    def update(self, values: Tensor, whole: MutableMapping[str, Any]) -> Tensor:
+        """Let the optimizer step from zero. whole (MutableMapping): What is kept of the param."""
+        param = torch.nn.Parameter(torch.zeros_like(values))
+        param.grad = values.clone()  # which some keep
+        optimizer = self.build(param)
+        [group] = optimizer.param_groups
+        group.update({key.removeprefix(IN_GROUP): value for key, value in whole.items() if key.startswith(IN_GROUP)})
+        own = {key: value for key, value in whole.items() if not key.startswith(IN_GROUP)}
+        if own:
+            optimizer.state[param] = own
+        before = dict(group)
+        with torch.no_grad():
+            optimizer.step()
+        whole.update(optimizer.state[param])
+        for key, value in group.items():
+            if key != "params" and (key not in before or value is not before[key]) and isinstance(value, (int, float)):
+                whole[IN_GROUP + key] = value
+        return param.detach().neg_()
+
+    def build(self, param: Tensor) -> torch.optim.Optimizer:
+        return self.cls([param], **self.kwargs)
+
+    def _try(self) -> None:
+        """RAISES (ConfigError): The class refuses its arguments, or can't be a module."""
+        values = torch.ones(2, 2)
+        whole: Dict[str, Any] = {}
+        try:
+            with torch.random.fork_rng([]), torch.enable_grad():
+                before = self._beside()
+                self.update(values.clone(), whole)
+                self.update(values.clone(), whole)
+                optimizer = self.build(torch.nn.Parameter(values))
+                optimizer.param_groups[0]["params"][0].grad = values
+                optimizer.step()
+        except Exception as error:
+            raise ConfigError(
+                f"Can't make the module 'torch-optim' of {self.cls.__name__}: expected arguments that it takes, and a "
+                f"step from gradients alone, found an error: {error!r}. Arguments: {self.kwargs}."
+            ) from error
+        beside = {key for key, value in self._beside(optimizer).items() if key not in before or value != before[key]}
+        unknown = [key for key, value in whole.items() if not isinstance(value, (Tensor, int, float))]
+        if beside or unknown:
+            raise ConfigError(
+                f"Can't make the module 'torch-optim' of {self.cls.__name__}: expected an optimizer that keeps numbers "
+                f"and tensors of each param, found {', '.join(sorted([*beside, *unknown]))}. Use it as the algorithm."
+            )
+        self.example = whole
+
+    def _beside(self, optimizer: Optional[torch.optim.Optimizer] = None) -> dict[str, str]:
+        found = vars(optimizer or self.build(torch.nn.Parameter(torch.ones(2, 2))))
+        return {
+            key: repr(value)
+            for key, value in found.items()
+            if not key.startswith("_") and key not in ("state", "param_groups", "defaults")
+        }
+
+
+def find_class(section: Section, found: Union[str, type]) -> Type[torch.optim.Optimizer]:
+    """The class of a name. Nothing is imported but torch.optim.
+
+    RAISES (ConfigError): There is none, or it is no optimizer.
+    """
+    cls: Any = found
+    if isinstance(found, str):
+        path, _, name = found.rpartition(".")
+        module = sys.modules.get(path or "torch.optim")
+        if module is None and path.startswith("torch.optim."):
+            try:
+                module = importlib.import_module(path)
+            except ImportError:
+                module = None
+        cls = getattr(module, name, None)
+        if cls is None:
+            section.refuse("optim_cls", 'the name of a class of torch.optim, as in "torch.optim.SGD"', found)
+    if not inspect.isclass(cls) or not issubclass(cls, torch.optim.Optimizer) or cls is torch.optim.Optimizer:
+        section.refuse("optim_cls", "a torch optimizer", found)
+    return cls

@@ -1,0 +1,442 @@
+"""Modular: a torch optimizer that is put together from regularizers and modules.
+
+One step, in the order of declearn's Optimizer:
+
+ 1. regularizers add to the raw gradients, by the weights as they are, in order
+ 2. modules turn that into updates, in order
+ 3. updates are multiplied by the learning rate
+ 4. decoupled weight decay is added: `decay = "adamw"`: lr x weight_decay x weights; "declearn": weight_decay x weights
+ 5. the sum is subtracted from the weights
+
+chain.py does it, blocks.py says how it is fast. saved.py has states by lasting names, train_step.py whole steps with
+clipping of each sample's gradient.
+
+SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
+lists where we differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..checks import Section
+from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
+from .aux_vars import AuxVar
+from .chain import Kept, Member, Work, run_chain
+from .exchange import collect_aux_vars, process_aux_vars
+from .module import ENABLED, Module, Part, Regularizer, matches, refuse_schedules
+from .saved import check_shared, own_state_dict, read_state, state_by_name
+from .specs import build_parts, options_in_group, with_labels
+from .train_step import train_step
+
+Decay = Literal["adamw", "declearn"]
+Normalize = Literal["words", "examples"]
+_SECTION = Section("Modular", takes_texts=False)
+_CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules")
+_CONFIG_OF_DECLEARN = ("lrate", "w_decay", "regularizers", "modules")
+# Keys of param groups that are no options of ours: torch's own, and those of its schedulers.
+_NOT_OPTIONS = ("params", "param_names", "initial_lr")
+
+
+class Modular(torch.optim.Optimizer):
+    """A torch optimizer put together from regularizers and modules.
+
+    params (Iterable): As for any torch optimizer: tensors, `model.named_parameters()`, or param groups. Groups may have
+        `lr`, `weight_decay`, and each option of each part as `<label>_<option>`, e.g. "adam_beta_1".
+    lr (float): The learning rate. declearn's name for it, `lrate`, is taken too.
+    weight_decay (float): Decoupled weight decay. declearn's name is `w_decay`; it means `decay = "declearn"`.
+    decay ("adamw" | "declearn"): Whether the learning rate scales the decay, or not.
+    regularizers, modules (Sequence | Mapping): Of each an instance, its name, or a pair of its name and its settings.
+    normalize ("words" | "examples" | None): Gradients are sums over these, and are divided by their number before
+        anything else: set `batch_size` before each step. None: they are means, as torch has them.
+    RAISES (ConfigError): A setting that can't work. It is a ValueError; if of a wrong type also a TypeError, and for
+        names that there are not a KeyError.
+
+    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+        *,
+        decay: Decay | None = None,
+        regularizers: Any = (),
+        modules: Any = (),
+        normalize: Normalize | None = None,
+        lrate: float | None = None,
+        w_decay: float | None = None,
+    ):
+        lr = _one_of("lr", lr, "lrate", lrate)
+        if lr is None:
+            raise ConfigTypeError("Can't build Modular: expected a learning rate, found none. Give 'lr'.")
+        if decay is None:
+            decay = "adamw" if w_decay is None else "declearn"
+        self.decay: Decay = _SECTION.choice("decay", decay, get_args(Decay))
+        self.normalize: Normalize | None = _SECTION.choice("normalize", normalize, (*get_args(Normalize), None))
+        parts = with_labels([*build_parts(regularizers, Regularizer), *build_parts(modules, Module)])
+        for part in parts:
+            refuse_schedules(part)
+        self._parts: list[Part] = parts
+        _check_exchange(parts)
+        self.shared = SharedState({part.label: part.first_shared() for part in parts})
+        self._batch_size: int | None = None
+        self._is_normalized = False  # gradients are, before `step`
+        self._told_names: Mapping[Tensor, str] | None = None
+        options = {name: value for part in parts for name, value in options_in_group(part).items()}
+        weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay) or 0.0
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **options})
+        self._check_patterns()
+
+    @property
+    def regularizers(self) -> list[Regularizer]:
+        return [part for part in self._parts if isinstance(part, Regularizer)]
+
+    @property
+    def modules(self) -> list[Module]:
+        return [part for part in self._parts if isinstance(part, Module)]
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of words or examples over which the gradients are summed, for `normalize`."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        self._batch_size = None if size is None else _SECTION.whole("batch_size", size, at_least=1)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As for any torch optimizer.
+
+        RAISES (ConfigError): An option is unknown, or not in its range. (ParamError): A param is complex.
+        """
+        unknown = sorted(set(param_group) - set(self.defaults) - set(_NOT_OPTIONS))
+        if unknown:
+            raise ConfigKeyError(
+                f"Can't set {', '.join(unknown)} in a param group of Modular: expected some of "
+                f"{', '.join(sorted(self.defaults))}."
+            )
+        group = {**self.defaults, **param_group}
+        for name in ("lr", "weight_decay"):
+            _SECTION.number(name, group[name])
+        for part in self._parts:
+            for key in part.options:
+                part.check(key, group[f"{part.label}_{key}"])
+            _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            if param.is_complex():
+                raise ParamError(
+                    f"Can't optimize a param of shape {tuple(param.shape)} with Modular: expected floats, found "
+                    f"{param.dtype}."
+                )
+
+    # ------------------------------------------------------------------ steps
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the params that have a gradient.
+
+        closure (Callable): Computes the gradients, and returns the loss.
+        RAISES (ParamError): A gradient is sparse. (ConfigError): `batch_size` is missing.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._run([(param, param.grad) for group in self.param_groups for param in group["params"]])
+        return loss
+
+    @torch.no_grad()
+    def compute_updates_from_gradients(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+        """What a step with these gradients would add to the params, which stay as they are. State moves on.
+
+        grads (Mapping | Sequence): By name, or in the order of the params: of all of them.
+        RETURNS (dict[str, Tensor]): By name.
+        RAISES (ConfigKeyError): They are of other params.
+        """
+        pairs = self._with_params(grads)
+        updates = {param: torch.zeros_like(param) for param, _ in pairs}
+        self._run(pairs, updates)
+        return {name: updates[param] for name, param in self.named_params().items()}
+
+    @torch.no_grad()
+    def apply_gradients(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
+        """Make a step with these gradients. grads: As for `compute_updates_from_gradients`."""
+        self._run(self._with_params(grads))
+
+    def run_train_step(
+        self,
+        model: torch.nn.Module,
+        batch: Any,
+        sclip: float | None = None,
+        *,
+        loss: Callable[..., Tensor] | None = None,
+    ) -> float:
+        """Compute the gradients of a batch, and make a step.
+
+        model (torch.nn.Module): Whose params these are.
+        batch (Sequence[Tensor]): Inputs and targets, each with the samples in its first dimension.
+        sclip (float | None): Clip the gradient of each sample to this norm, over all params, before anything else.
+        loss (Callable | None): `loss(model(inputs), targets)`, a mean over samples. None: `model(*batch)` is the loss.
+        RETURNS (float): The loss.
+        """
+        return train_step(self, model, batch, sclip, loss)
+
+    def start_round(self) -> None:
+        """A round of federated training begins: FedProx takes new references, `round_reset` begins anew."""
+        with torch.no_grad():
+            for state in self.state.values():
+                for part in self._parts:
+                    if kept := Kept(state, part.label):
+                        part.start_round(kept)
+
+    def before_clipping(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Normalize the gradients of a group in place. TorchOptimizer calls this before it measures them."""
+        if self._is_normalized and self.normalize is not None:
+            factor = 1.0 / self._number_in_batch()
+            for tensor in tensors:
+                if tensor.grad is not None:
+                    tensor.grad.mul_(factor)
+
+    def _run(
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], updates: Mapping[Tensor, Tensor] | None = None
+    ) -> None:
+        """Let params with their gradients go through the chain."""
+        grads = {param: grad.detach() for param, grad in pairs if grad is not None and param.numel()}
+        for param, grad in grads.items():
+            if grad.layout is not torch.strided:
+                raise ParamError(
+                    f"Can't update param '{self._name_of(param)}' with Modular: expected a dense gradient, found one "
+                    f"of layout {grad.layout}. Set sparse = False in its layer."
+                )
+        factor = 1.0
+        if self.normalize is not None and not self._is_normalized:
+            factor = 1.0 / self._number_in_batch()
+        members = []
+        for group in self.param_groups:
+            options = [{key: group[f"{part.label}_{key}"] for key in part.options} for part in self._parts]
+            enabled = [place for place, part in enumerate(self._parts) if group[f"{part.label}_{ENABLED}"]]
+            rate, decay = float(group["lr"]), float(group["weight_decay"])
+            for param in group["params"]:
+                if param in grads:
+                    state = self.state[param]
+                    work = {
+                        place: Work(self._parts[place], options[place], Kept(state, self._parts[place].label))
+                        for place in enabled
+                        if self._concerns(self._parts[place], param)
+                    }
+                    members.append(
+                        Member(
+                            param.detach(), grads[param], rate, decay * rate if self.decay == "adamw" else decay, work
+                        )
+                    )
+        for member in members:
+            member.prepare()
+        found = None if updates is None else [updates[param] for param in self._in_order(grads)]
+        run_chain(self._parts, members, self.shared.parts, factor=factor, updates=found)
+
+    def _in_order(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"] if param in grads]
+
+    def _number_in_batch(self) -> int:
+        if self._batch_size is None:
+            raise ConfigError(
+                f"Can't normalize gradients in Modular: expected the number of {self.normalize} of this step, found "
+                "none. 'spacy train' tells it; elsewhere set optimizer.batch_size before the step."
+            )
+        return self._batch_size
+
+    # ------------------------------------------------------------------ names
+
+    def tell_names(self, names: Mapping[Tensor, str]) -> None:
+        """Tell the lasting names of params. names (Mapping): May change later; it is not copied."""
+        self._told_names = names
+
+    def named_params(self) -> dict[str, Tensor]:
+        """All params by name: those that were told, or those in the param groups, or "0", "1" ..."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        if self._told_names is not None:
+            return {self._told_names[param]: param for param in params}
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        return dict(zip(names or map(str, range(len(params))), params))
+
+    def _name_of(self, param: Tensor) -> str:
+        return next((name for name, other in self.named_params().items() if other is param), "?")
+
+    def _concerns(self, part: Part, param: Tensor) -> bool:
+        return part.params is None or param in self._chosen(part)
+
+    def _chosen(self, part: Part) -> set[Tensor]:
+        """The params on which a part works that has patterns."""
+        return {param for name, param in self.named_params().items() if part.concerns(name)}
+
+    def _check_patterns(self) -> None:
+        names = list(self.named_params())
+        for part in self._parts:
+            for text in part.params or ():
+                if not any(matches(text, name) for name in names):
+                    raise ConfigError(
+                        f"Can't use the pattern '{text}' of {part.where}: expected it to match a param, found that it "
+                        f"matches none of {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Give Modular "
+                        "model.named_parameters(), so that it knows names."
+                    )
+
+    def _with_params(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        named = self.named_params()
+        if not isinstance(grads, Mapping):
+            if len(grads) != len(named):
+                raise ConfigKeyError(
+                    f"Can't apply gradients: expected {len(named)}, one for each param, found {len(grads)}."
+                )
+            grads = dict(zip(named, grads))
+        different = sorted(named.keys() ^ grads.keys())
+        if different:
+            raise ConfigKeyError(
+                f"Can't apply gradients: expected one for each of the {len(named)} params, found others, or none, for "
+                f"{', '.join(different[:5])}."
+            )
+        for name, grad in grads.items():
+            if grad.shape != named[name].shape:
+                raise ParamError(
+                    f"Can't apply the gradient of param '{name}': expected shape {tuple(named[name].shape)}, found "
+                    f"{tuple(grad.shape)}."
+                )
+        return [(param, grads[name]) for name, param in named.items()]
+
+    # ------------------------------------------------------------------ config and state
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes an optimizer like this one from, for JSON. Options of groups are not in it."""
+        return {
+            "lr": float(self.defaults["lr"]),
+            "weight_decay": float(self.defaults["weight_decay"]),
+            "decay": self.decay,
+            "normalize": self.normalize,
+            "regularizers": [[part.name, part.get_config()] for part in self.regularizers],
+            "modules": [[part.name, part.get_config()] for part in self.modules],
+        }
+
+    @classmethod
+    def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
+        """Build an optimizer. config (Mapping): From `get_config`, of this class or of declearn's Optimizer.
+
+        RAISES (ConfigKeyError): Keys are missing or unknown. (ConfigError): Values can't be.
+        """
+        expected = _CONFIG_OF_DECLEARN if "lrate" in config else _CONFIG
+        missing, unknown = sorted(set(expected) - set(config)), sorted(map(str, set(config) - set(expected)))
+        if missing or unknown:
+            raise ConfigKeyError(
+                f"Can't build Modular from a config: expected {', '.join(expected)}, found that "
+                f"{', '.join(missing) or 'none'} are missing and {', '.join(unknown) or 'none'} unknown."
+            )
+        return cls(params, **config)
+
+    def get_state(self) -> dict[str, Any]:
+        """All that was learned, by the names of params: copies. Options are in the config."""
+        return state_by_name(self._parts, self._states(), self.shared.parts)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take a state from `get_state`, of an optimizer with the same parts and params. What fails changes nothing.
+
+        RAISES (StateKeyError): Parts, params or values are missing or unexpected. (StateError): It is damaged.
+        """
+        new, shared = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
+        states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
+        self.__dict__.update(state=states, shared=SharedState(shared))
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for any torch optimizer, with what parts keep beside params as "shared"."""
+        return {**super().state_dict(), "shared": self.shared.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As for any torch optimizer. State keeps its own dtype."""
+        shared = check_shared(self._parts, state_dict.get("shared"))
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "shared"})
+        own_state_dict(self, state_dict)
+        self.shared = SharedState(shared)
+
+    def collect_aux_var(self) -> dict[str, AuxVar]:
+        """What other optimizers of the federation should know, by the name of the module that sends it."""
+        changes, found = collect_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts)
+        self._commit(changes, {})
+        return found
+
+    def process_aux_var(self, aux: Mapping[str, AuxVar] | Sequence[Mapping[str, AuxVar]]) -> None:
+        """Take what others sent. What fails changes nothing.
+
+        aux (Mapping | Sequence): From `collect_aux_var`; of several clients, a list, which is aggregated.
+        RAISES (AuxVarKeyError): No module takes it, or it is of other params. (AuxVarError): It can't be used.
+        """
+        self._commit(*process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux))
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """The state of each param, by name. Empty: it has none yet."""
+        return {name: self.state.get(param, {}) for name, param in self.named_params().items()}
+
+    def _options_of(self) -> dict[str, Mapping[str, Any]]:
+        """The param group of each param, by its name."""
+        groups = {param: group for group in self.param_groups for param in group["params"]}
+        return {name: groups[param] for name, param in self.named_params().items()}
+
+    def _commit(self, changes: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make changes that were computed before."""
+        named = self.named_params()
+        new = {named[name]: {**self.state.get(named[name], {}), **change} for name, change in changes.items()}
+        all_shared = {label: {**kept, **shared.get(label, {})} for label, kept in self.shared.parts.items()}
+        self.state.update(new)
+        self.shared = SharedState(all_shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        ours = ("decay", "normalize", "shared", "_parts", "_batch_size", "_is_normalized", "_told_names")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in ours}}
+
+
+class SharedState:
+    """What parts keep beside params. parts (dict): By label."""
+
+    def __init__(self, parts: dict[str, dict[str, Any]]):
+        self.parts = parts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {label: dict(kept) for label, kept in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.parts = {label: dict(kept) for label, kept in state.items()}
+
+
+def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+    if value is not None and other is not None:
+        raise ConfigTypeError(
+            f"Can't build Modular: expected '{name}' or '{other_name}', which mean the same, found both."
+        )
+    return other if value is None else value
+
+
+def _check_exchange(parts: Iterable[Part]) -> None:
+    """RAISES (ConfigError): Two parts exchange auxiliary variables under one name."""
+    keys = [part.key for part in parts if part.has_aux]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ConfigError(
+            f"Can't build Modular: expected one module that exchanges '{twice[0]}', found several. Remove one."
+        )
+    behind = None
+    for part in parts:
+        if part.has_aux and part.aux_name == "scaffold" and behind is not None and part.name == "scaffold-client":
+            warnings.warn(
+                ConfigWarning(
+                    f"{part.where} comes behind {behind.where}, which is not linear: expected it to correct gradients, "
+                    "found that it corrects something else. Put it first."
+                ),
+                stacklevel=4,
+            )
+        if isinstance(part, Module) and not part.is_linear:
+            behind = behind or part

@@ -1,0 +1,102 @@
+"""A whole training step of a torch model, with the gradient of each sample clipped if that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from ..checks import Section
+from ..errors import ConfigTypeError, ParamError
+
+if TYPE_CHECKING:
+    from .optimizer import Modular
+
+# Of samples whose gradients are in memory at once.
+CHUNK = 64
+
+
+def train_step(
+    optimizer: Modular, model: torch.nn.Module, batch: Any, sclip: float | None, loss: Callable[..., Tensor] | None
+) -> float:
+    """See `Modular.run_train_step`."""
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigTypeError(
+            f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. A thinc model takes "
+            "one example at a time: see docs/modular.md."
+        )
+    batch = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    named = {id(param): name for name, param in model.named_parameters()}
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if not all(id(param) in named for param in params):
+        raise ParamError(
+            "Can't run a training step: expected a model that has the params of the optimizer, found one that has not."
+        )
+    for param in params:
+        param.grad = None
+    if sclip is None:
+        with torch.enable_grad():
+            value = compute_loss(model, batch, loss)
+            value.backward()
+    else:
+        Section("run_train_step", takes_texts=False).number("sclip", sclip, above=0.0)
+        trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
+        value, grads = clipped_grads(model, trained, batch, sclip, loss)
+        for param in params:
+            param.grad = grads.get(named[id(param)])
+    optimizer.step()
+    for param in params:
+        param.grad = None
+    return float(value.detach())
+
+
+def clipped_grads(
+    model: torch.nn.Module,
+    trained: dict[str, Tensor],
+    batch: Sequence[Tensor],
+    sclip: float,
+    loss: Callable[..., Tensor] | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean loss, and the mean of the gradients of all samples, each clipped to a norm over all params.
+
+    SOURCE: torch.func's per-sample gradients; the clipping is that of Abadi et al. 2016.
+    """
+    rest = {
+        name: value.detach()
+        for name, value in [*model.named_parameters(), *model.named_buffers()]
+        if name not in trained
+    }
+
+    def loss_of(params: dict[str, Tensor], *sample: Tensor) -> Tensor:
+        return compute_loss(
+            lambda *args: functional_call(model, {**rest, **params}, args), [part.unsqueeze(0) for part in sample], loss
+        )
+
+    def clipped(*sample: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        grads, value = grad_and_value(loss_of)(trained, *sample)
+        norm = torch.sqrt(sum(grad.float().square().sum() for grad in grads.values()))
+        # A norm of 0 gives an infinite factor, which becomes 1.
+        factor = (sclip / norm).clamp(max=1.0)
+        return {name: grad * factor.to(grad.dtype) for name, grad in grads.items()}, value
+
+    n = len(batch[0])
+    total: dict[str, Tensor] = {name: torch.zeros_like(param) for name, param in trained.items()}
+    value = torch.zeros((), device=batch[0].device)
+    for start in range(0, n, CHUNK):
+        grads, values = vmap(clipped, randomness="different")(*(part[start : start + CHUNK] for part in batch))
+        value = value + values.sum().detach()
+        for name, grad in grads.items():
+            total[name] += grad.sum(0)
+    return value / n, {name: grad.div_(n) for name, grad in total.items()}
+
+
+def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:
+    if loss is None:
+        value: Tensor = call(*batch)
+    else:
+        *inputs, targets = batch
+        value = loss(call(*inputs), targets)
+    return value
