@@ -43,19 +43,14 @@ import typing  # and not Any itself: every class in this module is an error or a
 class TorchOptError(Exception):
     """Base of all errors that the package raises on purpose."""
 
+    __str__ = Exception.__str__  # and not that of KeyError, which puts the message in quotes
+
 
 class ConfigError(TorchOptError, ValueError):
     """A setting in the config, or an argument, that can't work."""
 
 
-class _QuotesNothing(KeyError):
-    """A KeyError whose text is its message, and not the repr of it."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if len(self.args) == 1 else super().__str__()
-
-
-class ConfigKeyError(ConfigError, _QuotesNothing):
+class ConfigKeyError(ConfigError, KeyError):
     """Settings that are missing, or that there are not."""
 
 
@@ -75,7 +70,7 @@ class AuxVarError(TorchOptError, ValueError):
     """Auxiliary variables of a federation that can't be used."""
 
 
-class AuxVarKeyError(AuxVarError, _QuotesNothing):
+class AuxVarKeyError(AuxVarError, KeyError):
     """Auxiliary variables for none of the modules, of other params, or incomplete."""
 
 
@@ -99,7 +94,7 @@ class StateError(TorchOptError, ValueError):
     """A training state that is damaged, or does not fit the pipeline, the config or the param."""
 
 
-class StateKeyError(StateError, _QuotesNothing):
+class StateKeyError(StateError, KeyError):
     """A part of a state is missing, or there is one too many."""
 
 
