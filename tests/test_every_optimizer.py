@@ -17,6 +17,30 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, GrowthWarning
+from thinc_torchopt.modular.registered import (
+    AGC,
+    EWMA,
+    L2SP,
+    AdaGrad,
+    Adam,
+    Centralize,
+    FedProx,
+    GaussianNoise,
+    L2Clipping,
+    L2GlobalClipping,
+    Lasso,
+    Lion,
+    Lookahead,
+    Momentum,
+    Ridge,
+    RMSProp,
+    ScaffoldClient,
+    ScaffoldServer,
+    TorchOptim,
+    Yogi,
+    YogiMomentum,
+)
+from thinc_torchopt.modular.registered import create as create_modular
 from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.random_state import collect_random, restore_random
@@ -46,6 +70,41 @@ OPTIONS = {
     "pid": [{"momentum": 0.9}],
     "spam": [{"density": 0.5, "update_proj_gap": 4, "warmup_epoch": 3, "grad_accu_steps": 2}],
     "stablespam": [{"t_max": 8, "update_proj_gap": 3}],
+}
+# Between them, all modules and regularizers.
+MODULARS = {
+    "adam": lambda: {
+        "weight_decay": 0.1,
+        "regularizers": {"a": FedProx(alpha=0.1), "b": L2SP(alpha=0.1, params=["tagger/*"])},
+        "modules": {"a1": L2GlobalClipping(), "b1": GaussianNoise(std=0.1, safe_mode=False), "c": Adam(amsgrad=True)},
+    },
+    "momentum": lambda: {
+        "decay": "declearn",
+        "regularizers": {"a": Lasso(), "b": Ridge()},
+        "modules": {
+            "a1": ScaffoldClient(),
+            "b1": Momentum(nesterov=True),
+            "c": L2GlobalClipping(max_norm=0.5),
+            "d": Yogi(),
+            "e": Lookahead(k=2),
+        },
+    },
+    "others": lambda: {
+        "modules": {
+            "a": AGC(),
+            "b": EWMA(),
+            "c": Centralize(),
+            "d": AdaGrad(),
+            "e": L2Clipping(),
+            "f": RMSProp(),
+            "g": YogiMomentum(),
+            "h": Lion(),
+            "i": ScaffoldServer(),
+        }
+    },
+    "torch-optim": lambda: {
+        "modules": {"a": TorchOptim(optim_cls="torch.optim.RMSprop", kwargs={"centered": True, "momentum": 0.9})}
+    },
 }
 THINCS = {"Adam": {"L2": 0.1}, "RAdam": {}, "SGD": {"L2": 0.1}}
 
@@ -83,6 +142,8 @@ def cases(layout):
                 )
     for name, options in THINCS.items():
         yield f"thinc-torchopt.{name}.v1", lambda name=name, options=options: getattr(drop_ins, name)(0.01, **options)
+    for name, made in MODULARS.items():
+        yield f"thinc-torchopt.Modular.v1 {name}", lambda made=made: TorchOptimizer(create_modular(**made()), 0.01)
     for name in library_names():
         if name not in left_out:
             for options in [*([{}] if name != "ranger21" else []), *OPTIONS.get(name, [])]:

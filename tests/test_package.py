@@ -45,6 +45,8 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
     groups = {
         "thinc_optimizers": "optimizers",
         "thinc_torch_optimizers": "torch_optimizers",
+        "thinc_gradient_modules": "gradient_modules",
+        "thinc_regularizers": "regularizers",
         "thinc_schedules": "schedules",
         "thinc_layers": "layers",
         "spacy_architectures": "architectures",
@@ -60,7 +62,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
                 function = entry_point.load()
                 assert spacy.registry.get(registry_name, entry_point.name) is function
                 count += 1
-    assert count == 39
+    assert count == 61
 
 
 def test_package_learn_rate_has_one_writer():

@@ -22,6 +22,13 @@ OnSpike = Literal["skip", "clip"]
 Key = Hashable
 
 
+class BatchSize(NamedTuple):
+    """How large the batch of a step is: over how much its gradients are summed."""
+
+    words: int
+    examples: int
+
+
 class ParamInfo(NamedTuple):
     """Describes a param. `TorchOptimizer.describe` returns one for each."""
 

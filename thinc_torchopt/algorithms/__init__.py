@@ -5,7 +5,7 @@ thinc.py has thinc's arithmetic for the drop-ins. library_state.py and state_fit
 of a param.
 """
 
-from .algorithm import IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
+from .algorithm import IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix, try_out
 from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
@@ -70,4 +70,5 @@ __all__ = [
     "restore_beside",
     "small_matrix",
     "to_tree",
+    "try_out",
 ]

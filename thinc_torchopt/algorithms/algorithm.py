@@ -60,6 +60,8 @@ class Algorithm:
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
     kernel (FusedKernel): Its fused kernel in torch.
+    limits (Mapping[str, tuple[str, ...]]): Options that are switches, and are off for params whose name matches none of
+        these patterns.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
         pytorch-optimizer.
     trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.
@@ -72,6 +74,7 @@ class Algorithm:
     fallback: Algorithm | None = None
     fallback_params: tuple[str, ...] = ()
     kernel: FusedKernel = NO_KERNEL
+    limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
     trial: Trial = NOT_TRIED
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StateError
-from .state_fit import _NON_NEGATIVE, _PER_ELEMENT
+from .state_fit import _NON_NEGATIVE, _PER_ELEMENT, last_part
 
 
 def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> None:
@@ -27,7 +27,7 @@ def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> Non
             raise StateError(f"Can't use the state of param '{name}': expected values, found none.")
         for key, value in state.items():
             if isinstance(value, Tensor):
-                if key in _PER_ELEMENT:
+                if last_part(key) in _PER_ELEMENT:
                     _check_place(name, key, value, param)
                 if value.is_complex():
                     value = torch.view_as_real(value)
@@ -61,7 +61,7 @@ def _check_range(name: str, key: str, low: float, high: float) -> None:
             f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A "
             "gradient was not finite at some point. Load an earlier state, or start with a new optimizer."
         )
-    if low < 0 and key in _NON_NEGATIVE:
+    if low < 0 and last_part(key) in _NON_NEGATIVE:
         raise StateError(
             f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is "
             "damaged."

@@ -51,6 +51,7 @@ _SUMS = {
     "SGD": ("momentum_buffer",),
     "RMSprop": ("momentum_buffer",),
     "LARS": ("momentum_buffer",),
+    "Modular": ("momentum_buffer",),
     "MuonClip": ("momentum_buffer",),
     "PID": ("i_buffer",),
     "SGDP": ("momentum",),
@@ -71,6 +72,7 @@ _COPIES = {
     "EmoLynx": ("shadow",),
     "EmoNavi": ("shadow",),
     "MADGRAD": ("x0",),
+    "Modular": ("reference", "slow"),
     "Prodigy": ("p0",),
     "Ranger": ("slow_buffer",),
     "Ranger21": ("lookahead_params",),
@@ -127,22 +129,27 @@ def fit_param_state(
         if not isinstance(value, Tensor):
             fitted[key] = value
         elif shape is None:
-            stays = key == "step" and value.device.type == "cpu" and not on_device
+            stays = last_part(key) == "step" and value.device.type == "cpu" and not on_device
             fitted[key] = value if stays or value.device == new_param.device else value.to(new_param.device)
         else:
             dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
             if value.device != new_param.device or value.dtype != dtype:
                 value = value.to(new_param.device, dtype)
-            scale = _SUM_SCALE if key in sums else 1.0
+            scale = _SUM_SCALE if last_part(key) in sums else 1.0
             fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
-            if key in copies and old != new and not is_reshape:
+            if last_part(key) in copies and old != new and not is_reshape:
                 kept = _leading(fitted[key], old).clone()
                 _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
-    if (
-        math.prod(old) != math.prod(new) and {"square_avg", "grad_avg"} <= fitted.keys()
-    ):  # or else there are no new cells
-        _keep_variance(fitted["square_avg"], fitted["grad_avg"], None if is_reshape else state["square_avg"])
+    for key in fitted if math.prod(old) != math.prod(new) else ():  # or else there are no new cells
+        average = key.removesuffix("square_avg") + "grad_avg"
+        if key.endswith("square_avg") and average in fitted:
+            _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
     return fitted
+
+
+def last_part(key: str) -> str:
+    """What a state is called, without the label of the module that keeps it: Modular has keys as in "adam/exp_avg"."""
+    return key.rpartition("/")[2]
 
 
 def fit_state(
@@ -329,6 +336,7 @@ def _new_shape(key: str, value: Any, old: Shape, new: Shape, name: str) -> Shape
         if old != new and not (value is None or isinstance(value, (bool, int, float, str))):
             _refuse_state(name, key, f"a {type(value).__name__}", old)
         return None
+    key = last_part(key)
     if key in _PER_PARAM:
         return None
     found = tuple(value.shape)

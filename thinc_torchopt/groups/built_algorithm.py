@@ -43,6 +43,8 @@ class BuiltAlgorithm:
         self._adopted: dict[tuple[Any, ...], tuple[float, float | None]] = {}
         self._changed: dict[TorchGroup, None] = {}
         optimizer.param_groups = []
+        if hasattr(optimizer, "tell_names"):
+            optimizer.tell_names(self._names)
         controller.register_optimizer(
             self.name,
             optimizer,

@@ -82,6 +82,10 @@ class Cascade:
         self._keep_apart = keep_apart
         self._schedules = schedules
         self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
+        self._limits = {
+            option: [Pattern(text, f"{IN_ALGORITHM} ({option})") for text in texts]
+            for option, texts in algorithm.limits.items()
+        }
         self._blocks = [
             self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]
@@ -105,13 +109,14 @@ class Cascade:
     @property
     def goes_by_name(self) -> bool:
         """Whether any setting depends on the name of a param."""
-        return bool(self._sent_away or self._blocks or self._layer_decay)
+        return bool(self._sent_away or self._limits or self._blocks or self._layer_decay)
 
     @property
     def patterns(self) -> list[Pattern]:
         """All patterns of the settings."""
         return [
             *self._sent_away,
+            *(pattern for patterns in self._limits.values() for pattern in patterns),
             *(pattern for block in self._blocks for pattern in block.patterns),
             *(found for found, _ in self._layer_decay),
         ]
@@ -183,6 +188,9 @@ class Cascade:
         blocks = [block for block in self._blocks if any(map(matches_any(block.patterns), param.names))]
         labels = [block.name for block in blocks] + ["fallback"] * algorithm
         options = dict(self.options[algorithm])
+        for option, patterns in self._limits.items() if algorithm == 0 else ():
+            if not any(map(matches_any(patterns), param.names)):
+                options[option] = False
         values: dict[str, Any] = {}
         for block in blocks:
             options |= block.options[algorithm]

@@ -17,6 +17,7 @@ from ..gradients import scale_grads
 from ..learn_rate import LearnRateController
 from ..params import Param
 from ..schedules import current
+from ..types import BatchSize
 from .building import FIRST_RATE, OWN_RATE, Builder
 from .torch_group import TorchGroup
 
@@ -36,11 +37,14 @@ class Stepper:
         self._ranges = builder.ranges
         self._controller = controller
 
-    def begin_step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]]) -> None:
-        """Write the options that schedules move, and let an algorithm that wants it change the gradients before they
-        are measured.
+    def begin_step(
+        self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], batch_size: BatchSize | None = None
+    ) -> None:
+        """Write the options that schedules move, and let an algorithm that wants it know the size of the batch, and
+        change the gradients before they are measured.
 
         chosen (Sequence): As for `step`.
+        batch_size (BatchSize | None): If it is known.
         RAISES (ScheduleError): The algorithm does not take the value of a schedule.
         """
         for group, _ in chosen:
@@ -49,6 +53,8 @@ class Stepper:
                 if value != group.entry[name]:
                     self._ranges.check(name, group.settings.options)
                     group.entry[name] = value
+        if batch_size is not None and hasattr(self.optimizer, "begin_step"):
+            self.optimizer.begin_step(**batch_size._asdict())
         hook = getattr(self.optimizer, "before_clipping", None)
         if hook is not None:
             for group, params in chosen:

@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Optional
 
@@ -26,6 +27,8 @@ from .blocks import Block, opmath
 Range = Literal["beta", "at_least_0", "part", "flag"]
 Ranges = Mapping[str, Range]
 ENABLED = "enabled"
+# What errors call the part that is being made, if that is known: its place in a config.
+where_it_stands: ContextVar[str] = ContextVar("where_it_stands", default="")
 
 
 class Part:
@@ -35,7 +38,6 @@ class Part:
     settings (Mapping[str, Any]): All others.
     params (list[str] | None): Patterns over the names of params: it works on these only. None: on all.
     label (str | None): What its options are called in param groups. None: its name.
-    where (str): What errors call it.
 
     A class says of itself:
 
@@ -68,7 +70,7 @@ class Part:
         params: Optional[Sequence[str]] = None,
         label: Optional[str] = None,
     ):
-        self.where = f"the {self.kind} '{label or self.name}'"
+        self.where = where_it_stands.get() or f"the {self.kind} '{label or self.name}'"
         section = Section(self.where, takes_texts=False)
         if params is not None and not (
             isinstance(params, (list, tuple)) and params and all(isinstance(text, str) for text in params)
@@ -118,10 +120,11 @@ class Part:
         limits = {} if self.params is None else {"params": list(self.params)}
         return {**self.options, **self.settings, **limits, **({} if self._label is None else {"label": self._label})}
 
-    def named(self, label: str) -> "Part":
-        """The same under another label."""
+    def named(self, label: str, where: Optional[str] = None) -> "Part":
+        """The same under another label. where (str | None): What errors call it."""
+        where = f"the {self.kind} '{label}'" if where is None else where
         copy = object.__new__(type(self))
-        vars(copy).update(vars(self), _label=label, where=f"the {self.kind} '{label}'")
+        vars(copy).update(vars(self), _label=label, where=where)
         return copy
 
     def everywhere(self) -> "Part":

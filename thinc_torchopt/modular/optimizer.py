@@ -76,8 +76,8 @@ class Modular(Lasting):
             raise ConfigTypeError("Can't build Modular: expected a learning rate, found none. Give 'lr'.")
         if decay is None:
             decay = "adamw" if w_decay is None else "declearn"
-        self.decay: Decay = _SECTION.choice("decay", decay, get_args(Decay))
-        self.normalize: Normalize | None = _SECTION.choice("normalize", normalize, (*get_args(Normalize), None))
+        self._decay: Decay = _SECTION.choice("decay", decay, get_args(Decay))
+        self._normalize: Normalize | None = _SECTION.choice("normalize", normalize, (*get_args(Normalize), None))
         parts = with_labels([*build_parts(regularizers, Regularizer), *build_parts(modules, Module)])
         for part in parts:
             refuse_schedules(part)
@@ -85,7 +85,7 @@ class Modular(Lasting):
         _check_exchange(parts)
         self.shared = SharedState({part.label: part.first_shared() for part in parts})
         self._batch_size: int | None = None
-        self._is_normalized = False  # gradients are, before `step`
+        self._normalizes_early = False  # in `before_clipping`, and not in `step`
         self._told_names: Mapping[Tensor, str] | None = None
         options = {name: value for part in parts for name, value in options_in_group(part).items()}
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay) or 0.0
@@ -99,6 +99,14 @@ class Modular(Lasting):
     @property
     def modules(self) -> list[Module]:
         return [part for part in self._parts if isinstance(part, Module)]
+
+    @property
+    def decay(self) -> Decay:
+        return self._decay
+
+    @property
+    def normalize(self) -> Normalize | None:
+        return self._normalize
 
     @property
     def batch_size(self) -> int | None:
@@ -195,9 +203,21 @@ class Modular(Lasting):
                     if kept := Kept(state, part.label):
                         part.start_round(kept)
 
+    def normalize_before_clipping(self) -> None:
+        """Let `before_clipping` normalize gradients, in place of `step`."""
+        self._normalizes_early = True
+
+    def begin_step(self, words: int, examples: int) -> None:
+        """Learn how large the batch of the step that comes is. TorchOptimizer calls this.
+
+        words, examples (int): Numbers of both.
+        """
+        if self.normalize is not None:
+            self.batch_size = words if self.normalize == "words" else examples
+
     def before_clipping(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         """Normalize the gradients of a group in place. TorchOptimizer calls this before it measures them."""
-        if self._is_normalized and self.normalize is not None:
+        if self._normalizes_early and self.normalize is not None:
             factor = 1.0 / self._number_in_batch()
             for tensor in tensors:
                 if tensor.grad is not None:
@@ -215,8 +235,9 @@ class Modular(Lasting):
                     f"of layout {grad.layout}. Set sparse = False in its layer."
                 )
         factor = 1.0
-        if self.normalize is not None and not self._is_normalized:
+        if self.normalize is not None and not self._normalizes_early:
             factor = 1.0 / self._number_in_batch()
+        chosen = {place: self._chosen(part) for place, part in enumerate(self._parts) if part.params is not None}
         members = []
         for group in self.param_groups:
             options = [{key: group[f"{part.label}_{key}"] for key in part.options} for part in self._parts]
@@ -228,7 +249,7 @@ class Modular(Lasting):
                     work = {
                         place: Work(self._parts[place], options[place], Kept(state, self._parts[place].label))
                         for place in enabled
-                        if self._concerns(self._parts[place], param)
+                        if place not in chosen or param in chosen[place]
                     }
                     members.append(
                         Member(
@@ -252,9 +273,6 @@ class Modular(Lasting):
         return self._batch_size
 
     # ------------------------------------------------------------------ which params
-
-    def _concerns(self, part: Part, param: Tensor) -> bool:
-        return part.params is None or param in self._chosen(part)
 
     def _chosen(self, part: Part) -> set[Tensor]:
         """The params on which a part works that has patterns."""
@@ -322,7 +340,7 @@ class Modular(Lasting):
         return cls(params, **config)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("decay", "normalize", "shared", "_parts", "_batch_size", "_is_normalized", "_told_names")
+        ours = ("_decay", "_normalize", "shared", "_parts", "_batch_size", "_normalizes_early", "_told_names")
         return {**super().__getstate__(), **{name: vars(self)[name] for name in ours}}
 
 

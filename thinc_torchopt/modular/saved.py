@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from ..checks import MAX_STEPS, own_errors
 from ..errors import StateError, StateKeyError
 from .chain import Kept
 from .module import Part, Regularizer
-
-if TYPE_CHECKING:
-    from .optimizer import Modular
 
 VERSION = 1
 _KINDS = ("regularizers", "modules")
@@ -127,7 +124,7 @@ def check_shared_of(part: Part, saved: Any) -> dict[str, Any]:
     return copied
 
 
-def own_state_dict(optimizer: Modular, saved: Mapping[str, Any]) -> None:
+def own_state_dict(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """torch gives loaded state the dtype of its param. Ours keeps its own, and gets the memory order of its param."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]

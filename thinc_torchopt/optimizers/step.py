@@ -23,7 +23,7 @@ from thinc.api import Shim
 from ..gradients import Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
 from ..params import Param, array_of, clear_grads
 from ..threads import threads_for
-from ..types import ClipBy
+from ..types import BatchSize, ClipBy
 from .trained import TrainedParams
 
 
@@ -68,6 +68,7 @@ class Step:
         epoch: float | None = None,
         metrics: Mapping[str, Any] | None = None,
         spoiled_by: Exception | None = None,
+        batch_size: BatchSize | None = None,
     ) -> bool:
         """Make one update, or skip it.
 
@@ -79,6 +80,7 @@ class Step:
         lr_scale (float): Multiplies all learning rates.
         epoch, metrics: For the controller of learning rates.
         spoiled_by (Exception | None): Why not all gradients could be computed. The update is skipped then.
+        batch_size (BatchSize | None): For algorithms that normalize gradients.
         RETURNS (bool): Whether it was made.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
@@ -92,7 +94,7 @@ class Step:
                         self.reduce(params)
                     chosen = trained.groups.choose(params)
                     for algorithm, groups in chosen:
-                        algorithm.begin_step(groups)
+                        algorithm.begin_step(groups, batch_size)
                     factor, verdict = self._measure_and_clip(params, grad_clip)
                 if factor is not None:
                     if averages is not None:

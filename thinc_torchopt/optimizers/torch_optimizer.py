@@ -40,7 +40,17 @@ from ..params import (
     torch_grads,
 )
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
-from ..types import CheckpointSettings, ClipBy, FloatOrSchedule, Key, OnGrowth, OnOutsideWrite, OnSpike, SkipDecay
+from ..types import (
+    BatchSize,
+    CheckpointSettings,
+    ClipBy,
+    FloatOrSchedule,
+    Key,
+    OnGrowth,
+    OnOutsideWrite,
+    OnSpike,
+    SkipDecay,
+)
 from .bound import Bound
 from .described import Described
 from .noted import NotedGrads
@@ -106,7 +116,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         by rules.
 
     Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback` and `rules` (settings, for the
-    training loop; or None). `controller` is that of the learning rates.
+    training loop; or None). `controller` is that of the learning rates. `batch_size` (`types.BatchSize`, or None): for
+    algorithms that normalize gradients; spaCy's loop sets it for each step, others set it before an update.
     """
 
     def __init__(
@@ -169,6 +180,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         for found in self._cascade.algorithms:
             found.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)
         self._joint = False
+        self.batch_size: BatchSize | None = None
         self._meet_no_params()
 
     def _meet_no_params(self) -> None:
@@ -315,6 +327,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
                 epoch=epoch,
                 metrics=metrics,
                 spoiled_by=spoiled_by,
+                batch_size=self.batch_size,
             )
             if is_made:
                 self._settings.count_update()

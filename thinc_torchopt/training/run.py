@@ -21,6 +21,7 @@ from ..errors import PipelineError, PipelineWarning
 from ..gradients import grad_norms, total_norm
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
+from ..types import BatchSize
 from .checkpoint import RunCheckpoints
 from .data_stream import Batches
 from .dev_loss import DevLosses
@@ -242,6 +243,7 @@ class Run:
             # Only if it is asked for: on a GPU it has to be waited for.
             metrics = {"loss": _sum(losses) - _sum(self._losses[0])} if goes_by_loss else None
         skipped = optimizer.skipped_updates
+        optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
         with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, metrics=metrics):
             for name, proc in nlp.pipeline:
                 if name not in self._exclude and is_trained(proc):
@@ -251,6 +253,7 @@ class Run:
                             name, 0.0
                         )  # spaCy's table wants one, also of components behind the one that raised
             self.emit(PreOptimizerStep, spoiled_by)
+        optimizer.batch_size = None
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 

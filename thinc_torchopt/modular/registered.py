@@ -1,0 +1,132 @@
+"""What a config names: `@torch_optimizers = "thinc-torchopt.Modular.v1"`, and the functions of `@gradient_modules` and
+`@regularizers`.
+
+Each of these takes the arguments of its class. Numbers among them can be schedules. In a block of
+[training.optimizer.param_groups] they are called `<block>_<option>`, <block> being what the block of the module is
+called: "adam_beta_1" for beta_1 in [training.optimizer.algorithm.modules.adam]. There, `<block>_enabled = false` turns
+a module off.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, get_args, get_type_hints
+
+from torch import Tensor
+
+from ..algorithms import IN_ALGORITHM, Algorithm, try_out
+from ..checks import Section
+from ..types import FloatOrSchedule
+from . import modules as M
+from . import regularizers as R
+from .module import ENABLED, Module, Part, Regularizer, where_it_stands
+from .optimizer import Decay, Modular, Normalize
+from .specs import build_parts, options_in_group, with_labels
+
+P = TypeVar("P", bound=Part)
+LABEL = "thinc-torchopt.Modular.v1"
+
+
+def create(
+    *,
+    weight_decay: FloatOrSchedule = 0.0,
+    decay: Literal["adamw", "declearn"] = "adamw",
+    normalize: Optional[Literal["words", "examples"]] = None,
+    regularizers: Dict[str, Any] = {},
+    modules: Dict[str, Any] = {},
+) -> Algorithm:
+    """An optimizer made of regularizers and modules, in the order in which their blocks stand in the config.
+
+    weight_decay (float): Decoupled weight decay.
+    decay ("adamw" | "declearn"): Whether the learning rate scales the decay, or not.
+    normalize ("words" | "examples" | None): Divide gradients by the number of words or examples in the batch, of which
+        spaCy's are sums.
+    regularizers (dict[str, Regularizer]): Blocks with `@regularizers`.
+    modules (dict[str, Module]): Blocks with `@gradient_modules`.
+    """
+    section = Section(IN_ALGORITHM)
+    section.choice("decay", decay, get_args(Decay))
+    section.choice("normalize", normalize, (*get_args(Normalize), None))
+    parts = with_labels(
+        [
+            part
+            for base, blocks in ((Regularizer, regularizers), (Module, modules))
+            for part in placed(base, section.section(f"{base.kind}s", blocks))
+        ]
+    )
+    everywhere = [part.everywhere() for part in parts]
+    options: Dict[str, Any] = {"weight_decay": weight_decay}
+    for part in parts:
+        options |= options_in_group(part) | {f"{part.label}_{key}": value for key, value in part.moving.items()}
+    for part in everywhere:
+        part.moving = {}
+
+    def build(params: Any, lr: float, **given: Any) -> Modular:
+        tensors = [param for param in params if isinstance(param, Tensor)]
+        group = {"params": tensors, "lr": lr, **given}
+        kinds: Dict[type, List[Part]] = {
+            base: [part for part in everywhere if isinstance(part, base)] for base in (Regularizer, Module)
+        }
+        optimizer = Modular(
+            [group], lr, decay=decay, regularizers=kinds[Regularizer], modules=kinds[Module], normalize=normalize
+        )
+        optimizer.normalize_before_clipping()
+        return optimizer
+
+    limits = {f"{part.label}_{ENABLED}": part.params for part in parts if part.params is not None}
+    return Algorithm(LABEL, build, options, limits=limits, trial=try_out(build, LABEL, options))
+
+
+def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
+    """Parts with the labels and places that their blocks have in the config."""
+    found = build_parts(list(blocks.values()), base)
+    return [
+        part.named(label, f"[training.optimizer.algorithm.{base.kind}s.{label}]") for label, part in zip(blocks, found)
+    ]
+
+
+def offered(cls: type[P], registry_name: str) -> Callable[..., P]:
+    """The registered function of a class: with its arguments, but for its label, which is the name of its block."""
+    label = f"thinc-torchopt.{cls.__name__}.v1"
+    where = f'[training.optimizer.algorithm.{cls.kind}s], @{registry_name} = "{label}"'
+
+    def make(**settings: Any) -> P:
+        token = where_it_stands.set(where)
+        try:
+            return cls(**settings)
+        finally:
+            where_it_stands.reset(token)
+
+    hints = get_type_hints(cls.__init__)
+    arguments = [
+        argument.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, argument in inspect.signature(cls.__init__).parameters.items()
+        if name not in ("self", "label") and argument.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    make.__signature__ = inspect.Signature(arguments, return_annotation=cls)  # type: ignore[attr-defined]
+    make.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": cls}
+    make.__name__ = make.__qualname__ = cls.__name__
+    make.__doc__ = cls.__doc__
+    return make
+
+
+AdaGrad = offered(M.AdaGrad, "gradient_modules")
+Adam = offered(M.Adam, "gradient_modules")
+AGC = offered(M.AGC, "gradient_modules")
+Centralize = offered(M.Centralize, "gradient_modules")
+EWMA = offered(M.EWMA, "gradient_modules")
+GaussianNoise = offered(M.GaussianNoise, "gradient_modules")
+L2Clipping = offered(M.L2Clipping, "gradient_modules")
+L2GlobalClipping = offered(M.L2GlobalClipping, "gradient_modules")
+Lion = offered(M.Lion, "gradient_modules")
+Lookahead = offered(M.Lookahead, "gradient_modules")
+Momentum = offered(M.Momentum, "gradient_modules")
+RMSProp = offered(M.RMSProp, "gradient_modules")
+ScaffoldClient = offered(M.ScaffoldClient, "gradient_modules")
+ScaffoldServer = offered(M.ScaffoldServer, "gradient_modules")
+TorchOptim = offered(M.TorchOptim, "gradient_modules")
+Yogi = offered(M.Yogi, "gradient_modules")
+YogiMomentum = offered(M.YogiMomentum, "gradient_modules")
+FedProx = offered(R.FedProx, "regularizers")
+L2SP = offered(R.L2SP, "regularizers")
+Lasso = offered(R.Lasso, "regularizers")
+Ridge = offered(R.Ridge, "regularizers")
