@@ -159,9 +159,9 @@ class ParamGroups:
         if self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
                 "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, "
-                "fallback_params, params of a module): expected an optimizer that knows its pipeline, found one without a "
-                "pipeline, so "
-                "params have no lasting names. Call optimizer.initialize(nlp) before the first update."
+                "fallback_params, params of a module): expected an optimizer that knows its pipeline, found one "
+                "without a pipeline, so params have no lasting names. Call optimizer.initialize(nlp) before the first "
+                "update."
             )
         frozen: list[Member] = []
         trained: list[Member] = []

@@ -102,10 +102,18 @@ def run_chain(
     scratch = Scratch()
     start, stored = 0, [(member.grad, factor) for member in members]
 
-    def blocks(i: int, end: int, *others: Tensor) -> Iterator[tuple[Block, Sequence[Tensor]]]:
-        """Blocks of a param, after all parts from `start` up to one. The others are split likewise."""
+    def blocks(
+        i: int, end: int, *others: Tensor, hold: bool = False
+    ) -> Iterator[tuple[Block, Sequence[Tensor], Work | None]]:
+        """Blocks of a param, after all parts from `start` up to one. The others are split likewise. hold (bool): The
+        last part is still to be run.
+        """
         member, (values, own_factor) = members[i], stored[i]
-        work = [(place, member.work[place]) for place in range(start, end) if place in member.work]
+        work = [
+            (place, member.work[place])
+            for place in range(start, end)
+            if place in member.work and not parts[place].changes_weights
+        ]
         keys = [[*found.tensors] for _, found in work]
         tensors = [member.param, values, *others, *(value for _, found in work for value in found.tensors.values())]
         whole = any(found.part.scope == "tensor" for _, found in work)
@@ -113,9 +121,10 @@ def run_chain(
             block, at = Block(weights, part_values, scratch, own_factor), len(others)
             for (place, found), own_keys in zip(work, keys):
                 block.begin(found.options, dict(zip(own_keys, rest[at:])), found.kept, tools[place])
-                found.part.run(block)
                 at += len(own_keys)
-            yield block, [weights, *rest]
+                if not hold or found is not work[-1][1]:
+                    found.part.run(block)
+            yield block, [weights, *rest], work[-1][1] if hold and work else None
 
     for place, part in enumerate(parts):
         if part.scope != "all" or not any(place in member.work for member in members):
@@ -125,7 +134,7 @@ def run_chain(
         for i, member in enumerate(members):
             keep = [] if may_repeat else [torch.empty_like(member.param, dtype=opmath(member.param.dtype))]
             outputs += [(kept, 1.0) for kept in keep]
-            for block, (_, *rest) in blocks(i, place, *keep) if keep or place in member.work else ():
+            for block, (_, *rest), _ in blocks(i, place, *keep) if keep or place in member.work else ():
                 if place in member.work:
                     block.begin(member.work[place].options, {}, member.work[place].kept, tools[place])
                     part.measure(block)
@@ -139,12 +148,15 @@ def run_chain(
         after = [found for found in member.work.values() if found.part.changes_weights]
         late = [value for found in after for value in found.tensors.values()]
         others = [*late, *([updates[i]] if updates is not None else [])]
-        for block, (weights, *rest) in blocks(i, len(parts), *others):
+        for block, (weights, *rest), last in blocks(i, len(parts), *others, hold=updates is None):
             if updates is not None and not after:
                 block.to_update(member.rate, member.decay, rest[0])
                 continue
             before = block.work_on_copy() if updates is not None else None
-            block.update(member.rate, member.decay)
+            if last is None or not last.part.run_last(block, member.rate, member.decay):
+                if last is not None:
+                    last.part.run(block)
+                block.update(member.rate, member.decay)
             at = 0
             for found in after:
                 block.begin(found.options, dict(zip(found.tensors, rest[at:])), found.kept, None)

@@ -49,6 +49,7 @@ class Part:
         "block", after `measure` has seen all params.
     is_pure: Whether the same input gives the same output twice in a step.
     is_linear: Whether its output is linear in its input.
+    changes_weights: Whether it works on the weights after their update, and not on gradients.
     aux_name: Under which it sends and takes auxiliary variables. None: its name. Modules without any: see `has_aux`.
     """
 
@@ -59,6 +60,7 @@ class Part:
     scope: ClassVar[Literal["block", "tensor", "all"]] = "block"
     is_pure: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
+    changes_weights: ClassVar[bool] = False
     has_aux: ClassVar[bool] = False
     aux_name: ClassVar[Optional[str]] = None
 
@@ -194,10 +196,18 @@ class Part:
         """Turn what comes in into what goes out."""
         raise NotImplementedError
 
-    def after_update(self, block: Block) -> None:
-        """The weights were updated. They may be changed here, if the class has `changes_weights`."""
+    def run_last(self, block: Block, rate: float, decay: float) -> bool:
+        """`run` and the update of the weights in one, by a kernel that does both.
 
-    changes_weights: ClassVar[bool] = False
+        rate, decay (float): As for `Block.update`.
+        RETURNS (bool): Whether it was done. If not, nothing was changed.
+        """
+        return False
+
+    def after_update(self, block: Block) -> None:
+        """The weights were updated. They may be changed here. Only for classes that say `changes_weights`: their `run`
+        is not called.
+        """
 
     # ------------------------------------------------------------------ in a federation
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, List, Optional
 import torch
 from torch import Tensor
 
+from ... import kernels
 from ...types import FloatOrSchedule
 from ..blocks import Block, opmath
 from ..module import Module, Ranges
@@ -61,6 +62,29 @@ class Adam(Module):
             square, second = torch.maximum(state["max_exp_avg_sq"], corrected, out=state["max_exp_avg_sq"]), 1.0
         divisor = root(square, options["eps"] * second**0.5, block)
         block.put(mean, divisor=divisor, factor=second**0.5 / first)
+
+    def run_last(self, block: Block, rate: float, decay: float) -> bool:
+        tensors = [block.weights, block.state["exp_avg"], block.state["exp_avg_sq"]]
+        fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in tensors)
+        if type(self) is not Adam or block.options["amsgrad"] or not rate or not fits:
+            return False
+        weights, mean, square = ([tensor] for tensor in tensors)
+        options = {name.replace("_", ""): block.options[name] for name in ("beta_1", "beta_2", "eps")}
+        values = block.read().contiguous()
+        # torch's decay is multiplied by the rate.
+        kernels.adamw_(
+            weights,
+            [values],
+            mean,
+            square,
+            block.step,
+            lr=rate,
+            weight_decay=decay / rate,
+            amsgrad=False,
+            maximize=False,
+            **options,
+        )
+        return True
 
     def move(self, block: Block) -> tuple[Tensor, Tensor]:
         """Move the two averages on."""

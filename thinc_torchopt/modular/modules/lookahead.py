@@ -39,9 +39,6 @@ class Lookahead(Module):
     def first_state(self, weights: Tensor) -> dict[str, Any]:
         return {"step": 0, "slow": weights.detach().to(opmath(weights.dtype), copy=True)}
 
-    def run(self, block: Block) -> None:
-        pass
-
     def after_update(self, block: Block) -> None:
         if block.step % self.settings["k"] == 0:
             slow = block.state["slow"]
