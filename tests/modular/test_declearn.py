@@ -10,6 +10,7 @@ from thinc_torchopt.errors import AuxVarError, AuxVarWarning
 from thinc_torchopt.modular import Modular, ScaffoldAuxVar
 
 from ..conftest import SHARED
+from .compare import assert_same
 
 PATH = SHARED / "oracles" / "declearn_cases.json"
 if not PATH.exists():
@@ -310,22 +311,6 @@ def test_declearn_set_state_errors(case):
         with pytest.raises(KeyError if case["error"] == "KeyError" else ValueError):
             optimizer.set_state(damaged)
     assert_same(optimizer.get_state(), before)
-
-
-def assert_same(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_same(found[key], expected[key])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
-            assert_same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
-    else:
-        assert found == expected
 
 
 def test_declearn_a_failed_process_aux_var_processes_nothing():

@@ -64,25 +64,23 @@ class Adam(Module):
         block.put(mean, divisor=divisor, factor=second**0.5 / first)
 
     def run_last(self, block: Block, rate: float, decay: float) -> bool:
-        tensors = [block.weights, block.state["exp_avg"], block.state["exp_avg_sq"]]
-        fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in tensors)
-        if type(self) is not Adam or block.options["amsgrad"] or not rate or not fits:
+        options, mean, square = block.options, block.state["exp_avg"], block.state["exp_avg_sq"]
+        fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
+        if type(self) is not Adam or options["amsgrad"] or not rate or not fits:
             return False
-        weights, mean, square = ([tensor] for tensor in tensors)
-        options = {name.replace("_", ""): block.options[name] for name in ("beta_1", "beta_2", "eps")}
-        values = block.read().contiguous()
-        # torch's decay is multiplied by the rate.
         kernels.adamw_(
-            weights,
-            [values],
-            mean,
-            square,
+            [block.weights],
+            [block.read().contiguous()],
+            [mean],
+            [square],
             block.step,
             lr=rate,
-            weight_decay=decay / rate,
+            beta1=options["beta_1"],
+            beta2=options["beta_2"],
+            weight_decay=decay / rate,  # torch multiplies it by the rate
+            eps=options["eps"],
             amsgrad=False,
             maximize=False,
-            **options,
         )
         return True
 
