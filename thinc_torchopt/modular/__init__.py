@@ -7,6 +7,7 @@ federation tell each other. registered.py is what a config names.
 
 from .aux_vars import AUX_VARS, AuxVar, ScaffoldAuxVar, aggregate, from_bytes, to_bytes
 from .blocks import Block
+from .each_example import clip_each_example
 from .module import Module, Regularizer
 from .modules import MODULES
 from .optimizer import Modular
@@ -23,6 +24,7 @@ __all__ = [
     "Regularizer",
     "ScaffoldAuxVar",
     "aggregate",
+    "clip_each_example",
     "from_bytes",
     "to_bytes",
 ]

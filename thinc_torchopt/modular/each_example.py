@@ -1,0 +1,86 @@
+"""The gradients of a spaCy pipeline with that of each example clipped, for differential privacy.
+
+thinc's layers give the gradients of a whole batch. So the examples go through one at a time: that takes as long as so
+many updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from spacy.language import Language
+from spacy.training import Example
+from thinc.api import Model, torch2xp, xp2torch
+
+from ..checks import Section
+from .blocks import norm_of
+
+
+@torch.no_grad()
+def clip_each_example(
+    nlp: Language,
+    examples: Sequence[Example],
+    sclip: float,
+    *,
+    drop: float = 0.0,
+    losses: dict[str, float] | None = None,
+) -> None:
+    """Compute the gradients of some examples, each clipped to a norm over all params, and leave their sum in the
+    models. `finish_update` of each component then makes the update: with `normalize = "examples"`, by the mean.
+
+    nlp (Language): A pipeline, initialized. Gradients that are there are lost.
+    sclip (float): The largest norm of the gradient of an example.
+    drop, losses: As for `nlp.update`.
+    RAISES (ConfigError): `sclip` is not above 0.
+    """
+    Section("clip_each_example", takes_texts=False).number("sclip", sclip, above=0.0)
+    total: dict[Any, torch.Tensor] = {}
+    clear(nlp)
+    for example in examples:
+        with torch.enable_grad():
+            nlp.update([example], drop=drop, losses=losses, sgd=False)  # type: ignore[arg-type]
+        found = dict(grads_of(nlp))
+        norm = math.sqrt(math.fsum(norm_of(grad) ** 2 for grad in found.values()))
+        factor = sclip / norm if norm > sclip else 1.0
+        for key, grad in found.items():
+            if key in total:
+                total[key].add_(grad, alpha=factor)
+            else:
+                total[key] = grad * factor
+        clear(nlp)
+    for model in models_of(nlp):
+        for node in model.walk():
+            for name in node.param_names:
+                if (node.id, name) in total:
+                    node.inc_grad(name, torch2xp(total[node.id, name]))
+            for shim in node.shims:
+                for param in getattr(shim._model, "parameters", tuple)():
+                    if param in total:
+                        param.grad = total[param]
+
+
+def grads_of(nlp: Language) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Every gradient, by the node and name of thinc's params and by torch's params themselves."""
+    for model in models_of(nlp):
+        for node in model.walk():
+            for name in node.param_names:
+                if node.has_grad(name):
+                    yield (node.id, name), xp2torch(node.get_grad(name))
+            for shim in node.shims:
+                for param in getattr(shim._model, "parameters", tuple)():
+                    if param.grad is not None:
+                        yield param, param.grad
+
+
+def clear(nlp: Language) -> None:
+    """Set all gradients to zero, in place."""
+    for _, grad in grads_of(nlp):
+        grad.zero_()
+
+
+def models_of(nlp: Language) -> list[Model[Any, Any]]:
+    found = [getattr(proc, "model", None) for _, proc in nlp.pipeline]
+    return [model for model in found if isinstance(model, Model)]
