@@ -135,7 +135,9 @@ def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     (tmp_path / "training" / "cnn").mkdir(parents=True)
     nlp.to_disk(tmp_path / "training" / "cnn" / "model-last")
     monkeypatch.chdir(tmp_path)
-    exec(text, {"nlp": nlp, "optimizer": optimizer, "models": [nlp.get_pipe("tagger").model]})
+    names = {"nlp": nlp, "optimizer": optimizer, "models": [nlp.get_pipe("tagger").model], "examples": examples}
+    exec(text, names)
+    optimizer = names["optimizer"]
     if "joint_step" in text:
         assert set(optimizer.nr_update.values()) == {1} and optimizer.learn_rate > 0
     if "print(" in text and "optimizer.params" in text:

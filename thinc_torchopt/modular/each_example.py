@@ -55,7 +55,7 @@ def clip_each_example(
         for node in model.walk():
             for name in node.param_names:
                 if (node.id, name) in total:
-                    node.inc_grad(name, torch2xp(total[node.id, name]))
+                    node.inc_grad(name, torch2xp(total[node.id, name]))  # type: ignore[arg-type]
             for shim in node.shims:
                 for param in getattr(shim._model, "parameters", tuple)():
                     if param in total:
