@@ -192,6 +192,7 @@ def test_in_spacy_patterns_limit_modules():
         for name, param in optimizer.params.items()
     }
     assert all(("proximal" in labels) == name.startswith("tagger/") for name, labels in kept.items())
+    assert set(optimizer.learn_rates) == {"default", "proximal"}
     bad = resolve(CONFIG, algorithm__regularizers__proximal__params=["taggre/*"])
     with pytest.raises(ConfigError, match=r"'taggre/\*'.*matches none"):
         bad.initialize(nlp)

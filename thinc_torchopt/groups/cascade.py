@@ -189,7 +189,9 @@ class Cascade:
         labels = [block.name for block in blocks] + ["fallback"] * algorithm
         options = dict(self.options[algorithm])
         for option, patterns in self._limits.items() if algorithm == 0 else ():
-            if not any(map(matches_any(patterns), param.names)):
+            if any(map(matches_any(patterns), param.names)):
+                labels.append(option.removesuffix("_enabled"))
+            else:
                 options[option] = False
         values: dict[str, Any] = {}
         for block in blocks:
