@@ -60,8 +60,8 @@ class Algorithm:
     fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
     fallback_params (tuple[str, ...]): Patterns over the names of params.
     kernel (FusedKernel): Its fused kernel in torch.
-    limits (Mapping[str, tuple[str, ...]]): Options that are switches, as in "clip_enabled", and are off for params whose
-        name matches none of these patterns.
+    limits (Mapping[str, tuple[str, ...]]): Options that are switches, as in "clip_enabled", and are off for params
+        whose name matches none of these patterns.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
         pytorch-optimizer.
     trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.

@@ -78,6 +78,8 @@ def read_param(part: Part, saved: Any, param: Tensor, options: Mapping[str, Any]
     where = f"{part.where}, param '{name}'"
     example = part.example_state(param.detach(), {key: options[f"{part.label}_{key}"] for key in part.options})
     check_keys(where, saved, example, optional=part.optional_tensors)
+    if not saved:
+        refuse(where, "None, as nothing is kept", saved)
     return {key: read_value(f"{where}, {key}", value, example.get(key, param), param) for key, value in saved.items()}
 
 
