@@ -398,15 +398,12 @@ def test_optimizer_huge_and_tiny_gradients_survive_clipping():
     """The factor of clipping waits for the modules behind it: its square must not leave float32."""
     for size in (1e18, 1e-18):
         found = {"w": torch.nn.Parameter(torch.zeros(4))}
-        optimizer = Modular(
-            found.items(), 0.1, modules=[("l2-global-clipping", {"max_norm": 1e-3}), ("rmsprop", {"beta": 0.0})]
-        )
+        modules = [("l2-global-clipping", {"max_norm": 1e-3}), ("rmsprop", {"beta": 0.0, "eps": 0.0})]
+        optimizer = Modular(found.items(), 0.1, modules=modules)
         found["w"].grad = torch.full((4,), size)
         optimizer.step()
-        # RMSProp's step is then the sign, if the gradient is far above eps: 1e-3 / 2 and 1e-7.
-        if size > 1:
-            torch.testing.assert_close(found["w"].detach(), torch.full((4,), -0.1), rtol=1e-3, atol=0)
-        assert bool(torch.isfinite(found["w"]).all())
+        # RMSProp's step is then the sign.
+        torch.testing.assert_close(found["w"].detach(), torch.full((4,), -0.1), rtol=1e-5, atol=0)
 
 
 def test_optimizer_clipping_to_zero_leaves_nothing_and_no_nan():
