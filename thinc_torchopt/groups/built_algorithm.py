@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class BuiltAlgorithm:
         self._changed: dict[TorchGroup, None] = {}
         optimizer.param_groups = []
         if hasattr(optimizer, "tell_names"):
-            optimizer.tell_names(self._names)
+            optimizer.tell_names(MappingProxyType(self._names))  # a dict of its own would be taken for a cache
         controller.register_optimizer(
             self.name,
             optimizer,
