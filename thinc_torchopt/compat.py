@@ -4,9 +4,22 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+has_flwr = find_spec("flwr") is not None
 has_matplotlib = find_spec("matplotlib") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
 has_tensorboard = find_spec("tensorboard") is not None
+
+
+def check_flwr() -> None:
+    """Check that the library behind the extra `federated` is there.
+
+    RAISES (ImportError): It is not installed.
+    """
+    if not has_flwr:
+        raise ImportError(
+            "Can't train federated: the library flwr is not installed. Install it with: pip install "
+            "'thinc-torchopt[federated]'"
+        )
 
 
 def import_figure() -> type:

@@ -15,6 +15,8 @@ TorchOptError
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
 │   └── StateKeyError (KeyError)   a part of it is missing, or there is one too many
+├── MessageError (ValueError)     a message of a federated training that can't be used
+├── FederationError (RuntimeError) a federated training that can't go on
 ├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
 └── RollbackError (RuntimeError)   a training that diverges has no checkpoint to go back to, or went back too often
 
@@ -96,6 +98,14 @@ class StateError(TorchOptError, ValueError):
 
 class StateKeyError(StateError, KeyError):
     """A part of a state is missing, or there is one too many."""
+
+
+class MessageError(TorchOptError, ValueError):
+    """A message of a federated training that can't be used: damaged, of another version, or from another pipeline."""
+
+
+class FederationError(TorchOptError, RuntimeError):
+    """A federated training that can't go on: too few clients, or a global model that has diverged."""
 
 
 class NonFiniteGradError(TorchOptError, RuntimeError):

@@ -18,6 +18,7 @@ from .files import (
     write_text,
 )
 from .preserve import StateMapping, preserve_optimizer_state
+from .trees import put_together, take_apart
 
 __all__ = [
     "MANIFEST",
@@ -30,8 +31,10 @@ __all__ = [
     "crc32_of",
     "match",
     "preserve_optimizer_state",
+    "put_together",
     "read_folder",
     "replacing",
+    "take_apart",
     "write_folder",
     "write_text",
 ]

@@ -13,6 +13,7 @@ rate range test.
 
 from .checkpoint_folder import read_checkpoint, steps_of
 from .checkpoint_settings import Checkpoint
+from .config_check import collect_identity, collect_values
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
@@ -22,6 +23,8 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "RangeTest",
+    "collect_identity",
+    "collect_values",
     "latest_info",
     "learn_rate_settings",
     "make_ramp",

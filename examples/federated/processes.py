@@ -1,0 +1,169 @@
+"""Flower's processes on this machine: a superlink, a supernode for each client, and `flwr run`.
+
+All of it stays on 127.0.0.1, and nothing is left behind: in the end each process is killed, with all that it has
+started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+APP = Path(__file__).parent
+BIN = Path(sys.executable).parent
+# Nothing is sent anywhere, and no newer version is looked for.
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+class Federation:
+    """A server and its clients.
+
+    folder (Path): For logs, one a process, and Flower's own files.
+    clients (Mapping): By name, the settings of each, as after --node-config.
+    """
+
+    def __init__(self, folder: Path, clients: Mapping[str, Mapping[str, object]]):
+        self.folder = folder
+        self.clients = clients
+        self.home = folder / "flwr"
+        # They start each other by name.
+        path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
+        self._env = {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self.home)}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._port = 0
+
+    def start(self) -> None:
+        shutil.rmtree(self.folder / "logs", ignore_errors=True)
+        self.home.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(len(self.clients) + 1)
+        self._port = ports.pop()
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
+        )
+        link = ["--insecure", "--host", "127.0.0.1", "--port", str(self._port)]
+        self._start("superlink", ["flower-superlink", *link, "--disable-runtime-dependency-installation"])
+        self._wait_for_port("superlink")
+        for name, port in zip(self.clients, ports):
+            self.start_client(name, port)
+
+    def start_client(self, name: str, port: int | None = None) -> None:
+        """port (int): Of the supernode's own interface, which no two share."""
+        settings = " ".join(f"{key}={toml(value)}" for key, value in {"name": name, **self.clients[name]}.items())
+        link = ["--insecure", "--superlink", f"127.0.0.1:{self._port}", "--port", str(port or free_ports(1)[0])]
+        self._start(name, ["flower-supernode", *link, "--node-config", settings])
+
+    def run(self, settings: Mapping[str, object]) -> None:
+        """Begin a run. settings (Mapping): As after --run-config."""
+        overrides = " ".join(f"{key}={toml(value)}" for key, value in settings.items())
+        self._start("run", ["flwr", "run", str(APP), "here", "--stream", "--run-config", overrides])
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of the run. RAISES (TimeoutError): It takes longer."""
+        try:
+            self._processes["run"].wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"The run did not end within {seconds:g} seconds: see {self.log('run')}") from error
+
+    @property
+    def is_running(self) -> bool:
+        return self._processes["run"].poll() is None
+
+    def kill(self, name: str) -> None:
+        """Kill a process as kill -9 does, with all that it has started."""
+        process = self._processes.pop(name)
+        _signal([process.pid, *descendants(process.pid)], signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        started = [pid for process in self._processes.values() for pid in descendants(process.pid)]
+        _signal([process.pid for process in self._processes.values()], signal.SIGTERM)
+        end = time.monotonic() + 5
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, end - time.monotonic()))
+        _signal(
+            [*(process.pid for process in self._processes.values() if process.poll() is None), *started], signal.SIGKILL
+        )
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _start(self, name: str, command: list[str]) -> None:
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def _wait_for_port(self, name: str, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._processes[name].poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"The {name} did not start: see {self.log(name)}")
+
+
+@contextmanager
+def federation(folder: Path, clients: Mapping[str, Mapping[str, object]]) -> Iterator[Federation]:
+    """Processes that are gone in the end, however that comes."""
+    started = Federation(folder, clients)
+    try:
+        started.start()
+        yield started
+    finally:
+        started.stop()
+
+
+def toml(value: object) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if isinstance(value, (str, Path)) else str(value)
+
+
+def free_ports(n: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(n)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """All that a process has started, and what these have started. Flower's are in sessions of their own."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

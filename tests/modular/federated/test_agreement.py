@@ -1,0 +1,78 @@
+"""What server and clients must have in common."""
+
+import json
+
+import pytest
+
+from thinc_torchopt.errors import ConfigError, ConfigWarning, PipelineError
+from thinc_torchopt.modular.federated.agreement import differences
+from thinc_torchopt.modular.federated.house import House, read_config
+
+from .houses import house, paths, small_config
+
+
+def test_agreement_of_clients_with_other_texts(texts):
+    north, south = house(texts, "north").describe(), house(texts, "south").describe()
+    assert north == json.loads(json.dumps(south)) and differences(north, south) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"components__ner__model__hidden_width": 9}, "params: ner/lower/W: float32 ("),
+        ({"components__ner__model__tok2vec__encode__window_size": 2}, "settings: components.ner.model.tok2vec.encode"),
+        ({"nlp__lang": "de"}, "settings: nlp.lang: 'en' at the server, 'de' at the client"),
+        ({"training__frozen_components": ["ner"]}, None),
+        ({"nlp__batch_size": 3, "system__seed": 1, "training__dropout": 0.5}, ""),
+    ],
+)
+def test_agreement_says_what_differs(texts, overrides, expected):
+    if expected is None:
+        with pytest.raises(PipelineError, match="at least one trainable component"):
+            house(texts, config=small_config(**overrides))
+        return
+    found = differences(house(texts).describe(), house(texts, config=small_config(**overrides)).describe())
+    assert any(line.startswith(expected) for line in found) if expected else found == []
+
+
+def test_agreement_on_labels(texts, tmp_path):
+    other = json.loads((texts / "labels.json").read_text())
+    for labels in other.values():
+        if "CITY" in labels:
+            labels["TOWN"] = labels.pop("CITY")
+    (tmp_path / "labels.json").write_text(json.dumps(other))
+    config = small_config()
+    config["paths"] = {**config["paths"], "labels": str(tmp_path / "labels.json")}
+    found = differences(house(texts).describe(), House(config).describe())
+    assert found[0].startswith("labels of 'ner': 9 at the server, 9 at the client; only at the server 'B-CITY'")
+
+
+def test_agreement_on_the_order_of_labels():
+    found = differences({"labels": {"tagger": ["A", "B"]}}, {"labels": {"tagger": ["B", "A"]}})
+    counts = "labels of 'tagger': 2 at the server, 2 at the client"
+    assert found == [f"{counts}, the same in another order: number 0 is 'A' and 'B'"]
+
+
+def test_agreement_of_a_client_of_another_version():
+    """Which sends other parts, or parts in another form."""
+    server = {"labels": {"ner": ["A"]}, "params": {"ner/W": "float32 (1)"}, "vectors": "none"}
+    for client in ({}, {"labels": 1, "params": [], "vectors": {}}):
+        assert len(differences(server, client)) == 3
+
+
+def test_agreement_wants_labels(texts):
+    with pytest.raises(PipelineError, match=r"initialize\.components\.ner\.labels"):
+        House(small_config())
+
+
+def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
+    block = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"'checkpoint' in .training.optimizer.: expected no such block"):
+        house(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
+    with pytest.warns(ConfigWarning, match=r"'use_averages' in .training.optimizer. has no effect"):
+        house(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
+
+
+def test_agreement_config_must_be_there(texts):
+    with pytest.raises(ConfigError, match="expected a file, found none"):
+        read_config("nowhere.cfg", paths(texts, "north"))

@@ -1,0 +1,346 @@
+"""Rounds over Flower's apps and messages, in one process: what comes out, and what happens to clients that fail."""
+
+import json
+import math
+
+import pytest
+import spacy
+import torch
+
+from thinc_torchopt.errors import ConfigError, FederationError
+
+pytest.importorskip("flwr", reason="flwr is not installed: make test-federated")
+
+from flwr.app import Array
+from flwr.serverapp.strategy import FedMedian
+
+from thinc_torchopt.modular.federated import server
+from thinc_torchopt.modular.federated.house import House
+from thinc_torchopt.modular.federated.results import Results
+from thinc_torchopt.modular.federated.settings import federated_settings
+from thinc_torchopt.modular.federated.strategy import ModularStrategy
+from thinc_torchopt.modular.federated.weights import Weights
+
+from .by_hand import average, fed_avg
+from .grid import LocalGrid
+from .houses import SIZES, paths, small_config
+
+
+class Run:
+    """A run with the clients of `texts`. config: Of all. own (dict): Configs of some clients."""
+
+    def __init__(self, texts, folder, config, *, own=None, spoil=lambda kind, name, reply: reply, names=SIZES):
+        self.output = folder / "out"
+        self.texts = texts
+        clients = {}
+        for name in names:
+            path = folder / f"{name}.cfg"
+            (own or {}).get(name, config).to_disk(path)
+            corpus = name if name in SIZES else "north"
+            clients[name] = {"name": name, "config": str(path), **paths(texts, corpus)}
+        config.to_disk(folder / "server.cfg")
+        self.config = folder / "server.cfg"
+        self.grid = LocalGrid(clients, spoil)
+
+    def train(self):
+        labels = paths(self.texts, "north")["paths.labels"]
+        server.train(self.grid, {"config": str(self.config), "output": str(self.output), "paths.labels": labels})
+        return self.result
+
+    @property
+    def result(self):
+        return json.loads((self.output / "result.json").read_text())
+
+    def weights(self, name="model-last"):
+        return Weights(spacy.load(self.output / name)).collect()
+
+    def errors(self):
+        return [(kind, name) for kind, name, error in self.grid.log if error is not None]
+
+
+def close(found, expected, *, atol=1e-7):
+    """Averages are summed up in another order by Flower: single precision, values of about 1."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("plan", [{"steps": 3}, {"epochs": 1}])
+def test_rounds_of_fedavg_are_a_loop_by_hand(texts, tmp_path, plan):
+    config = small_config(
+        federated__local_steps=plan.get("steps", 0),
+        **({"federated__local_epochs": plan["epochs"]} if "epochs" in plan else {}),
+    )
+    run = Run(texts, tmp_path, config)
+    result = run.train()
+    expected = fed_avg(texts, config, 2, **plan)
+    # Adam divides by small numbers: in the second round, differences of the first one grow to about 1e-5.
+    close(run.weights(), expected, atol=2e-5)
+    assert result["status"] == "finished" and result["error"] is None and run.errors() == []
+    assert [row["round"] for row in result["rounds"]] == [0, 1, 2]
+    assert [set(row["clients"]) for row in result["rounds"]] == [set(), set(SIZES), set(SIZES)]
+    assert {name: row["examples"] for name, row in result["rounds"][1]["clients"].items()} == SIZES
+    assert all(row["score"] is not None and "ents_f" in row["scores"] for row in result["rounds"])
+
+
+def test_rounds_write_models_that_score_what_the_file_says(texts, tmp_path):
+    run = Run(texts, tmp_path, small_config(federated__rounds=3, federated__local_steps=15))
+    result = run.train()
+    for name, row in (("model-last", 3), ("model-best", result["best"])):
+        nlp = spacy.load(run.output / name)
+        found, n = 0.0, 0
+        for client in SIZES:
+            examples = list(spacy.training.Corpus(texts / client / "dev.spacy")(nlp))
+            found, n = found + nlp.evaluate(examples)["ents_f"] * len(examples), n + len(examples)
+        assert found / n == pytest.approx(result["rounds"][row]["score"])
+    scores = [row["score"] for row in result["rounds"]]
+    assert scores[result["best"]] == max(scores) and scores[0] < max(scores)
+    best = spacy.load(run.output / "model-best").meta["performance"]
+    assert best["ents_f"] == pytest.approx(max(scores))
+    assert not list(run.output.glob(".unfinished*"))
+
+
+def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
+    kept = {}
+
+    def spoil(kind, name, reply):
+        if kind == "train":
+            kept[name] = {key: torch.from_numpy(one.numpy()) for key, one in reply.content["arrays"].items()}
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=1, federated__weigh_by="client"), spoil=spoil)
+    run.train()
+    close(run.weights(), average(list(kept.values()), [1, 1]))
+
+
+def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_path):
+    """SGD at a rate of 0.5 goes half of the way; buffers and all else as the average."""
+    half = small_config(
+        {"federated": {"algorithm": {"@torch_optimizers": "torch.SGD.v1"}, "learn_rate": 0.5}}, federated__rounds=1
+    )
+    run, plain = Run(texts, tmp_path, half), small_config(federated__rounds=1)
+    run.train()
+    (tmp_path / "plain").mkdir()
+    whole = Run(texts, tmp_path / "plain", plain)
+    whole.train()
+    house = House(Run(texts, tmp_path / "plain", plain) and _server_config(texts, plain))
+    start = house.weights.collect()
+    close(run.weights(), {name: (start[name] + value) / 2 for name, value in whole.weights().items()})
+
+
+def _server_config(texts, config):
+    config = config.copy()
+    config["paths"] = {"train": None, "dev": None, "labels": str(texts / "labels.json")}
+    return config
+
+
+def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
+    """A median of three: one client that sends nonsense has no effect."""
+
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "liar":
+            for key, one in reply.content["arrays"].items():
+                reply.content["arrays"][key] = Array(one.numpy() * 0 + 1e9)
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__clients=3), spoil=spoil, names=["north", "south", "liar"])
+    house = House(_server_config(texts, small_config(federated__clients=3)))
+    strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), FedMedian())
+    strategy.run(run.grid)
+    assert all(float(value.abs().max()) < 100 for value in run.weights().values())
+
+
+# ---------------------------------------------------------------------- clients that fail
+
+
+def in_round(number, kind="train", name="south"):
+    """Whether a message is the n-th of its kind to a client."""
+    seen = []
+
+    def check(of_kind, of_name):
+        if (of_kind, of_name) == (kind, name):
+            seen.append(1)
+            return len(seen) == number
+        return False
+
+    return check
+
+
+def lose(reply):
+    return None
+
+
+def spoil_names(reply):
+    reply.content["arrays"]["ner/other"] = Array(torch.ones(1))
+    return reply
+
+
+def spoil_shapes(reply):
+    reply.content["arrays"]["ner/lower/b"] = Array(torch.ones(1, 1))
+    return reply
+
+
+def spoil_with_nan(reply):
+    array = reply.content["arrays"]["ner/lower/b"].numpy()
+    array[0] = math.nan
+    reply.content["arrays"]["ner/lower/b"] = Array(array)
+    return reply
+
+
+def spoil_counts(reply):
+    reply.content["metrics"]["num-examples"] = -1
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (lose, "There was no reply within 5 seconds"),
+        (spoil_names, "1 unexpected (ner/other)"),
+        (spoil_shapes, "of shape (1, 1)"),
+        (spoil_with_nan, "expected finite numbers"),
+        (spoil_counts, "expected a count as 'num-examples'"),
+    ],
+    ids=["lost", "names", "shapes", "nan", "counts"],
+)
+def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what, reason, caplog):
+    """And the client is back in the next round, where it goes on from the round before: that one did not count."""
+    is_now = in_round(2)
+    run = Run(
+        texts,
+        tmp_path,
+        small_config(federated__rounds=3),
+        spoil=lambda kind, name, reply: what(reply) if is_now(kind, name) else reply,
+    )
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    first, second, third = result["rounds"][1:]
+    assert set(second["clients"]) == {"north"} and reason in second["failed"]["south"]
+    assert set(first["clients"]) == set(third["clients"]) == set(SIZES) and not third["failed"]
+    assert result["status"] == "finished"
+    assert f"Client 'south' is left out of this round: {second['failed']['south']}" in caplog.text
+    assert "Client 'south' takes back round 2" in caplog.text and "'north' takes back" not in caplog.text
+
+
+def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog):
+    """And with it, when it is started again: it has a new node, and has lost its state."""
+    is_now, is_later = in_round(2), in_round(3, name="north")
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.stop("south")
+            return None
+        if is_later(kind, name):
+            run.grid.start("south")
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
+    with caplog.at_level("INFO", "flwr"):
+        result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [
+        ["north", "south"],
+        ["north"],
+        ["north"],
+        ["north", "south"],
+    ]
+    assert "Client 'south' is gone" in caplog.text and caplog.text.count("Client 'south' takes part") == 2
+    assert "Client 'south' has lost the state of its optimizer" in caplog.text
+    assert result["status"] == "finished"
+
+
+def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
+    """Here in round 2, by its own hook. Its state stays as it was after round 1."""
+    path = texts / "south" / "train.spacy"
+    is_now = in_round(1)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["south"]["paths.train"] = str(tmp_path / "gone.spacy")
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=3), spoil=spoil)
+    assert path.is_file()
+    result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north", "south"], ["north"], ["north"]]
+    assert "gone.spacy" in result["rounds"][2]["failed"]["south"] and run.errors() == [("train", "south")] * 2
+    [context] = [context for node, context in run.grid.contexts.items() if run.grid.nodes[node] == "south"]
+    assert context.state["optimizer-now"]["round"] == 1
+
+
+def test_rounds_without_any_report_leave_the_model_as_it_is(texts, tmp_path):
+    run = Run(
+        texts,
+        tmp_path,
+        small_config(federated__rounds=1),
+        spoil=lambda kind, name, reply: None if kind == "train" else reply,
+    )
+    result = run.train()
+    assert result["status"] == "finished" and not result["rounds"][1]["clients"]
+    start = House(_server_config(texts, small_config())).weights.collect()
+    assert all(torch.equal(value, start[name]) for name, value in run.weights().items())
+
+
+def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog):
+    other = small_config(components__ner__model__hidden_width=9)
+    run = Run(texts, tmp_path, small_config(), own={"south": other})
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north"], ["north"]]
+    assert "Client 'south' does not fit the server: params: ner/lower/W" in caplog.text
+    assert "Client 'south' can't take part: params: ner/lower/W" in caplog.text  # in its own log, too
+
+
+def test_rounds_leave_out_a_client_that_changes_its_pipeline(texts, tmp_path):
+    is_now = in_round(1)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["south"]["components.ner.model.hidden_width"] = 9
+        return reply
+
+    run = Run(texts, tmp_path, small_config(), spoil=spoil)
+    failed = run.train()["rounds"][2]["failed"]["south"]
+    # Its weights would have other shapes, which is found first.
+    assert "of shape" in failed or "agreed upon before round one" in failed
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_rounds_need_clients(texts, tmp_path, n):
+    """And the file says that the run failed, as the exit code of `flwr run` does not."""
+    other = small_config(components__ner__model__hidden_width=9)
+    config = small_config(federated__min_clients=2)
+    run = Run(texts, tmp_path, config, own={"south": other}, names=list(SIZES)[:n])
+    with pytest.raises(FederationError, match=r"expected at least 2 clients within 0\.2 seconds, found 1: north"):
+        run.train()
+    assert run.result["status"] == "failed" and "expected at least 2 clients" in run.result["error"]
+    assert n == 1 or "Client 'south' does not fit the server: params: ner/lower/W" in run.result["error"]
+
+
+def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
+    run = Run(texts, tmp_path, small_config(federated__rounds=1), names=["north", "twin"])
+    run.grid.clients["twin"]["name"] = "north"
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert list(result["rounds"][1]["clients"]) == ["north"] and "Two clients are called 'north'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": ""}, "expected 'name', a name of its own"),
+        ({"config": 3}, "expected 'config', the path"),
+        ({"partition": 3}, "found partition"),
+    ],
+)
+def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, message):
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__rounds=1))
+    run.grid.clients["south"] |= settings
+    with pytest.raises(FederationError, match=message):
+        run.train()
+
+
+@pytest.mark.parametrize("missing", ["config", "output"])
+def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
+    settings = {"config": "federated.cfg", "output": str(tmp_path)}
+    with pytest.raises(ConfigError, match=f"expected the path '{missing}'"):
+        server.train(None, {**settings, missing: ""})

@@ -1,0 +1,95 @@
+"""What server and clients must have in common before round one, and what differs if they have not.
+
+Weights are told apart by their names and averaged number by number. So the same number must mean the same at each
+client: the row of a label, a feature of the tokenizer, a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spacy.language import Language
+
+from ...training import collect_identity, collect_values
+from .weights import Weights
+
+# Settings of the pipeline that may differ: they change neither what is learned nor what it is learned from.
+_MAY_DIFFER = ("nlp.batch_size", "nlp.before_", "nlp.after_")
+# How much of a difference an error shows.
+_SHOWN = 5
+
+
+def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[str, Any]:
+    """What must be the same everywhere, for JSON.
+
+    exchanged (Sequence[str]): Names of the auxiliary variables that its optimizer sends and takes.
+    """
+    identity = collect_identity(nlp)
+    settings = {
+        path: text
+        for path, text in collect_values(nlp).items()
+        if path.startswith(("nlp.", "components.")) and not path.startswith(_MAY_DIFFER)
+    }
+    return {
+        "components": [f"{name} ({nlp.get_pipe_meta(name).factory})" for name in nlp.component_names],
+        "labels": identity["labels"],
+        "params": {name: _form(value) for name, value in weights.collect().items()},
+        "settings": settings,
+        "vectors": identity["vectors"],
+        "frozen params": weights.checksums(),
+        "auxiliary variables": sorted(exchanged),
+    }
+
+
+def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[str]:
+    """What a client has that is not as the server has it, a line each, the most telling first."""
+    found: list[str] = []
+    for kind, here in server.items():
+        there: Any = client.get(kind)
+        if here == there:
+            continue
+        if kind == "labels" and isinstance(there, Mapping):
+            found += [_labels(name, here.get(name, []), there.get(name, [])) for name in _unlike(here, there)]
+        elif isinstance(here, Mapping) and isinstance(there, Mapping):
+            found += _some(
+                kind,
+                [
+                    f"{name}: {here.get(name, 'not there')} at the server, {there.get(name, 'not there')} at the client"
+                    for name in _unlike(here, there)
+                ],
+            )
+        else:
+            found.append(f"{kind}: {_text(here)} at the server, {_text(there)} at the client")
+    return found
+
+
+def _form(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"
+
+
+def _labels(name: str, here: Sequence[str], there: Sequence[str]) -> str:
+    counts = f"labels of '{name}': {len(here)} at the server, {len(there)} at the client"
+    missing, unexpected = [x for x in here if x not in there], [x for x in there if x not in here]
+    if not missing and not unexpected:
+        place = next(i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1])
+        return f"{counts}, the same in another order: number {place} is {here[place]!r} and {there[place]!r}"
+    parts = [
+        f"{what} {', '.join(map(repr, labels[:_SHOWN]))}{', ...' if len(labels) > _SHOWN else ''}"
+        for what, labels in (("only at the server", missing), ("only at the client", unexpected))
+        if labels
+    ]
+    return f"{counts}; {'; '.join(parts)}"
+
+
+def _unlike(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+
+
+def _some(kind: str, lines: list[str]) -> list[str]:
+    shown = [f"{kind}: {line}" for line in lines[:_SHOWN]]
+    return shown + ([f"{kind}: {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+
+
+def _text(value: Any) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

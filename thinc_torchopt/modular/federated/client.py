@@ -1,0 +1,175 @@
+"""The client, as Flower's `ClientApp`: `clientapp = "thinc_torchopt.modular.federated.client:app"`.
+
+Flower starts a new process for each message. What a client keeps from round to round is in `context.state`, which
+Flower holds as long as the supernode lives. It is written last, and whole: the state of the optimizer after this round,
+and the one before, to which the client goes back if the server did not take its report.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from thinc.api import require_gpu
+
+from ...errors import ConfigError, MessageError, StateError
+from ...state import put_together, take_apart
+from .agreement import differences
+from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message, RecordDict
+from .house import House, read_config
+from .messages import Report, answer, read_question, read_task, report_records
+
+LOG = logging.getLogger("flwr.thinc-torchopt")
+
+_NOW, _BEFORE = "optimizer-now", "optimizer-before"
+# NumPy has no such numbers: they go as integers of the same bits.
+_BFLOAT16 = "bfloat16:"
+
+app = ClientApp()
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Who the client is, and whether it agrees with the server on what is trained."""
+    name, house = open_house(context.node_config)
+    found = differences(read_question(message.content), house.describe())
+    for line in found:
+        LOG.error("Client '%s' can't take part: %s", name, line)
+    return Message(answer(name, found), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Evaluate the global model, and train it for a round."""
+    name, house = open_house(context.node_config)
+    task = read_task(message.content, house.weights.collect())
+    if found := differences(task.agreement, house.describe()):
+        raise MessageError(
+            f"Can't train at client '{name}': expected the pipeline that was agreed upon before round one, found "
+            f"{'; '.join(found)}."
+        )
+    round, state = find_state(context.state, task.taken, name)
+    score, scores, dev_examples = house.evaluate(task.weights)
+    LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
+    outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
+    report = Report(
+        name,
+        score,
+        scores,
+        dev_examples,
+        outcome.examples,
+        outcome.steps,
+        outcome.words,
+        outcome.skipped,
+        outcome.losses,
+        outcome.aux_vars,
+        outcome.weights,
+    )
+    reply = Message(report_records(report), reply_to=message)
+    keep_state(context.state, (round, state), (task.plan.round, outcome.state))
+    return reply
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the global model."""
+    name, house = open_house(context.node_config)
+    task = read_task(message.content, house.weights.collect())
+    return Message(report_records(Report(name, *house.evaluate(task.weights))), reply_to=message)
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
+    """The client's name and pipeline.
+
+    node_config (Mapping): What the supernode was started with: `name`, `config` (the path of a spaCy config), `gpu` (a
+        number; without it, the CPU), and values for settings of the config by their dotted path, e.g. `paths.train`.
+    RAISES (ConfigError): Something is missing, or unknown.
+    """
+    name, path = node_config.get("name"), node_config.get("config")
+    for key, found, what in (("name", name, "a name of its own"), ("config", path, "the path of a spaCy config")):
+        if not isinstance(found, str) or not found:
+            raise ConfigError(
+                f"Can't take part in a federated training: expected '{key}', {what}, in --node-config, found "
+                f"{found!r}. For example: --node-config \"name='north' config='/home/me/config.cfg'\""
+            )
+    overrides = {key: value for key, value in node_config.items() if "." in key}
+    if unknown := sorted(node_config.keys() - overrides.keys() - {"name", "config", "gpu"}):
+        raise ConfigError(
+            f"Can't take part in a federated training: expected 'name', 'config', 'gpu', and settings by their dotted "
+            f"path in --node-config, found {', '.join(unknown)}."
+        )
+    if "gpu" in node_config:
+        require_gpu(int(node_config["gpu"]))
+    return str(name), House(read_config(str(path), overrides))
+
+
+# ---------------------------------------------------------------------- state
+
+
+def find_state(kept: RecordDict, taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
+    """The state after the last round that the server has taken. It is after the last one of this client, or the one
+    before if the last report did not arrive.
+
+    taken (int): That round. 0: there is none.
+    RETURNS (tuple): The round, and the state. None: it begins anew.
+    """
+    rounds = [int(kept[key]["round"]) for key in (_NOW, _BEFORE) if key in kept]
+    if rounds and rounds[0] != taken:
+        LOG.warning("Client '%s' takes back round %s, whose report the server did not get in time", name, rounds[0])
+    for key in (_NOW, _BEFORE):
+        if key in kept and int(kept[key]["round"]) == taken:
+            return taken, _read_state(kept, key)
+    if taken:
+        LOG.warning(
+            "Client '%s' has lost the state of its optimizer, as its supernode was started again: moments, and "
+            "SCAFFOLD's corrections, begin anew",
+            name,
+        )
+    return 0, None
+
+
+def keep_state(
+    kept: RecordDict, before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
+) -> None:
+    """Keep the states after two rounds. All is made first, and put in its place in the end."""
+    records: dict[str, Any] = {}
+    for key, (round, state) in ((_BEFORE, before), (_NOW, now)):
+        if state is not None:
+            records |= _state_records(key, round, state)
+    for key in [key for key in kept if key.startswith((_NOW, _BEFORE))]:
+        del kept[key]
+    for key, record in records.items():
+        kept[key] = record
+
+
+def _state_records(key: str, round: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    values, tensors = take_apart(state)
+    arrays = {
+        f"{_BFLOAT16}{name}" if tensor.dtype == torch.bfloat16 else f":{name}": (
+            tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        )
+        for name, tensor in tensors.items()
+    }
+    return {
+        key: ConfigRecord({"round": round, "values": json.dumps(values)}),
+        f"{key}-arrays": ArrayRecord({name: tensor.detach().cpu().contiguous() for name, tensor in arrays.items()}),
+    }
+
+
+def _read_state(kept: RecordDict, key: str) -> dict[str, Any]:
+    tensors = {}
+    for name, array in kept[f"{key}-arrays"].items():
+        tensor = torch.from_numpy(array.numpy())
+        if name.startswith(_BFLOAT16):
+            tensor = tensor.view(torch.bfloat16)
+        tensors[name.partition(":")[2]] = tensor
+    state = put_together(json.loads(str(kept[key]["values"])), tensors)
+    if not isinstance(state, dict):
+        raise StateError(f"Can't go on from the state of round {kept[key]['round']}: expected a dict, found another.")
+    return state

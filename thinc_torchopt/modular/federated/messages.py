@@ -1,0 +1,336 @@
+"""What server and clients tell each other, as records of Flower's, and what is checked of it.
+
+Weights and tensors are `ArrayRecord`s, all else is `ConfigRecord`s and `MetricRecord`s; no object is pickled. Whatever
+comes in is checked before anything is done with it: the other side may have another version, another pipeline, or a
+training that went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import AuxVarError, MessageError
+from ..aux_vars import AUX_VARS, AuxVar
+from .flower import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from .house import Plan
+from .weights import Tensors
+
+# Of the form of the messages. Both sides must have the same.
+PROTOCOL = 1
+# More examples than anybody has: a count above it is a mistake, and would drown all other clients.
+MOST_EXAMPLES = 10**10
+
+_ARRAYS, _HEAD, _METRICS, _SCORES, _LOSSES = "arrays", "head", "metrics", "scores", "losses"
+_AUX_ARRAYS, _AUX_VALUES = "aux-arrays", "aux-values"
+_COUNTS = ("num-examples", "num-dev-examples", "steps", "words", "skipped-updates")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server tells a client in each round.
+
+    agreement (Mapping): What must be the same everywhere: see agreement.py.
+    taken (int): The last round whose report the server has taken from this client. 0: none.
+    aux_vars (Mapping): The server's auxiliary variables, by name.
+    weights (Tensors): The global model's.
+    """
+
+    plan: Plan
+    agreement: Mapping[str, Any]
+    taken: int
+    aux_vars: Mapping[str, AuxVar]
+    weights: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client tells the server of a round.
+
+    name (str): The client's.
+    score (float): Of the weights that came, on the client's dev corpus; `scores` are all, `dev_examples` how many
+        examples there were. Without examples there is no score.
+    examples, steps, words, skipped, losses, aux_vars, weights: See `house.Outcome`. A report that was read has no
+        weights: they are checked, and stay in the message.
+    """
+
+    name: str
+    score: float
+    scores: dict[str, float]
+    dev_examples: int
+    examples: int = 0
+    steps: int = 0
+    words: int = 0
+    skipped: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    aux_vars: Mapping[str, AuxVar] = field(default_factory=dict)
+    weights: Tensors = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------- from the server
+
+
+def question(agreement: Mapping[str, Any]) -> RecordDict:
+    """Who are you, and what differs?"""
+    return RecordDict({_HEAD: _head(agreement=json.dumps(agreement))})
+
+
+def read_question(content: RecordDict) -> dict[str, Any]:
+    """The server's agreement. RAISES (MessageError): It is no such message."""
+    return _json(_read_head(content), "agreement", dict)
+
+
+def task_records(task: Task, arrays: ArrayRecord) -> RecordDict:
+    """arrays (ArrayRecord): The weights, which many messages share."""
+    plan = task.plan
+    head = _head(
+        round=plan.round,
+        steps=plan.steps,
+        epochs=plan.epochs,
+        taken=task.taken,
+        agreement=json.dumps(task.agreement),
+    )
+    return RecordDict({_HEAD: head, _ARRAYS: arrays, **_aux_records(task.aux_vars)})
+
+
+def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
+    """Read a task. weights (Mapping): As the client's own are.
+
+    RAISES (MessageError): It can't be done.
+    """
+    head = _read_head(content)
+    round, steps, epochs, taken = (_count(head, key) for key in ("round", "steps", "epochs", "taken"))
+    return Task(
+        Plan(round, steps, epochs),
+        _json(head, "agreement", dict),
+        taken,
+        _read_aux(content, weights),
+        from_arrays(content, weights),
+    )
+
+
+# ---------------------------------------------------------------------- from a client
+
+
+def answer(name: str, differences: list[str]) -> RecordDict:
+    """My name, and what differs."""
+    return RecordDict({_HEAD: _head(name=name, differences=json.dumps(differences))})
+
+
+def read_answer(content: RecordDict) -> tuple[str, list[str]]:
+    """RETURNS (tuple): The client's name, and what differs. RAISES (MessageError): It is no such message."""
+    head = _read_head(content)
+    return _text(head, "name"), [str(line) for line in _json(head, "differences", list)]
+
+
+def report_records(report: Report) -> RecordDict:
+    values = (report.examples, report.dev_examples, report.steps, report.words, report.skipped)
+    metrics = MetricRecord({**dict(zip(_COUNTS, values)), "score": report.score})
+    content = RecordDict({_HEAD: _head(name=report.name), _METRICS: metrics})
+    content[_SCORES], content[_LOSSES] = MetricRecord(dict(report.scores)), MetricRecord(dict(report.losses))
+    if report.weights:
+        content[_ARRAYS] = to_arrays(report.weights)
+    for key, record in _aux_records(report.aux_vars).items():
+        content[key] = record
+    return content
+
+
+def read_report(
+    content: RecordDict, name: str, weights: Mapping[str, torch.Tensor] | None, exchanged: list[str] | None = None
+) -> Report:
+    """Read a report. All that would spoil the global model, or stop the server, is found here.
+
+    name (str): Whose it must be.
+    weights (Mapping | None): The global model's. None: there are none in it, it is of an evaluation.
+    exchanged (list[str] | None): The names of the auxiliary variables that must be in it.
+    RAISES (MessageError): It can't be used.
+    """
+    head = _read_head(content)
+    if (found := _text(head, "name")) != name:
+        raise MessageError(f"Can't use the report of '{name}': expected that name in it, found '{found}'.")
+    metrics = _record(content, _METRICS)
+    examples, dev_examples, steps, words, skipped = (_count(metrics, key) for key in _COUNTS)
+    report = Report(
+        name,
+        _finite(metrics, "score"),
+        _numbers(content, _SCORES),
+        dev_examples,
+        examples,
+        steps,
+        words,
+        skipped,
+        _numbers(content, _LOSSES),
+        {} if weights is None else _read_aux(content, weights),
+    )
+    if weights is not None:
+        for _ in _checked(content, weights):
+            pass
+        if not (examples and steps):
+            raise MessageError(
+                f"Can't use the report of '{name}': expected at least one example and one step, found {examples} and "
+                f"{steps}."
+            )
+        if exchanged is not None and sorted(report.aux_vars) != sorted(exchanged):
+            raise MessageError(
+                f"Can't use the report of '{name}': expected the auxiliary variables {sorted(exchanged)}, found "
+                f"{sorted(report.aux_vars)}."
+            )
+    return report
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """Half precision goes as float32: NumPy has no bfloat16, and averages want more digits."""
+    sent = {
+        name: tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+        for name, tensor in tensors.items()
+    }
+    return ArrayRecord({name: tensor.detach().contiguous().clone() for name, tensor in sent.items()})
+
+
+def from_arrays(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Tensors:
+    """The weights in a message, in the precision of the expected ones.
+
+    expected (Mapping): Weights of the same names, shapes and dtypes.
+    RAISES (MessageError): There are other names, shapes or dtypes, or numbers that are not finite.
+    """
+    return dict(_checked(content, expected))
+
+
+def _checked(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    record = content.get(_ARRAYS)
+    if not isinstance(record, ArrayRecord):
+        raise MessageError("Can't use the weights: expected an ArrayRecord, found none.")
+    missing, unexpected = sorted(expected.keys() - record.keys()), sorted(record.keys() - expected.keys())
+    if missing or unexpected:
+        raise MessageError(
+            f"Can't use the weights: expected {len(expected)} of known names, found {len(missing)} missing "
+            f"({', '.join(missing[:3]) or 'none'}) and {len(unexpected)} unexpected "
+            f"({', '.join(unexpected[:3]) or 'none'})."
+        )
+    for name, like in expected.items():
+        tensor = _tensor(record, name)
+        is_half = like.dtype in (torch.bfloat16, torch.float16)
+        dtype = torch.float32 if is_half else like.dtype
+        if tensor.shape != like.shape or tensor.dtype != dtype:
+            raise MessageError(
+                f"Can't use the weights of param '{name}': expected {dtype} of shape {tuple(like.shape)}, found "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}."
+            )
+        tensor = tensor.to(like.dtype)
+        if not bool(tensor.isfinite().all()):
+            raise MessageError(
+                f"Can't use the weights of param '{name}': expected finite numbers, found NaN or infinite ones. The "
+                "training of that client has diverged."
+            )
+        yield name, tensor
+
+
+def _tensor(record: ArrayRecord, name: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(record[name].numpy())
+    except Exception as error:  # it was written elsewhere: NumPy may raise anything
+        raise MessageError(f"Can't use the array '{name}': expected one of NumPy's, found {error!r}.") from error
+
+
+# ---------------------------------------------------------------------- auxiliary variables
+
+
+def _aux_records(aux_vars: Mapping[str, AuxVar]) -> dict[str, Any]:
+    if not aux_vars:
+        return {}
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for name, aux in aux_vars.items():
+        own, values[name] = aux.to_wire()
+        tensors |= {f"{name}:{key}": tensor for key, tensor in own.items()}
+    return {_AUX_ARRAYS: to_arrays(tensors), _AUX_VALUES: ConfigRecord({"values": json.dumps(values)})}
+
+
+def _read_aux(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> dict[str, AuxVar]:
+    if _AUX_VALUES not in content:
+        return {}
+    values, record = _json(_record(content, _AUX_VALUES), "values", dict), _record(content, _AUX_ARRAYS)
+    tensors: dict[str, Tensors] = {name: {} for name in values}
+    for key in record:
+        name, _, param = key.partition(":")
+        tensor = _tensor(record, key)
+        if name not in tensors or (param in weights and tensor.shape != weights[param].shape):
+            raise MessageError(f"Can't use the auxiliary variable '{key}': its name or its shape is not known.")
+        if not bool(tensor.isfinite().all()):
+            raise MessageError(f"Can't use the auxiliary variable '{key}': expected finite numbers, found others.")
+        tensors[name][param] = tensor
+    try:
+        return {name: AUX_VARS[name].from_wire(tensors[name], values[name]) for name in values}
+    except (AuxVarError, KeyError) as error:
+        raise MessageError(f"Can't use the auxiliary variables {sorted(values)}: {error}") from error
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _head(**values: Any) -> ConfigRecord:
+    return ConfigRecord({"protocol": PROTOCOL, **values})
+
+
+def _read_head(content: RecordDict) -> Mapping[str, Any]:
+    head = _record(content, _HEAD)
+    if head.get("protocol") != PROTOCOL:
+        raise MessageError(
+            f"Can't read a message: expected protocol {PROTOCOL}, found {head.get('protocol')!r}. Server and clients "
+            "must have the same version of thinc-torchopt."
+        )
+    return head
+
+
+def _record(content: RecordDict, key: str) -> Any:
+    if key not in content:
+        raise MessageError(f"Can't read a message: expected the record '{key}', found {sorted(content)}.")
+    return content[key]
+
+
+def _numbers(content: RecordDict, key: str) -> dict[str, float]:
+    record = _record(content, key)
+    return {name: _finite(record, name) for name in record}
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    found = record.get(key)
+    if not isinstance(found, str) or not found:
+        raise MessageError(f"Can't read a message: expected a text as '{key}', found {found!r}.")
+    return found
+
+
+def _json(record: Mapping[str, Any], key: str, kind: type) -> Any:
+    try:
+        found = json.loads(_text(record, key))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise MessageError(
+            f"Can't read a message: expected JSON as '{key}', found something else ({error})."
+        ) from error
+    if not isinstance(found, kind):
+        raise MessageError(
+            f"Can't read a message: expected a {kind.__name__} as '{key}', found a {type(found).__name__}."
+        )
+    return found
+
+
+def _count(record: Mapping[str, Any], key: str) -> int:
+    found = record.get(key)
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MOST_EXAMPLES:
+        raise MessageError(f"Can't read a message: expected a count as '{key}', found {found!r}.")
+    return found
+
+
+def _finite(record: Mapping[str, Any], key: str) -> float:
+    found = record.get(key)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
+        raise MessageError(f"Can't read a message: expected a finite number as '{key}', found {found!r}.")
+    return float(found)

@@ -1,0 +1,46 @@
+"""The server, as Flower's `ServerApp`: `serverapp = "thinc_torchopt.modular.federated.server:app"`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from .flower import Context, Grid, ServerApp
+from .house import House, read_config
+from .results import Results
+from .settings import federated_settings
+from .strategy import ModularStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train a pipeline. What came of it is in the folder `output`: see results.py."""
+    train(grid, context.run_config)
+
+
+def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
+    """Train a pipeline.
+
+    run_config (Mapping): What stands in [tool.flwr.app.config] of the app: `config` (the path of a spaCy config),
+        `output` (a folder), and values for settings of the config by their dotted path, e.g. `federated.rounds`.
+    RAISES (ConfigError): Something is missing. (FederationError): There are too few clients.
+    """
+    for key in ("config", "output"):
+        if not isinstance(run_config.get(key), str) or not run_config[key]:
+            raise ConfigError(
+                f"Can't train federated: expected the path '{key}' in [tool.flwr.app.config], found "
+                f"{run_config.get(key)!r}. Give an absolute path: flwr run . --run-config \"{key}='/home/me/...'\""
+            )
+    results = Results(Path(str(run_config["output"])))
+    try:
+        config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
+        house = House(config)
+        ModularStrategy(house, federated_settings(house.config), results).run(grid)
+    except BaseException as error:
+        results.fail(error)
+        raise
+    results.finish()

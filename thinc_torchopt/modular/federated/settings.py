@@ -1,0 +1,110 @@
+"""What a config says of a federated run: `[federated]`, with `@misc = "thinc-torchopt.Federated.v1"`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+from spacy.util import registry
+
+from ...algorithms import Algorithm, may_move
+from ...checks import Section
+from ...errors import ConfigError
+from ...types import FloatOrSchedule
+
+BLOCK = "thinc-torchopt.Federated.v1"
+SECTION = Section("[federated]")
+
+_AN_ALGORITHM = 'a block with @torch_optimizers = "thinc-torchopt.Modular.v1" or another'
+
+
+@dataclass(frozen=True)
+class FederatedSettings:
+    """What stands in [federated]: see `Federated`, which makes it."""
+
+    rounds: int
+    local_steps: int
+    local_epochs: int
+    clients: int
+    min_clients: int
+    wait_seconds: float
+    timeout_seconds: float
+    weigh_by: Literal["examples", "client"]
+    algorithm: Algorithm | None
+    learn_rate: FloatOrSchedule
+
+
+def Federated(
+    *,
+    rounds: int = 10,
+    local_steps: int = 0,
+    local_epochs: int = 0,
+    clients: int = 2,
+    min_clients: int = 2,
+    wait_seconds: float = 120.0,
+    timeout_seconds: float = 90.0,
+    weigh_by: Literal["examples", "client"] = "examples",
+    algorithm: Optional[Algorithm] = None,
+    learn_rate: FloatOrSchedule = 1.0,
+) -> FederatedSettings:
+    """Train a pipeline in rounds, at clients that keep their texts. Registered as `thinc-torchopt.Federated.v1`.
+
+    The server's block is the one that counts: what clients need of it comes with each message.
+
+    rounds (int): How many.
+    local_steps (int): How many steps a client trains in a round. 0: see `local_epochs`.
+    local_epochs (int): How often a client goes through its texts in a round. 0: see `local_steps`.
+    clients (int): How many are expected. The first round begins when they are there, or after `wait_seconds`.
+    min_clients (int): With fewer there is no round: the run fails after `wait_seconds`.
+    wait_seconds (float): How long the server waits for clients before a round.
+    timeout_seconds (float): How long a round waits for replies. It goes on without clients that are late.
+    weigh_by ("examples" | "client"): In the average of the models a client counts by its number of training examples;
+        or all count the same.
+    algorithm (Algorithm | None): What the server does with the averaged update of a round, as a block with
+        `@torch_optimizers`: modules of Modular, or an optimizer of torch. None: the average is the new model.
+    learn_rate (float | schedule): That of `algorithm`; schedules move on with each round. At 1 the server takes the
+        whole update.
+    RAISES (ConfigError): An argument is out of its range.
+    """
+    steps, epochs = SECTION.whole("local_steps", local_steps), SECTION.whole("local_epochs", local_epochs)
+    if bool(steps) == bool(epochs):
+        raise ConfigError(
+            f"Can't set 'local_steps' and 'local_epochs' in {SECTION.path}: expected one of the two to be above 0, "
+            f"found {local_steps} and {local_epochs}."
+        )
+    expected, least = (
+        SECTION.whole("clients", clients, at_least=1),
+        SECTION.whole("min_clients", min_clients, at_least=1),
+    )
+    if least > expected:
+        SECTION.refuse("min_clients", f"at most as many as 'clients', which are {expected}", min_clients)
+    if algorithm is not None:
+        SECTION.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM)
+    return FederatedSettings(
+        SECTION.whole("rounds", rounds, at_least=1),
+        steps,
+        epochs,
+        expected,
+        least,
+        SECTION.number("wait_seconds", wait_seconds),
+        SECTION.number("timeout_seconds", timeout_seconds, above=0.0),
+        SECTION.choice("weigh_by", weigh_by, ("examples", "client")),
+        algorithm,
+        SECTION.number("learn_rate", learn_rate) if not may_move(learn_rate) else learn_rate,
+    )
+
+
+def federated_settings(config: Mapping[str, Any]) -> FederatedSettings:
+    """Read [federated] of a config. config (Mapping): Interpolated.
+
+    RAISES (ConfigError): There is no such block.
+    """
+    section = config.get("federated")
+    if not isinstance(section, Mapping) or section.get("@misc") != BLOCK:
+        raise ConfigError(
+            f'Can\'t train federated: expected a block with @misc = "{BLOCK}" in {SECTION.path}, found '
+            f"{'no such section' if section is None else dict(section)}. See docs/federated.md."
+        )
+    found: FederatedSettings = registry.resolve({"federated": dict(section)})["federated"]
+    return found
