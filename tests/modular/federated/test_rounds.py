@@ -9,7 +9,7 @@ import torch
 
 from thinc_torchopt.errors import ConfigError, FederationError
 
-pytest.importorskip("flwr", reason="flwr is not installed: make test-federated")
+from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array
 from flwr.serverapp.strategy import FedMedian

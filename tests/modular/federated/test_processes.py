@@ -1,0 +1,69 @@
+"""The example, with Flower's processes: a superlink, three supernodes, and `flwr run`. Each takes a minute or two."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import spacy
+
+from . import needs_flwr  # noqa: F401  isort:skip
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "federated" / "run.py"
+CLIENTS = {"north", "east", "south"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def example(tmp_path):
+    """Runs the example on few texts: what it printed, what the server has written, and where. No process is left."""
+
+    def run(*args):
+        command = [sys.executable, EXAMPLE, "--output", tmp_path, "--texts", "60", "--methods", *args]
+        # Tests run with two workers on two cores: processes take a while.
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=900, env={**os.environ, "NO_COLOR": "1"}
+        )
+        print(done.stdout)
+        logs = "".join(f"\n== {log}\n{log.read_text()[-3000:]}" for log in sorted(tmp_path.glob("*/logs/*.log")))
+        assert done.returncode == 0, done.stdout + done.stderr + logs
+        method = next(arg for arg in args if not arg.startswith("-"))
+        return done.stdout, json.loads((tmp_path / method / "result.json").read_text()), tmp_path / method
+
+    yield run
+    left = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    assert [line for line in left.splitlines() if str(tmp_path) in line and "pytest" not in line] == []
+
+
+def test_processes_train_with_scaffold(example):
+    """Three rounds, and what is left: scores, a model, and corrections of all three."""
+    printed, result, folder = example("scaffold", "--rounds", "3", "--local-steps", "15", "--timeout", "120")
+    assert result["status"] == "finished" and result["error"] is None
+    assert [set(row["clients"]) for row in result["rounds"]] == [set(), CLIENTS, CLIENTS, CLIENTS]
+    assert not any(row["failed"] for row in result["rounds"])
+    scores = [row["score"] for row in result["rounds"]]
+    assert scores[3] > max(0.2, scores[0]) and f"{scores[3]:.1%}" in printed
+    assert spacy.load(folder / "model-last").pipe_names == ["ner"]
+    assert "Auxiliary variables: scaffold" in (folder / "logs" / "run.log").read_text()
+
+
+def test_processes_go_on_when_a_client_is_killed(example):
+    """With -9, in round 2. The round waits for it until its timeout; the third one does without."""
+    args = ("--rounds", "3", "--local-steps", "15", "--timeout", "120", "--kill", "south=2")
+    printed, result, folder = example("scaffold", *args)
+    assert result["status"] == "finished" and "Killed 'south' in round 2" in printed
+    assert [set(row["clients"]) for row in result["rounds"][1:]] == [CLIENTS, CLIENTS - {"south"}, CLIENTS - {"south"}]
+    assert "south" in result["rounds"][2]["failed"]
+    assert result["rounds"][3]["score"] > result["rounds"][0]["score"]
+    assert "Client 'south' is left out of this round" in (folder / "logs" / "run.log").read_text()
+
+
+def test_processes_talk_over_tls_and_know_each_other(example):
+    """As over a network: with a certificate for the server, and only clients whose keys are registered."""
+    _, result, folder = example("fedavg", "--rounds", "1", "--local-steps", "5", "--timeout", "120", "--tls")
+    assert result["status"] == "finished" and set(result["rounds"][1]["clients"]) == CLIENTS
+    log = (folder / "logs" / "superlink.log").read_text()
+    assert "insecure" not in log and "SuperNode authentication is disabled" not in log
