@@ -1,12 +1,13 @@
 """What the docs show is true: every config block resolves, every command runs, every link leads somewhere."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from configparser import ConfigParser
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from confection import Config
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.compat import has_matplotlib, has_pytorch_optimizer, has_tensorboard
+from thinc_torchopt.compat import has_flwr, has_matplotlib, has_pytorch_optimizer, has_tensorboard
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .configs import NAMES, commands_in_head
@@ -98,13 +99,27 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
         assert args[0] == "install" and extras <= set(setup["options.extras_require"])
     elif program == "python":
         script = ROOT / args[0]
-        if script.parent.name == "benchmarks":
+        if script.parent.name in ("benchmarks", "federated"):
             assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
         else:
             pytest.skip("examples have tests of their own")
+    elif program in ("flower-superlink", "flower-supernode", "flwr"):
+        check_flower(program, args)
     else:
         assert program == "spacy"
         run_spacy(args, tmp_path, monkeypatch)
+
+
+def check_flower(program, args):
+    """That Flower has such a command, with these options. tests/modular/federated/test_processes.py runs them."""
+    if not has_flwr:
+        pytest.skip("flwr is not installed: make test-federated")
+    words = list(takewhile(lambda arg: arg.isalpha(), args)) if program == "flwr" else []
+    command = [*words[: 2 if words[:1] == ["supernode"] else 1], "--help"]
+    env = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"}
+    shown = subprocess.run([Path(sys.executable).parent / program, *command], capture_output=True, text=True, env=env)
+    for arg in args:
+        assert not arg.startswith("--") or arg in shown.stdout, shown.stdout + shown.stderr
 
 
 def run_spacy(args, folder, monkeypatch):

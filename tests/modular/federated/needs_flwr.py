@@ -1,4 +1,4 @@
-"""Skips the module that imports this, where flwr is not installed. `make test-federated` installs it, and skips none."""
+"""Skips the module that imports this where flwr is not installed. `make test-federated` installs it, and skips none."""
 
 import os
 
