@@ -8,6 +8,7 @@ from thinc_torchopt.errors import ConfigError, ConfigWarning, PipelineError
 from thinc_torchopt.modular.federated.agreement import differences
 from thinc_torchopt.modular.federated.house import House, read_config
 
+from ...models import toy_examples, toy_pipeline
 from .houses import house, paths, small_config
 
 
@@ -76,3 +77,23 @@ def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
 def test_agreement_config_must_be_there(texts):
     with pytest.raises(ConfigError, match="expected a file, found none"):
         read_config("nowhere.cfg", paths(texts, "north"))
+
+
+def test_agreement_on_frozen_components(texts, tmp_path):
+    """Each client has its own copy, perhaps elsewhere. What counts is what is in it."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.initialize(lambda: toy_examples(nlp))
+    for name in ("here", "there"):
+        nlp.to_disk(tmp_path / name)
+    nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b")[0] += 1.0
+    nlp.to_disk(tmp_path / "other")
+
+    def describe(name):
+        config = small_config(training__frozen_components=["tagger"], nlp__pipeline=["ner", "tagger"])
+        config["components"]["tagger"] = {"source": str(tmp_path / name)}
+        return house(texts, config=config).describe()
+
+    here = describe("here")
+    assert differences(here, describe("there")) == [] and not any(name.startswith("tagger") for name in here["params"])
+    [line] = differences(here, describe("other"))
+    assert line.startswith("frozen params: tagger: ")

@@ -10,6 +10,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 from flwr.app import Array
 
 from thinc_torchopt.modular import Modular
+from thinc_torchopt.modular.federated.client import _read_state as read_state
 from thinc_torchopt.modular.federated.server_step import ServerStep
 
 from .by_hand import Client, average, fed_avg
@@ -176,3 +177,28 @@ def test_methods_that_need_a_batch_are_refused_at_the_server(texts, tmp_path):
     with pytest.raises(ValueError, match=r"'algorithm\.normalize' in \[federated\]: expected null, found 'words'"):
         run.train()
     assert run.result["status"] == "failed"
+
+
+def test_methods_scaffold_of_server_and_clients_agree_after_a_lost_report(texts, tmp_path):
+    """The server's correction is the mean of the clients' own, also if a report was lost: that round did not count."""
+    is_now, steps = in_round(2), []
+
+    def spoil(kind, name, reply):
+        return None if is_now(kind, name) else reply
+
+    run = Run(texts, tmp_path, with_algorithm(*SCAFFOLD, federated__rounds=3), spoil=spoil)
+    apply = ServerStep.apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerStep, "apply", lambda self, *args: steps.append(self) or apply(self, *args))
+        result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [
+        ["north", "south"],
+        ["north"],
+        ["north", "south"],
+    ]
+    own = [read_state(context.state, "optimizer-now")["params"] for context in run.grid.contexts.values()]
+    sent = steps[-1].collect()["scaffold"].state
+    for name, value in sent.items():
+        mean = sum(params[name]["state"]["scaffold/correction"] for params in own) / len(SIZES)
+        torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-4)  # sums of gradients of some hundreds
+    assert any(float(value.abs().max()) > 1.0 for value in sent.values())
