@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from thinc.api import require_gpu
 from ...errors import ConfigError, MessageError, StateError
 from ...state import put_together, take_apart
 from .agreement import differences
-from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message, RecordDict
+from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message
 from .house import House, read_config
 from .messages import Report, answer, read_question, read_task, report_records
 
@@ -112,7 +112,7 @@ def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
 # ---------------------------------------------------------------------- state
 
 
-def find_state(kept: RecordDict, taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
+def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
     """The state after the last round that the server has taken. It is after the last one of this client, or the one
     before if the last report did not arrive.
 
@@ -135,7 +135,7 @@ def find_state(kept: RecordDict, taken: int, name: str) -> tuple[int, dict[str, 
 
 
 def keep_state(
-    kept: RecordDict, before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
+    kept: MutableMapping[str, Any], before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
 ) -> None:
     """Keep the states after two rounds. All is made first, and put in its place in the end."""
     records: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def _state_records(key: str, round: int, state: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _read_state(kept: RecordDict, key: str) -> dict[str, Any]:
+def _read_state(kept: Mapping[str, Any], key: str) -> dict[str, Any]:
     tensors = {}
     for name, array in kept[f"{key}-arrays"].items():
         tensor = torch.from_numpy(array.numpy())
