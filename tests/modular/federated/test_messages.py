@@ -88,6 +88,12 @@ def test_messages_of_an_evaluation_have_no_weights():
     assert "arrays" not in content and "aux-values" not in content
 
 
+@pytest.mark.parametrize("name", ["n" * 101, "two\nlines", "\x1b[31mred"])
+def test_messages_with_names_that_spoil_logs_are_refused(name):
+    with pytest.raises(MessageError, match="expected a name of at most 100 printable characters"):
+        read_answer(answer(name, []))
+
+
 def with_arrays(name, value):
     """Other weights under a name. None: none."""
 

@@ -25,6 +25,8 @@ from .weights import Tensors
 PROTOCOL = 1
 # More examples than anybody has: a count above it is a mistake, and would drown all other clients.
 MOST_EXAMPLES = 10**10
+# It stands in logs and tables.
+_LONGEST_NAME = 100
 
 _ARRAYS, _HEAD, _METRICS, _SCORES, _LOSSES = "arrays", "head", "metrics", "scores", "losses"
 _AUX_ARRAYS, _AUX_VALUES = "aux-arrays", "aux-values"
@@ -125,7 +127,13 @@ def answer(name: str, differences: list[str]) -> RecordDict:
 def read_answer(content: RecordDict) -> tuple[str, list[str]]:
     """RETURNS (tuple): The client's name, and what differs. RAISES (MessageError): It is no such message."""
     head = _read_head(content)
-    return _text(head, "name"), [str(line) for line in _json(head, "differences", list)]
+    name = _text(head, "name")
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise MessageError(
+            f"Can't take in a client: expected a name of at most {_LONGEST_NAME} printable characters, found "
+            f"{name[:_LONGEST_NAME]!r}."
+        )
+    return name, [str(line) for line in _json(head, "differences", list)]
 
 
 def report_records(report: Report) -> RecordDict:
