@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -51,6 +52,8 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true", help="encrypt messages, and let only known clients take part")
     parser.add_argument("--kill", default="", help="kill a client in a round, e.g. north=2 (default: none)")
     args = parser.parse_args()
+    if args.kill and not re.fullmatch(rf"({'|'.join(CLIENTS)})=\d+", args.kill):
+        parser.error(f"--kill: expected one of {', '.join(CLIENTS)} and a round, as in north=2, found {args.kill}")
     output = args.output.resolve()
 
     msg.divider("Texts")
@@ -234,6 +237,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], ceiling: float | None, path: 
     if ceiling is not None:
         axes.axhline(ceiling, color="grey", linestyle="--", label="all texts in one place")
     axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("F-score of the global model")
     axes.grid(alpha=0.3)
     axes.legend()
