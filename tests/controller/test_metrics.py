@@ -248,6 +248,7 @@ def test_metrics_hold_the_keys_that_they_declare(kind):
             grad_norms={"ner": 1.0},
             metrics={"ents_f": 0.5},
             max_steps=9,
+            dev_losses=lambda at_most: {"losses": {"ner": 1.0}, "words": 9, "examples": 2},
         )
     keys = registry.controller_metrics.get(kind).keys
     assert keys is not None or kind in ("EvalMetrics", "LearnRates")

@@ -135,6 +135,7 @@ class EvalLoss(Metric):
 
     events = ("on_evaluate",)
     reads = ("dev_losses",)
+    keys: ClassVar[Keys | None] = {**Loss.keys, **dict.fromkeys(("words", "examples"))}
     is_plain = True
 
     def __init__(self, max_examples: int | None = None, exclude: list[str] = ["tok2vec", "transformer"]):
