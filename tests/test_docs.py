@@ -61,13 +61,13 @@ def blocks(language):
 
 
 def commands():
-    """Every command in the docs, but for those that stand in the heads of the configs too: test_configs.py runs
-    these.
+    """Every command in the docs, but for those that stand in the heads of the configs too, which test_configs.py runs;
+    and those that start several processes: tests/distributed/test_docs.py.
     """
     lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
     found = [shlex.split(line, comments=True) for line in dict.fromkeys(lines) if line.strip()]
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
-    return [command for command in found if command not in in_heads]
+    return [command for command in found if command not in in_heads and "--nproc-per-node" not in command]
 
 
 @pytest.mark.parametrize("text", blocks("ini"))

@@ -12,6 +12,7 @@ TorchOptError
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape differs from before
 ├── LearnRateIntegrityError (RuntimeError)   other code wrote to a param group
+├── DistributedError (RuntimeError)   one of several processes is gone, or does not fit the others
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
 │   └── StateKeyError (KeyError)   a part of it is missing, or there is one too many
@@ -90,6 +91,10 @@ class ShapeError(ParamError):
 
 class PipelineError(TorchOptError, ValueError):
     """A pipeline that has nothing to train, or that was not initialized."""
+
+
+class DistributedError(TorchOptError, RuntimeError):
+    """One of several processes that train together is gone, hangs, or does not fit the others."""
 
 
 class StateError(TorchOptError, ValueError):

@@ -5,7 +5,8 @@ replacement does what the original did, by calling it, unless the optimizer is o
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
 - `spacy.training.loop.train_while_improving`: runs our loop.
-- `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over.
+- `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over. Of
+  several processes, only rank 0 has an output folder, a logger and a voice.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
@@ -18,19 +19,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
+from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import spacy.about
 import spacy.language
 import spacy.training.loop
 import spacy.training.pretrain
+import spacy.util
 import thinc
 import thinc.model
 from thinc.api import Optimizer
@@ -38,7 +43,8 @@ from thinc.api import Optimizer
 import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
-from .errors import ConfigError, HostWarning
+from .errors import ConfigError, HostWarning, TorchOptWarning
+from .launched import rank_in_environment
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -165,15 +171,71 @@ def end_of_training() -> ExitStack | None:
 
 
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
-    def train(*args: Any, **kwargs: Any) -> Any:
+    def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
         with ExitStack() as end:
+            if rank_in_environment() > 0 and _is_for_us(nlp):
+                output_path, kwargs["stdout"] = None, StringIO()
+                end.enter_context(_silence(nlp))
             token = _end.set(end)
             try:
-                return original(*args, **kwargs)
+                return original(nlp, output_path, **kwargs)
             finally:
                 _end.reset(token)
 
     return train
+
+
+def _is_for_us(nlp: Any) -> bool:
+    """Whether a pipeline will be trained by our optimizer."""
+    return isinstance(nlp._optimizer, _ours) or _is_ours(nlp.config)
+
+
+def silence_command() -> None:
+    """In another process than the first: let `spacy train` make no folder, and print nothing but errors, if the
+    config names an optimizer of ours.
+    """
+    command: Any = sys.modules.get("spacy.cli.train")
+    if command is None or hasattr(command.train, _MARK):
+        return
+    original = command.train
+
+    @functools.wraps(original)
+    def train(
+        config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
+    ) -> None:
+        is_ours = False
+        with suppress(Exception):  # what is wrong with it, spaCy will say
+            is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
+        if is_ours:
+            with redirect_stdout(StringIO()):
+                original(config_path, None, use_gpu=use_gpu, overrides=overrides)
+        else:
+            original(config_path, output_path, use_gpu=use_gpu, overrides=overrides)
+
+    setattr(train, _MARK, True)
+    command.train = train
+
+
+def _is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config names an optimizer of ours."""
+    block = config.get("training", {}).get("optimizer", {})
+    return str(block.get("@optimizers", "")).startswith("thinc-torchopt.")
+
+
+@contextmanager
+def _silence(nlp: Any) -> Iterator[None]:
+    """Inside, a training logs nothing and shows no warnings of ours."""
+    training, log = nlp.config["training"], logging.getLogger("spacy.torchopt")
+    logger, level = training["logger"], log.level
+    training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TorchOptWarning)
+            yield
+    finally:
+        training["logger"] = logger
+        log.setLevel(level)
 
 
 def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:

@@ -68,3 +68,20 @@ class CheckpointSettings:
     on_config_change: Literal["refuse", "warn"]
     allow_foreign_shims: bool = False
     progress_bar: bool = True
+
+
+@dataclass(frozen=True)
+class DistributedSettings:
+    """What stands in [training.optimizer.distributed]: see `distributed.Distributed`, which makes it."""
+
+    reduce: Literal["sum", "mean"] = "sum"
+    backend: str | None = None
+    timeout_seconds: float = 60.0
+    check_every: int = 100
+    share_evaluation: bool = True
+    shard_state: bool = False
+    scale_learn_rate: Literal["none", "linear", "sqrt"] = "none"
+
+    def rate_factor(self, ranks: int) -> float:
+        """What all learning rates are multiplied by."""
+        return {"none": 1.0, "linear": float(ranks), "sqrt": ranks**0.5}[self.scale_learn_rate]

@@ -9,6 +9,8 @@ from typing import Optional
 import typer
 from spacy.cli._util import Arg, Opt, app
 
+from ..launched import rank_in_environment
+
 torchopt_cli = typer.Typer(
     name="torchopt",
     help="Give a config an optimizer of thinc-torchopt; see what it will do, and what it did.",
@@ -37,7 +39,50 @@ _REPLAY = Opt(
     None, "--replay", help="Log that JSONLinesLogger wrote: which rules would have fired", exists=True, dir_okay=False
 )
 _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
+_CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
+_TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
+
+
+if rank_in_environment() > 0:
+    from ..hooks import silence_command
+
+    silence_command()  # `spacy train` in another process than the first
+
+
+@torchopt_cli.command("train", context_settings=_OVERRIDES)
+def train_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG_OF_TRAINING,
+    output_path: Optional[Path] = _TRAINED,
+    code_path: Optional[Path] = _CODE,
+    verbose: bool = Opt(False, "--verbose", "-V", "-VV", help="Display more information for debugging purposes"),
+    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process has a GPU of its own. -1: CPU"),
+    processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Processes on this machine"),
+    machines: int = Opt(1, "--nnodes", min=1, help="Machines. Run the same command on each"),
+    machine: int = Opt(0, "--node-rank", min=0, help="Which of them this is. 0 has the output"),
+    endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
+    max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to go on after a process has died"),
+) -> None:
+    """
+    Train as `spacy train` does, in several processes on one machine or several: each batch is shared between them, and
+    each update takes the gradients of all. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    """
+    from .train import launch
+
+    launch(
+        config_path,
+        ctx.args,
+        output_path=output_path,
+        code_path=code_path,
+        use_gpu=use_gpu,
+        verbose=verbose,
+        processes=processes,
+        machines=machines,
+        machine=machine,
+        endpoint=endpoint,
+        max_restarts=max_restarts,
+    )
 
 
 @torchopt_cli.command("params", context_settings=_OVERRIDES)

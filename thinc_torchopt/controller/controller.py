@@ -140,8 +140,11 @@ class TrainerController:
             firings += self._fired(spec, event, step)
         return firings
 
-    def act(self, firings: Sequence[Firing], **payload: Any) -> None:
-        """Take the actions of firings: what other processes do with those of the one that decides."""
+    def act(self, firings: Sequence[Firing], *, decided_by: Mapping[str, Any] | None = None, **payload: Any) -> None:
+        """Take the actions of firings: what other processes do with those of the one that decides.
+
+        decided_by (Mapping): The metrics of that one, by name. None: it is this one.
+        """
         payload = {
             key: value
             for key, value in payload.items()
@@ -166,7 +169,7 @@ class TrainerController:
                     event_name=firing.event,
                     control_name=firing.controller,
                     firing=firing,
-                    values=self.values,
+                    values=self.values if decided_by is None else decided_by,
                     **payload,
                 )
             except Exception as error:

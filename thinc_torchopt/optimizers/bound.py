@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from spacy.language import Language
 
 from ..errors import ConfigError, PipelineError
+from ..gradients import Reduce
 from ..params import Pattern, all_names, backprop_through_frozen
 from .parts import Parts
 
@@ -121,6 +122,10 @@ class Bound(Parts):
         return [id for id, own in names.items() if any(fnmatchcase(name, text) for name in own for text in patterns)]
 
     # ------------------------------------------------------------------ around updates
+
+    def reduce_by(self, reduce: Reduce | None) -> None:
+        """From now on let joint updates be those of several processes. None: of this one."""
+        self._step.reduce = reduce
 
     def keep_buffers(self) -> None:
         """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each

@@ -9,7 +9,7 @@ from thinc.api import Optimizer
 from ..averages import AverageSettings
 from ..controller import ControllerSettings
 from ..groups import Cascade, FrozenGrads
-from ..types import CheckpointSettings, RollbackSettings
+from ..types import CheckpointSettings, DistributedSettings, RollbackSettings
 from .noted import NotedGrads
 from .settings import MovingSettings
 from .step import Step
@@ -19,7 +19,7 @@ from .trained import TrainedParams
 class Parts(Optimizer, ABC):
     """The parts, and what each is about. TorchOptimizer puts them together.
 
-    checkpoint, rollback, rules: Settings, for the training loop; or None.
+    checkpoint, rollback, rules, distributed: Settings, for the training loop; or None.
     _settings: `learn_rate`, `grad_clip`, and all schedules.
     _cascade: What the settings say of each param.
     _average_settings: Which averages are kept. None: none.
@@ -33,6 +33,7 @@ class Parts(Optimizer, ABC):
     checkpoint: CheckpointSettings | None
     rollback: RollbackSettings | None
     rules: ControllerSettings | None
+    distributed: DistributedSettings | None
     _settings: MovingSettings
     _cascade: Cascade
     _average_settings: AverageSettings | None

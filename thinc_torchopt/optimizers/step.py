@@ -1,6 +1,6 @@
 """One update of some params, from top to bottom:
 
- 1. reduce      with several processes: each gradient becomes the mean over all of them
+ 1. reduce      with several processes: each gradient becomes that of all of them
  2. judge       one look at all gradients; the update is skipped if one is not finite, or if they are a spike
  3. clip        by how much to scale the gradients
  4. rates       the learning rate of each param group, by the one controller that writes them
@@ -20,7 +20,7 @@ from typing import Any
 
 from thinc.api import Shim
 
-from ..gradients import Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
+from ..gradients import JOINT, Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
 from ..params import Param, array_of, clear_grads
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
@@ -34,8 +34,8 @@ class Step:
     clip_by (ClipBy): Whose norm, or what else, is clipped.
 
     Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured),
-    `buffers` (what the buffers of torch modules held after the last update that was made), `reduce` (None: this is the
-    only process).
+    `buffers` (what the buffers of torch modules held after the last update that was made), `reduce` (for joint updates;
+    None: this is the only process).
     """
 
     def __init__(self, guard: Guard, clip_by: ClipBy):
@@ -46,10 +46,11 @@ class Step:
         self.grad_norm: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "buffers"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("buffers", "reduce")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.reduce = None
         self.forget_buffers()
 
     def forget_buffers(self) -> None:
@@ -84,14 +85,17 @@ class Step:
         RETURNS (bool): Whether it was made.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        averages = trained.averages
+        averages, reduce = trained.averages, self.reduce if together == JOINT else None
         with threads_for([param.tensor for param in params]):
             try:
+                if reduce is not None:
+                    params, spoiled_by, metrics = reduce(params, trained.params, spoiled_by, metrics)
+                    lr_scale *= reduce.lr_scale
+                    if not params and spoiled_by is None:
+                        return False
                 if spoiled_by is not None:
                     factor, verdict = self._refuse(spoiled_by)
                 else:
-                    if self.reduce is not None:
-                        self.reduce(params)
                     chosen = trained.groups.choose(params)
                     for algorithm, groups in chosen:
                         algorithm.begin_step(groups, batch_size)
@@ -100,8 +104,11 @@ class Step:
                     if averages is not None:
                         averages.before_update(params)
                     trained.controller.step(epoch, metrics, scale=lr_scale)
-                    for algorithm, groups in chosen:
+                    shards = None if reduce is None else reduce.shards
+                    for algorithm, groups in chosen if shards is None else trained.groups.choose(shards.own(params)):
                         algorithm.step(groups, factor)
+                    if shards is not None:
+                        shards.exchange(params)
                     for param in params:
                         param.steps += 1
                 # After a skipped update too: shims that keep their params elsewhere wait for this to release their

@@ -44,6 +44,7 @@ from ..types import (
     BatchSize,
     CheckpointSettings,
     ClipBy,
+    DistributedSettings,
     FloatOrSchedule,
     Key,
     OnGrowth,
@@ -71,6 +72,10 @@ _A_CHECKPOINT = (
 _A_CONTROLLER = (
     'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python what the function '
     "controller.trainer_controller returns"
+)
+_SEVERAL = (
+    'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python what the function distributed.Distributed '
+    "returns"
 )
 
 
@@ -111,13 +116,15 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         (2), `state_preservation` (100), `adding_params` (20). Overruns are only counted.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
         go on from it.
-
+    distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: how several processes
+        train one pipeline.
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback` and `rules` (settings, for the
-    training loop; or None). `controller` is that of the learning rates. `batch_size` (`types.BatchSize`, or None): for
-    algorithms that normalize gradients; spaCy's loop sets it for each step, others set it before an update.
+    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback`, `rules` and `distributed`
+    (settings, for the training loop; or None). `controller` is that of the learning rates. `batch_size`
+    (`types.BatchSize`, or None): for algorithms that normalize gradients; spaCy's loop sets it for each step, others
+    set it before an update.
     """
 
     def __init__(
@@ -146,6 +153,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         runtime_budgets: Dict[str, float] = {},
         checkpoint: Optional[CheckpointSettings] = None,
         controller: Optional[ControllerSettings] = None,
+        distributed: Optional[DistributedSettings] = None,
     ):
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
@@ -168,6 +176,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         if checkpoint is not None:
             OPTIMIZER.kind("checkpoint", checkpoint, CheckpointSettings, _A_CHECKPOINT)
         self.checkpoint = checkpoint
+        if distributed is not None:
+            OPTIMIZER.kind("distributed", distributed, DistributedSettings, _SEVERAL)
+        self.distributed = distributed
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),
@@ -316,7 +327,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         params, shims = self._noted.take()
-        if params or spoiled_by is not None:
+        if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             is_made = self._step.make(
                 params,
                 shims,

@@ -6,7 +6,7 @@ listeners are checkpoint.py, which saves and resumes (folders: checkpoint_folder
 run_lock.py; what is saved: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py);
 rollback.py, which goes back to a checkpoint; rules.py, by which the trainer controller steers (dev_loss.py computes the
 loss on the development data for it); saved_models.py, which saves models; best_weights.py, which puts
-components together; and log_numbers.py.
+components together; and log_numbers.py. ranks.py keeps several processes together.
 own_loop.py saves and resumes loops of your own; signals.py stops a run after its step; lr_finder.py is the learning
 rate range test.
 """

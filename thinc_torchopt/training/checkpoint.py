@@ -53,6 +53,7 @@ from .model_state import (
 from .output_folder import OutputFolder
 from .progress import Progress, check_place, plain_scores
 from .random_state import check_generators, check_random, collect_random, restore_random
+from .ranks import Alone
 from .run_lock import RunLock
 from .signals import Signals
 
@@ -71,9 +72,11 @@ class RunCheckpoints:
     own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy
         train`.
     keeps_best (bool): The run may go back to the best evaluation: its checkpoint stays as long as it is the best.
+    ranks (Alone): This process among several. Rank 0 reads and writes, for all.
 
     Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its
-    step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`.
+    step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`,
+    `seed` (of the run that goes on, if several processes began it).
     """
 
     name = "checkpoints"
@@ -87,12 +90,15 @@ class RunCheckpoints:
         *,
         own: dict[str, Any] | None = None,
         keeps_best: bool = False,
+        ranks: Alone | None = None,
     ):
+        self.ranks = ranks or Alone()
+        self.seed: int | None = None
         self.settings = settings
         self.own = {} if own is None else own
         self._keeps_best = keeps_best
         self.folder = Path(settings.path).absolute()
-        self.stream = DataStream(batches)
+        self.stream = DataStream(batches, self.ranks.size)
         self.signals = Signals()
         self.output = OutputFolder(self.folder)
         self._is_spacys = own is None
@@ -136,13 +142,8 @@ class RunCheckpoints:
         self._progress = progress
         if listeners is not None:
             self._listeners = listeners
-        self._lock.take()
         try:
-            clear_leftovers(self.folder)
-            saved = self._find()
-            if saved is not None and "output" in saved:
-                self.output.best.accept_old()
-            self.output.best.check_place()
+            saved = self.ranks.from_rank_0(self._claim_and_find)
             if saved is not None:
                 self._restore(saved, dropouts)
         except BaseException:
@@ -150,6 +151,15 @@ class RunCheckpoints:
             raise
         self.output.goes_on = saved is not None
         return self.goes_on
+
+    def _claim_and_find(self) -> dict[str, Any] | None:
+        self._lock.take()
+        clear_leftovers(self.folder)
+        saved = self._find()
+        if saved is not None and "output" in saved:
+            self.output.best.accept_old()
+        self.output.best.check_place()
+        return saved
 
     def _find(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, if the run is to go on from one."""
@@ -233,9 +243,12 @@ class RunCheckpoints:
         self._written, self.output.best_step = self._progress.step, self._progress.best_step
         self._nlp.meta["performance"] = dict(saved["performance"])
         self._random = saved["random"]
+        self.seed = None if saved["ranks"] is None else int(saved["ranks"]["seed"])
 
     def begin(self) -> None:
         """The training begins. One that starts anew removes what an earlier one left."""
+        if not self.ranks.writes:
+            return
         if self.settings.resume == "never":
             remove(steps_of(self.folder))
         if not self.goes_on:
@@ -250,8 +263,9 @@ class RunCheckpoints:
         self._lock.release()
 
     def restore_random(self) -> None:
-        """Set the random generators to where they were."""
-        restore_random(self._random)
+        """Set the random generators to where they were. Ranks seed them at each step."""
+        if self.ranks.size == 1:
+            restore_random(self._random)
 
     def report(self, is_over: bool) -> None:
         """Tell where a run goes on that was restored. is_over (bool): It does not."""
@@ -284,6 +298,7 @@ class RunCheckpoints:
                 self._warn(error)
         self._save(is_last=event.stopped_by is not None)
         if event.stopped_by is not None:
+            self.ranks.meet()  # until it is written
             logger.warning(
                 "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
                 signal.Signals(event.stopped_by).name,
@@ -334,17 +349,22 @@ class RunCheckpoints:
     def _write(self, *, keep: int | None) -> None:
         step = self._progress.step
         path = self.folder / name_of(step)
+        state = self.ranks.whole_state(self._optimizer)
+        if state is None:
+            self._written = step
+            return
         check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
         tree = {
             "version": VERSION,
             **self._settings,
             "progress": self._progress.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": state,
             "model": collect_model(self._nlp, self._optimizer.stopped_grads),
             "data": self.stream.state_dict(),
             "random": collect_random(),
             "performance": plain_scores(self._nlp.meta.get("performance", {})),
             "listeners": self._listeners.state_dict(),
+            **self.ranks.state_dict(),
             **({} if self._is_spacys else {"own": self.own, "grads": collect_grads(self._nlp)}),
         }
         try:

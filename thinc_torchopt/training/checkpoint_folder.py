@@ -26,6 +26,7 @@ _LATER_PARTS: dict[str, Any] = {
     "identity": None,
     "listeners": {},
     "own": {},
+    "ranks": None,
     "grads": None,
 }
 

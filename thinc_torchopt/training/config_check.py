@@ -25,6 +25,7 @@ _MAY_CHANGE = (
     "training.patience",
     "training.eval_frequency",
     "training.optimizer.checkpoint",
+    "training.optimizer.distributed",
 )
 
 

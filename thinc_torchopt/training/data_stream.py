@@ -57,20 +57,27 @@ class DataStream(Batches):
 
     batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same
         batches.
+    size (int): How many batches of an epoch make one; at its end fewer. For several processes.
 
     Public: `position` (how many were drawn).
     """
 
-    def __init__(self, batches: Iterator[Batch]):
+    def __init__(self, batches: Iterator[Batch], size: int = 1):
         super().__init__(batches)
         self._start = self._generators = read_generators()
         self.position = 0
+        self._size = size
+        self._drawn: list[list[int]] = []  # how many batches there were of which size, in their order
+        self._next: Batch | None = None  # of the epoch that comes
         # Checksums: of the texts of the last batch, and of all; and of all with their annotations.
         self._last = self._all = self._annotated = 0
 
     def __next__(self) -> Batch:
         epoch, batch = super().__next__()
         self.position += 1
+        if not self._drawn or self._drawn[-1][0] != self._size:
+            self._drawn.append([self._size, 0])
+        self._drawn[-1][1] += 1
         examples = _examples_in(batch)
         texts = "\n".join(example.reference.text for example in examples).encode("utf8")
         self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
@@ -82,11 +89,22 @@ class DataStream(Batches):
         others = read_generators()
         set_generators(self._generators)
         try:
-            drawn = next(self._batches)
+            drawn = next(self._batches) if self._size == 1 and self._next is None else self._draw_several()
             self._generators = read_generators()
         finally:
             set_generators(others)
         return drawn
+
+    def _draw_several(self) -> Batch:
+        epoch, first = self._next or next(self._batches)
+        self._next, drawn = None, list(first)
+        for _ in range(self._size - 1):
+            self._next = next(self._batches, None)
+            if self._next is None or self._next[0] != epoch:
+                break
+            drawn += self._next[1]
+            self._next = None
+        return epoch, drawn
 
     def state_dict(self) -> dict[str, Any]:
         """Where it began, how many batches were drawn, and a checksum of them all."""
@@ -95,6 +113,7 @@ class DataStream(Batches):
             "position": self.position,
             "all": self._all,
             "annotated": self._annotated,
+            **({"sizes": self._drawn} if any(size != 1 for size, _ in self._drawn) else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, progress_bar: bool = False) -> None:
@@ -108,9 +127,14 @@ class DataStream(Batches):
             suppress(StopIteration),
             show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar,
         ):
-            for _ in range(state["position"]):
-                next(self)
-                bar.update()
+            wanted, sizes = self._size, state.get("sizes", [[1, state["position"]]])
+            if sum(n for _, n in sizes) != state["position"] or any(size < 1 for size, _ in sizes):
+                raise StateError(f"Can't resume in the training data: expected sizes of batches, found {sizes!r}.")
+            for self._size, n in sizes:
+                for _ in range(n):
+                    next(self)
+                    bar.update()
+            self._size = wanted
         # Earlier versions had a checksum of the texts only, or of those of the last batch.
         checksums = {"annotated": self._annotated, "all": self._all, "last": self._last}
         found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)

@@ -101,6 +101,14 @@ def preserved_random() -> Iterator[None]:
             cupy.random.set_random_state(of_cupy)
 
 
+def seed_all(seed: int) -> None:
+    """Let all random generators begin anew. seed (int): Of 32 bits."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    _reseed_cupy()
+
+
 def _reseed_cupy() -> None:
     if torch.cuda.is_available():
         try:

@@ -23,6 +23,7 @@ from .checkpoint_folder import best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
+from .ranks import Alone
 
 # For a run whose optimizer never goes back by itself: a listener may ask for it.
 _ONLY_IF_ASKED = RollbackSettings(after=0, factor=1.0, at_most=3)
@@ -33,16 +34,18 @@ class Rollback:
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
     folder (Path | None): Of its checkpoints. None: it has none, and can't go back.
+    ranks (Alone): This process among several.
     """
 
     name = "rollback"
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None):
+    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None, ranks: Alone):
         self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
         self._folder = folder
         self._nlp = nlp
         self._optimizer = optimizer
         self._progress = progress
+        self._ranks = ranks
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
@@ -90,7 +93,7 @@ class Rollback:
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
                 f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
             )
-        saved = self._find_best(folder) if to_best else self._find(folder)
+        saved = self._ranks.from_rank_0(lambda: self._find_best(folder) if to_best else self._find(folder))
         if saved is None:
             kind, advice = (
                 ("evaluated", 'or let the rule wait for an evaluation, by state["best_step"] of TrainingState')
@@ -111,8 +114,9 @@ class Rollback:
                 f"learn_rate, or check the training data. ({error})"
             ) from error
         restore_model(self._nlp, saved["model"])
-        paths = steps_of(folder)
-        remove(paths[paths.index(folder / name_of(step)) + 1 :])
+        if self._ranks.writes:
+            paths = steps_of(folder)
+            remove(paths[paths.index(folder / name_of(step)) + 1 :])
         progress.rollbacks.append((progress.step, step))
         factor = self.settings.factor
         rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."

@@ -22,6 +22,8 @@ from ..controller import (
     Firing,
     FreezeControl,
     LearnRateControl,
+    LogControl,
+    NotifyControl,
     RollbackControl,
 )
 from ..controller import Control as Wishes
@@ -29,6 +31,7 @@ from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
 from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
+from .ranks import Alone
 
 # spaCy shows what is logged here.
 logger = logging.getLogger("spacy.torchopt")
@@ -88,13 +91,18 @@ class Rules:
     settings (ControllerSettings): From the config.
     optimizer (TorchOptimizer): The run's.
     RAISES (ControllerError): There is a rule whose action this run can't take.
+
+    Public: `ranks` (this process among several: rank 0 decides, and all act).
     """
 
     name = "trainer controller"
 
     def __init__(self, settings: ControllerSettings, optimizer: TorchOptimizer):
+        self.ranks = Alone()
         self._optimizer = optimizer
         self._controller = settings.build()
+        self._rules_on = {event for spec in self._controller.definition.controllers for event in spec.triggers}
+        self._of_substeps: list[Firing] = []  # which wait until all ranks are at the same event
         self._steering = RunSteering(optimizer)
         self._wishes = Wishes(steering=self._steering)
         self._facts = {name: self._facts_of(name) for name in self._controller.events}
@@ -114,8 +122,10 @@ class Rules:
         }
         self._check_checkpoints()
         _show_log()
+        if "on_substep_end" in self._rules_on:
+            self._facts.setdefault("on_pre_optimizer_step", [])
         for name in EVENTS:
-            if name in self._controller.events or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
+            if name in self._facts or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
                 setattr(self, name, partial(self._hear, name))
 
     def _facts_of(self, name: str) -> list[tuple[str, Callable[[Any], Any]]]:
@@ -216,12 +226,38 @@ class Rules:
         if name == "on_save" and "output_path" in event.info:  # type: ignore[attr-defined]
             payload["path"] = str(event.info["output_path"])  # type: ignore[attr-defined]
         self._steering.waits = name in _IN_UPDATE
-        firings = self._controller.on_event(name, step=event.step, epoch=event.epoch, control=self._wishes, **payload)
+        payload |= {"step": event.step, "epoch": event.epoch, "control": self._wishes}
+        firings = (
+            self._controller.on_event(name, **payload) if self.ranks.size == 1 else self._decide_together(name, payload)
+        )
         if not firings:
             return
         self._untold += [asdict(firing) for firing in firings]
         self._fired.update({firing.controller: 1 for firing in firings})
         self._pass_on(name, control, firings)
+
+    def _decide_together(self, name: str, payload: Mapping[str, Any]) -> list[Firing]:
+        """Let rules of rank 0 decide, and act on all ranks. What they decide in a substep is done before the update:
+        ranks have different numbers of substeps.
+        """
+        firings = self._controller.decide(name, **payload) if self.ranks.writes else []
+        if name == "on_substep_end":
+            self._of_substeps += firings
+            return []
+        waits = name == "on_pre_optimizer_step" and "on_substep_end" in self._rules_on
+        if name not in self._rules_on and not waits:
+            return []
+        if waits:
+            firings, self._of_substeps = self._of_substeps + firings, []
+        firings, values = self.ranks.share_firings(firings, self._controller.values)
+        done = firings if self.ranks.writes else [firing for firing in firings if not self._is_message(firing)]
+        self._controller.act(done, decided_by=values, **payload)
+        return firings
+
+    def _is_message(self, firing: Firing) -> bool:
+        """Whether its operation only tells somebody something, which rank 0 does."""
+        operation = self._controller.definition.operations[firing.operation].instance
+        return isinstance(operation, (LogControl, NotifyControl))
 
     def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
         wishes = self._wishes

@@ -5,25 +5,24 @@ is told of them.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from timeit import default_timer
 from typing import Any
 
-import torch
 from spacy.language import Language
 from spacy.training import Example
 from spacy.training.loop import subdivide_batch
-from thinc.util import xp2torch
 
 from .. import hooks
-from ..errors import PipelineError, PipelineWarning
+from ..errors import PipelineError
 from ..gradients import grad_norms, total_norm
+from ..launched import is_launched
 from ..optimizers import TorchOptimizer
-from ..params import components_with_model, torch_params, trainable_components
+from ..params import components_with_model, trainable_components
 from ..types import BatchSize
 from .checkpoint import RunCheckpoints
-from .data_stream import Batches
+from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .data_stream import Batches, DataStream
 from .dev_loss import DevLosses
 from .events import (
     EpochBegin,
@@ -44,6 +43,7 @@ from .events import (
 )
 from .log_numbers import LogNumbers, counts_of
 from .progress import Progress
+from .ranks import Alone, Ranks, SameWishes
 from .rollback import Rollback
 from .rules import Rules
 from .saved_models import SavedModels
@@ -83,7 +83,8 @@ class Run:
         self.nlp = nlp
         self.optimizer = optimizer
         self.progress = Progress()
-        self.batches = Batches(iter(train_data))
+        data = iter(train_data)
+        self.batches = Batches(data)
         self.checkpoints: RunCheckpoints | None = None
         self.learn_rates: dict[str, float] = {}
         self.batch: list[Example] = []
@@ -101,6 +102,7 @@ class Run:
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
         self._is_ready = False
+        self.ranks = Alone()
         rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:
             if self._introduce() and rules is not None:
@@ -108,9 +110,18 @@ class Run:
         except PipelineError:
             if before_update is None:
                 raise  # or else the hook may be what puts the pipeline in order
+        if is_launched():
+            self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal)
+            self.ranks.share_generators()
+            self.batches = DataStream(data, self.ranks.size)
+            if rules is not None:
+                rules.ranks = self.ranks
+            listeners = [*listeners, SameWishes(self.ranks.group)] if listeners else []
         if optimizer.checkpoint is not None:
             keeps_best = rules is not None and rules.goes_back_to_best
-            self.checkpoints = RunCheckpoints(optimizer.checkpoint, nlp, optimizer, self.batches, keeps_best=keeps_best)
+            self.checkpoints = RunCheckpoints(
+                optimizer.checkpoint, nlp, optimizer, data, keeps_best=keeps_best, ranks=self.ranks
+            )
             self.batches = self.checkpoints.stream
         if rules is not None and rules.reads_dev_losses:
             self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
@@ -118,7 +129,7 @@ class Run:
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
-            Rollback(nlp, optimizer, self.progress, folder),
+            Rollback(nlp, optimizer, self.progress, folder, self.ranks),
             self._log_numbers,
         ]
         models = SavedModels(nlp, optimizer)
@@ -130,18 +141,21 @@ class Run:
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
-        if self.checkpoints is not None and (end := hooks.end_of_training()) is not None:
-            end.callback(self.close)
+        end = hooks.end_of_training()
+        if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
+            end.push(lambda *error: self.close(*error))
+        self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.close(*error)
 
-    def close(self) -> None:
-        """This process is through with the run, however it ended."""
+    def close(self, *error: object) -> None:
+        """This process is through with the run, however it ended. error: As for `__exit__`."""
         self._listeners.close()
+        self.ranks.close(failed=any(error))
 
     def emit(self, kind: type[Event], *carried: Any) -> None:
         """Tell listeners of an event where the run is now."""
@@ -208,25 +222,27 @@ class Run:
         """Count the step, and let the user's hook change the pipeline."""
         self.progress.step += 1
         self.batch = batch
-        if self._before_update is not None:
-            self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
+        hook = None if self._before_update is None else self._call_hook
+        self.ranks.begin_step(self.progress.step, hook)
         if not self._is_ready:
             # Once more: the hook may have changed the pipeline.
             if not self._introduce():
-                _warn_of_nothing_to_train(self.nlp, self._exclude)
+                warn_of_nothing_to_train(self.nlp, self._exclude)
             self._is_ready = True
         self.emit(StepBegin, batch)
 
     def update(self, batch: list[Example]) -> None:
         """Compute the gradients of a batch, and update the whole pipeline by them."""
-        nlp, optimizer, losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
-        self._losses = {name: _kept(loss) for name, loss in losses.items()}, losses
+        nlp, optimizer, all_losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
+        before = {name: _kept(loss) for name, loss in all_losses.items()}
+        self._losses = before, all_losses
+        part, losses = self.ranks.begin_update(batch, all_losses)
         drop, goes_by_loss = next(self._dropouts), optimizer.controller.goes_by_metrics
         optimizer.keep_buffers()  # also after the training went on, or back
         # For one step, and not for the whole training: there is no signal when a training is abandoned.
         with optimizer.training():
             try:
-                for i, examples in enumerate(subdivide_batch(batch, self._accumulate_gradient)):
+                for i, examples in enumerate(subdivide_batch(part, self._accumulate_gradient)):
                     nlp.update(
                         examples,
                         drop=drop,
@@ -241,7 +257,8 @@ class Run:
                     raise
                 spoiled_by = error
             # Only if it is asked for: on a GPU it has to be waited for.
-            metrics = {"loss": _sum(losses) - _sum(self._losses[0])} if goes_by_loss else None
+            metrics = {"loss": _sum(losses) - (_sum(before) if losses is all_losses else 0.0)} if goes_by_loss else None
+        self.ranks.end_backward()
         skipped = optimizer.skipped_updates
         optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
         with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, metrics=metrics):
@@ -254,6 +271,7 @@ class Run:
                         )  # spaCy's table wants one, also of components behind the one that raised
             self.emit(PreOptimizerStep, spoiled_by)
         optimizer.batch_size = None
+        self.ranks.end_update(all_losses)
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 
@@ -262,6 +280,7 @@ class Run:
         self.progress.words += sum(len(example) for example in batch)
         self.emit(StepEnd, batch)
         self.progress.seconds = self.seconds
+        self.ranks.end_step(self.progress.step)
 
     def evaluate(self) -> tuple[float | None, dict[str, Any] | None, bool | None]:
         """Evaluate the averages, if there are some, where that is due. RETURNS (tuple): Score, all scores, and whether
@@ -270,7 +289,7 @@ class Run:
         if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
             return None, None, None
         with self.nlp.use_params(self.optimizer.averages):
-            score, scores = self._evaluate()
+            score, scores = self.ranks.evaluate(self._evaluate)
         self.optimizer.observe(score, scores)
         self.progress.results.append((score, self.progress.step))
         is_best = score == max(self.progress.results)[0]
@@ -309,9 +328,12 @@ class Run:
             while self.batches.next_epoch == progress.epoch:
                 next(self.batches)
                 progress.left_out += 1
-        stopped_by = None if is_over or self.checkpoints is None else self.checkpoints.signals.noted
-        if is_over or stopped_by is not None or control.should_save:
+        stopped_by = None if is_over else self.ranks.stopped_by(self._noted_signal)
+        is_saved = is_over or stopped_by is not None or control.should_save
+        if is_saved:
             self.emit(Save, info, is_best, stopped_by)
+        if is_saved or is_best is not None:
+            self.ranks.meet()  # rank 0 has written
         control.end_step()
         return is_over
 
@@ -328,7 +350,7 @@ class Run:
 
     @property
     def grad_norms(self) -> dict[str, float]:
-        found = {name: list(_grads_of(model)) for name, model in components_with_model(self.nlp)}
+        found = {name: list(grads_of(model)) for name, model in components_with_model(self.nlp)}
         return {name: total_norm(grad_norms(grads)) for name, grads in found.items() if grads}
 
     @property
@@ -352,17 +374,20 @@ class Run:
     def results(self) -> list[tuple[float, int]]:
         return self.progress.results
 
+    @property
+    def _noted_signal(self) -> int | None:
+        return None if self.checkpoints is None else self.checkpoints.signals.noted
+
+    def _call_hook(self) -> None:
+        assert self._before_update is not None
+        self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
+
     def _introduce(self) -> bool:
         """Tell the optimizer its pipeline, unless there is nothing to train. RETURNS (bool): Whether there is."""
         is_something = bool(trainable_components(self.nlp, self._exclude))
         if is_something:
             self.optimizer.initialize(self.nlp, self._exclude)
         return is_something
-
-
-def is_trained(proc: Any) -> bool:
-    """Whether spaCy's loop calls a component's `finish_update`, whatever kind of model it has."""
-    return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
 
 
 def _sum(losses: dict[str, Any]) -> float:
@@ -373,26 +398,3 @@ def _kept(loss: Any) -> Any:
     """A loss as it is now: arrays and tensors may be added to in place."""
     copy = getattr(loss, "clone", None) or getattr(loss, "copy", None)
     return loss if copy is None else copy()
-
-
-def _grads_of(model: Any) -> Iterator[torch.Tensor]:
-    """The gradients of a component, thinc's and torch's."""
-    for node in model.walk():
-        for name in node.param_names:
-            if node.has_grad(name):
-                yield xp2torch(node.get_grad(name))
-        for shim in node.shims:
-            yield from (param.grad for _, param in torch_params(shim) if param.grad is not None)
-
-
-def _warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
-    """Such a pipeline is run all the same, as spaCy does."""
-    if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
-        warnings.warn(
-            PipelineWarning(
-                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found "
-                f"none that is not excluded ({exclude}). If that is not meant, take one out of [training] "
-                "frozen_components."
-            ),
-            stacklevel=4,
-        )

@@ -1,0 +1,110 @@
+"""What holds without several processes: nothing of it is paid for, and commands say what is wrong before any starts."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import thinc_torchopt
+from thinc_torchopt.distributed.addresses import interface_to
+from thinc_torchopt.distributed.agree import seed_of
+from thinc_torchopt.distributed.evaluation import split
+from thinc_torchopt.launched import is_launched, rank_in_environment
+
+from ..conftest import CONFIGS
+from ..spacy_cli import spacy_cli
+
+PACKAGE = Path(thinc_torchopt.__file__).parent
+LAUNCHED = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def test_alone_nothing_is_imported():
+    """A training in one process loads nothing of torch's launcher, and starts no process group. (torch itself imports
+    much of torch.distributed.)
+    """
+    code = """if True:
+        import sys, torch
+        import spacy
+        from spacy.training import Example
+        from thinc_torchopt import Adam, train_while_improving
+        nlp = spacy.blank("en")
+        nlp.add_pipe("textcat").add_label("A")
+        nlp.get_pipe("textcat").add_label("B")
+        batch = [Example.from_dict(nlp.make_doc("a b"), {"cats": {"A": 1.0, "B": 0.0}})]
+        nlp.initialize(lambda: batch)
+        settings = dict(dropout=0.1, eval_frequency=2, accumulate_gradient=1, patience=0, max_steps=0, exclude=[])
+        settings |= dict(annotating_components=[], before_update=None)
+        steps = train_while_improving(nlp, Adam(), [(0, batch)] * 3, lambda: (0.0, {}), **settings)
+        launcher = {"torch.distributed.elastic", "torch.distributed.run"}
+        print(len(list(steps)), launcher & set(sys.modules), torch.distributed.is_initialized())
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "3 set() False", run.stdout + run.stderr
+
+
+def test_alone_torch_distributed_is_imported_inside_functions():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.startswith("torch.distributed") for name in names), path
+
+
+@pytest.mark.parametrize(
+    ("environment", "launched"),
+    [({}, False), (LAUNCHED, True), (LAUNCHED | {"WORLD_SIZE": "1"}, False), ({"RANK": "1", "WORLD_SIZE": "2"}, False)],
+    ids=["none", "four", "one", "half"],
+)
+def test_alone_is_known_by_the_environment(environment, launched, monkeypatch):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_launched() == launched and rank_in_environment() == (2 if launched else 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
+def test_alone_interface_of_an_address():
+    assert interface_to("127.0.0.1", 29500) == "lo"
+    assert interface_to("no such host", 29500) is None
+
+
+@given(n=st.integers(0, 300), ranks=st.integers(1, 9), batch_size=st.integers(1, 120))
+def test_alone_split_of_an_evaluation(n, ranks, batch_size):
+    """Each document once; whole batches, wherever there are as many of them as ranks."""
+    parts = split(n, ranks, batch_size)
+    assert sorted(i for part in parts for i in part) == list(range(n)) and len(parts) == ranks
+    if n >= ranks * batch_size:
+        of = {i: rank for rank, part in enumerate(parts) for i in part}
+        assert all(of[i] == of[i - i % batch_size] for i in range(n))
+    else:
+        assert max(map(len, parts)) <= 2 * -(-n // ranks)
+
+
+def test_alone_seeds_are_the_same_everywhere():
+    """Numbers that a run of an earlier version had: a checkpoint goes on with them."""
+    assert [seed_of(7, step, rank) for step, rank in ((0, None), (0, 0), (0, 1), (1, 0))] == SEEDS
+
+
+SEEDS = [2243925461, 1939679297, 2618972457, 132767472]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ("cnn.cfg", ["--nnodes", 2], "Can't use '--rdzv-endpoint' in spacy torchopt train: expected host:port of the"),
+        ("cnn.cfg", ["--nnodes", 2, "--node-rank", 2], "expected a number below --nnodes, 2, found 2"),
+        ("thinc.cfg", ["--nproc-per-node", 2], 'expected an optimizer of thinc-torchopt, found "Adam.v1"'),
+        ("cnn.cfg", ["--training.optimizer.grad_clip", -1.0], "Can't set 'grad_clip' in [training.optimizer]"),
+    ],
+    ids=["endpoint", "rank", "optimizer", "setting"],
+)
+def test_alone_command_is_checked_before_it_starts(config, options, message, tmp_path):
+    (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
+    (tmp_path / "thinc.cfg").write_text('[training]\n[training.optimizer]\n@optimizers = "Adam.v1"\n')
+    run = spacy_cli("torchopt", "train", tmp_path / config, *options, check=False)
+    assert run.returncode == 1 and message in " ".join(run.stderr.split())

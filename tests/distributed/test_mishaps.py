@@ -1,0 +1,124 @@
+"""Ranks that die, hang, or can't be reached."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confection import Config
+
+from ..conftest import DATA
+from ..runs import config_for, digests
+from ..spacy_cli import toy_corpus
+
+ROOT = DATA.parents[1]
+CODE = Path(__file__).parent / "mishaps.py"
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def config_with(folder, name, at=(), how="SIGKILL", timeout=60, **changes):
+    """Write a config for two ranks, with something that happens to them."""
+    (folder / name).mkdir()
+    config = config_for(folder / name, toy_corpus(folder), steps=14, **changes)
+    config["training"]["optimizer"]["distributed"] = {
+        "@misc": "thinc-torchopt.Distributed.v1",
+        "timeout_seconds": timeout,
+        "check_every": 1,
+    }
+    config["training"]["before_update"] = {
+        "@callbacks": "test-distributed.Mishap.v1",
+        "signal_name": how,
+        "at": list(at),
+        "markers": str(folder / name),
+    }
+    path = folder / name / "config.cfg"
+    Config(config).to_disk(path)
+    return ["train", path, "--output", folder / name / "out", "--code", CODE]
+
+
+def by_hand(command, *, timeout):
+    """Two ranks without a launcher, which would end the one that is left. RETURNS: How rank 0 ended, and its output."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = ENV | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "spacy", *map(str, command)],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        output, _ = processes[0].communicate(timeout=timeout)
+        return processes[0].returncode, output
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("how", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+def test_mishaps_are_named(how, tmp_path):
+    """A rank that hangs, or is killed, in step 4: the other one says so, and ends."""
+    code, output = by_hand(config_with(tmp_path, "run", [4], how, timeout=4), timeout=120)
+    assert code == 1
+    assert (
+        "Can't compare what ranks found on rank 0 at step 4: expected all 2 ranks to take part within 4 seconds"
+        in output
+    )
+    assert "found that rank 1 did not: it was last seen at step 3 and has ended, hangs" in output
+
+
+@pytest.mark.slow
+def test_mishaps_restart(tmp_path):
+    """`kill -9` of ranks in mid-training: the launcher starts all of them again, and they end as if nothing had
+    been."""
+    run_torchopt(config_with(tmp_path, "unbroken"), "--nproc-per-node", 2)
+    command = config_with(tmp_path, "killed", [4, 7, 11])
+    run_torchopt(command, "--nproc-per-node", 2, "--max-restarts", 3)
+    assert len(list((tmp_path / "killed").glob("mishap-*"))) == 3
+    assert digests(tmp_path / "killed" / "out") == digests(tmp_path / "unbroken" / "out")
+
+
+@pytest.mark.slow
+def test_mishaps_interrupt(tmp_path):
+    """Ctrl-C at the launcher: all ranks stop after their step, with a checkpoint."""
+    command = config_with(tmp_path, "run", training__max_steps=5_000)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "spacy", "torchopt", *map(str, command), "--nproc-per-node", "2"],
+        env=ENV | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        for line in launcher.stdout:
+            if line.strip().startswith("1 "):
+                break
+        os.killpg(launcher.pid, signal.SIGINT)
+        output, _ = launcher.communicate(timeout=60)
+    finally:
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+    assert launcher.returncode == 128 + signal.SIGINT and "the state is saved in" in output
+    assert list((tmp_path / "run" / "state").glob("step-*"))
+
+
+def run_torchopt(command, *options):
+    run = subprocess.run(
+        [sys.executable, "-m", "spacy", "torchopt", *map(str, [*command, *options])],
+        capture_output=True,
+        text=True,
+        env=ENV,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run

@@ -1,0 +1,99 @@
+"""`spacy torchopt train`: `spacy train` in several processes, which torch's own launcher starts and watches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spacy import util
+from spacy.cli._util import import_code, parse_config_overrides, show_validation_error
+
+from ..checks import Section
+from ._util import errors_shown, make_console, missing_section_named, print_error, resolve_optimizer
+
+_SECTION = Section("spacy torchopt train", verb="use")
+
+
+def launch(
+    config_path: Path,
+    args: Sequence[str],
+    *,
+    output_path: Path | None = None,
+    code_path: Path | None = None,
+    use_gpu: int = -1,
+    verbose: bool = False,
+    processes: int = 1,
+    machines: int = 1,
+    machine: int = 0,
+    endpoint: str | None = None,
+    max_restarts: int = 0,
+) -> None:
+    """Train in several processes, and end this one as they ended.
+
+    args (Sequence[str]): Overrides of the config. Others: see `train_cli`.
+    """
+    with errors_shown(as_json=False):
+        if machine >= machines:
+            _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
+        if machines > 1 and ":" not in (endpoint or ""):
+            _SECTION.refuse("--rdzv-endpoint", "host:port of the machine with --node-rank 0", endpoint)
+        check_config(config_path, args, code_path)
+    command = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
+    if machines == 1:
+        command += ["--standalone"]
+    else:
+        host, _, port = str(endpoint).rpartition(":")
+        command += ["--nnodes", str(machines), "--node-rank", str(machine)]
+        command += ["--master-addr", host, "--master-port", port]
+    if use_gpu >= 0:
+        # Each process sees one GPU, its own, as the first.
+        command += ["--virtual-local-rank"]
+        use_gpu = 0
+    else:
+        # Each process has a core, as a rule. More threads than cores are slower than one.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    command += ["-m", "spacy", "train", str(config_path), "--gpu-id", str(use_gpu)]
+    command += ["--output", str(output_path)] if output_path is not None else []
+    command += ["--code", str(code_path)] if code_path is not None else []
+    command += ["--verbose"] if verbose else []
+    sys.exit(_run([*command, *args]))
+
+
+def check_config(config_path: Path, args: Sequence[str], code_path: Path | None) -> None:
+    """Check that the optimizer is one that several processes can have, before any of them is started.
+
+    RAISES (ConfigError): It is not.
+    """
+    overrides = parse_config_overrides(list(args))
+    import_code(code_path)
+    with show_validation_error(config_path), missing_section_named(config_path):
+        config = util.load_config(config_path, overrides=overrides, interpolate=True)
+    with show_validation_error(config_path, hint_fill=False):
+        resolve_optimizer(config["training"]["optimizer"])
+
+
+def _run(command: list[str]) -> int:
+    """Run torch's launcher. RETURNS (int): The exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    console = make_console(stderr=True)
+    try:
+        run(parse_args(command))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        ended = (
+            f"was killed by {signal.Signals(-failure.exitcode).name}"
+            if failure.exitcode < 0
+            else f"ended with exit code {failure.exitcode}"
+        )
+        advice = "Run the same command again to go on from the last checkpoint, if there is one."
+        print_error(console, f"Training stopped: rank {rank} was the first to fail; it {ended}. {advice}")
+        return failure.exitcode if failure.exitcode > 128 else 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0

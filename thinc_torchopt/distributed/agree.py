@@ -1,0 +1,92 @@
+"""What keeps ranks alike beside their gradients: seeds, sets that layers keep, and a check that params are the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from spacy.language import Language
+
+from ..errors import DistributedError
+from ..params import components_with_model
+from .group import Group
+
+_INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def seed_of(base: int, step: int, rank: int | None = None) -> int:
+    """The seed of a step, of 32 bits: one for each rank, or (None) one for all."""
+    return int.from_bytes(hashlib.blake2b(f"{base}/{step}/{rank}".encode(), digest_size=4).digest(), "big")
+
+
+# ---------------------------------------------------------------------- params
+
+
+@torch.no_grad()
+def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A checksum of the bits of each tensor, computed where it is. Shape: (n,), of int64, on the CPU."""
+    sums = [tensor.detach().view(_INT_OF_SIZE[tensor.dtype.itemsize]).sum(dtype=torch.int64) for tensor in tensors]
+    return torch.stack([found.cpu() for found in sums]) if sums else torch.zeros(0, dtype=torch.int64)
+
+
+def check_same_params(group: Group, tensors: Mapping[str, torch.Tensor], rates: Mapping[str, float], step: int) -> None:
+    """Check that all ranks have the same params and learning rates, to the last bit.
+
+    tensors (Mapping[str, torch.Tensor]): By name. rates (Mapping[str, float]): By param group.
+    RAISES (DistributedError): They don't.
+    """
+    names = [*sorted(tensors), *(f"the learning rate of '{name}'" for name in sorted(rates))]
+    bits = torch.tensor([rates[name] for name in sorted(rates)], dtype=torch.float64).view(torch.int64)
+    found = torch.cat([checksums([tensors[name] for name in sorted(tensors)]), bits])
+    wrong = [name for name, differs in zip(names, group.differs(found).tolist()) if differs]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise DistributedError(
+            f"Can't go on after step {step}: expected the same params on all {group.size} ranks, found that they "
+            f"differ in {', '.join(wrong[:3])}{more}. Code that changes params must do so on all ranks alike. "
+            "Processors of several kinds can round differently: check_every = 0 in [training.optimizer.distributed] "
+            "lets them."
+        )
+
+
+# ---------------------------------------------------------------------- what layers keep
+
+
+class SharedSets:
+    """The sets that layers keep in their attrs, such as the classes that the parser has not met: what one rank adds or
+    removes, all do.
+
+    nlp (Language): The pipeline, whose sets are the same on all ranks now.
+    """
+
+    def __init__(self, nlp: Language):
+        self._sets = dict(_sets_of(nlp))
+        self._before = {key: frozenset(found) for key, found in self._sets.items()}
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether one has changed here."""
+        return any(
+            len(found) != len(self._before[key]) or found != self._before[key] for key, found in self._sets.items()
+        )
+
+    def merge(self, group: Group) -> None:
+        """Do what other ranks did. All ranks call this."""
+        changes = {
+            key: (found - before, before - found)
+            for key, found in self._sets.items()
+            if found != (before := self._before[key])
+        }
+        for of_rank in group.gather(changes):
+            for key, (added, removed) in of_rank.items():
+                self._sets[key].difference_update(removed)
+                self._sets[key].update(added)
+        self._before = {key: frozenset(found) for key, found in self._sets.items()}
+
+
+def _sets_of(nlp: Language) -> Iterator[tuple[tuple[str, int, str], set[Any]]]:
+    for name, model in components_with_model(nlp):
+        for i, node in enumerate(model.walk()):
+            yield from (((name, i, key), value) for key, value in node.attrs.items() if isinstance(value, set))

@@ -1,0 +1,52 @@
+"""A shared evaluation: each rank processes a part of the documents, and all get all of them back.
+
+Scores are computed of whole documents, so they are those of one process. There are no padded duplicates. A document
+that another rank has processed comes without its `tensor`, which no scorer of spaCy's looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spacy.language import Language
+from spacy.tokens import Doc
+
+from .group import Group
+
+
+@contextmanager
+def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
+    """Inside, `nlp.pipe` of documents is shared between the ranks. Each of them calls it, with the same ones."""
+    original: Any = nlp.pipe
+
+    def pipe(texts: Any, *, as_tuples: bool = False, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
+        docs = list(texts)
+        if as_tuples or not all(isinstance(doc, Doc) for doc in docs):
+            yield from original(docs, as_tuples=as_tuples, batch_size=batch_size, **options)
+            return
+        parts = split(len(docs), group.size, nlp.batch_size if batch_size is None else batch_size)
+        own = parts[group.rank]
+        done = dict(zip(own, original([docs[i] for i in own], batch_size=batch_size, **options)))
+        found = group.gather([done[i].to_bytes(exclude=["tensor"]) for i in own])
+        for part, contents in zip(parts, found):
+            for i, content in zip(part, contents):
+                if i not in done:
+                    done[i] = Doc(nlp.vocab).from_bytes(content)
+        yield from (done[i] for i in range(len(docs)))
+
+    nlp.pipe = pipe  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del nlp.pipe
+
+
+def split(n: int, ranks: int, batch_size: int) -> list[list[int]]:
+    """Which documents each rank processes: whole batches, as one process would make them; with fewer of them than
+    ranks, smaller ones.
+    """
+    size = max(1, min(batch_size, math.ceil(n / ranks)))
+    return [[i for i in range(n) if i // size % ranks == rank] for rank in range(ranks)]

@@ -1,0 +1,281 @@
+"""The gradients of all ranks, summed: what stands behind `gradients.Reduce`.
+
+All that ranks have to tell each other at a step goes into one flat tensor, which is summed over them in one go. Each
+rank takes part at each step, whatever happened to it:
+
+    gradients | buffers | took part | notes of each rank | losses
+
+*gradients*: of each param that may have one; zeros where this rank has none.
+*buffers*: statistics of normalization layers, which are rank 0's: others give zeros.
+*took part*: a number for each param, 1 where it has a gradient. A param is updated if it has one on any rank, as in one
+process that accumulates; not if the gradient scaler of its module found an overflow on any.
+*notes*: see `NOTES`. *losses*: of each component.
+
+The sum is computed in float32, or in float64 if a param is of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from thinc.api import PyTorchShim, Shim
+from torch.nn.modules.batchnorm import _NormBase
+
+from .. import kernels
+from ..errors import DistributedError
+from ..params import Param, torch_params
+from .group import Group
+from .shard import Shards
+
+# What each rank notes: it trains other params than were agreed on; it has examples; a component found a value that is
+# not finite; the number of the signal that it got; a set in a layer has changed; a checksum of the batch, of 20 bits.
+NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "new_sets", "batch")
+# In "took part", for a param whose gradient scaler found an overflow. More ranks than that there are not.
+_OVERFLOW = 1 << 16
+
+
+class FlatReduce:
+    """Sums gradients over ranks. See the module's docstring.
+
+    group (Group): The ranks.
+    mode ("sum" | "mean"): "mean": divided by the number of ranks that have examples.
+    lr_scale (float): Multiplies the learning rates.
+    shards (Shards | None): Which rank updates what. None: each of them all params.
+
+    Public: `notes` (of this rank, for the step that comes: set them), `losses` (likewise; afterwards those of all
+    ranks), `found` (notes of all ranks at the last step: a list for each name).
+    """
+
+    def __init__(
+        self, group: Group, mode: Literal["sum", "mean"] = "sum", lr_scale: float = 1.0, shards: Shards | None = None
+    ):
+        self.lr_scale = lr_scale
+        self.shards = shards
+        self.notes: dict[str, float] = {}
+        self.losses: dict[str, float] = {}
+        self.found: dict[str, list[int]] = {name: [] for name in NOTES}
+        self._group = group
+        self._mode = mode
+        self._components: list[str] = []
+        self._layout: _Layout | None = None
+        self._norms: list[tuple[torch.nn.Module, str]] = []
+        self._scalers: list[_Scaler] = []
+
+    def follow(self, shims: Iterable[Shim], components: Sequence[str]) -> None:
+        """Look what there is beside params, at the start and after the pipeline has changed.
+
+        shims (Iterable[Shim]): All of the pipeline. components (Sequence[str]): Those that have losses.
+        """
+        of_torch = [shim for shim in shims if isinstance(shim, PyTorchShim)]
+        self._components = list(components)
+        self._scalers = [_Scaler(shim) for shim in of_torch if shim._grad_scaler._enabled]
+        self._norms = [
+            (module, name)
+            for shim in of_torch
+            if isinstance(shim._model, torch.nn.Module)
+            for module in shim._model.modules()
+            if isinstance(module, _NormBase)
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._layout = None
+
+    def look_at_scalers(self) -> None:
+        """Note which gradient scalers found an overflow. Before `finish_update`, by which they forget it."""
+        for scaler in self._scalers:
+            scaler.look()
+
+    def __call__(
+        self,
+        params: Sequence[Param],
+        known: Sequence[Param],
+        spoiled_by: Exception | None,
+        metrics: Mapping[str, Any] | None,
+    ) -> tuple[list[Param], Exception | None, Mapping[str, Any] | None]:
+        """See `gradients.Reduce`. RAISES (DistributedError): A rank is gone, or has other params or data."""
+        trained = sorted((param for param in known if param.group is not None), key=lambda param: param.name)
+        self.notes["spoiled"] = float(spoiled_by is not None)
+        layout = self._layout
+        if layout is None or layout.params != trained:
+            if layout is not None:
+                # Others may not know yet: they are in the sum.
+                self.notes["new_params"] = 1.0
+                self._sum(layout, ())
+            layout = self._agree_on(trained)
+        self.notes["new_params"] = 0.0
+        self._sum(layout, params)
+        while any(self.found["new_params"]):
+            layout = self._agree_on(trained)
+            self._sum(layout, params)
+        self._check_batches()
+        updated = self._take(layout, params)
+        if metrics is not None:
+            metrics = {**metrics, "loss": sum(self.losses.values())}
+        elsewhere = [rank for rank, is_spoiled in enumerate(self.found["spoiled"]) if is_spoiled]
+        if spoiled_by is None and elsewhere:
+            spoiled_by = DistributedError(f"A component on rank {elsewhere[0]} found a value that is not finite")
+        return updated, spoiled_by, metrics
+
+    # ------------------------------------------------------------------ in and out
+
+    def _sum(self, layout: _Layout, params: Sequence[Param]) -> None:
+        """Write what this rank has, sum, and read the notes."""
+        layout.write_grads(params, {key for scaler in self._scalers if scaler.overflows for key in scaler.params})
+        for slot, (module, name) in zip(layout.buffers, self._norms):
+            buffer = module._buffers[name]
+            assert buffer is not None
+            slot.zero_() if self._group.rank else slot.copy_(buffer.reshape(-1))
+        notes = torch.zeros(self._group.size, len(NOTES))
+        notes[self._group.rank] = torch.tensor([self.notes.get(name, 0.0) for name in NOTES])
+        layout.notes.copy_(notes)
+        layout.losses.copy_(torch.tensor([float(self.losses.get(name, 0.0)) for name in self._components]))
+        self._group.sum_(layout.flat)
+        *columns, losses = layout.read_notes()
+        self.found = {name: [round(value) for value in column] for name, column in zip(NOTES, columns)}
+        if not any(self.found["new_params"]):
+            self.losses = dict(zip(self._components, losses))
+
+    @torch.no_grad()
+    def _take(self, layout: _Layout, params: Sequence[Param]) -> list[Param]:
+        """Give params the summed gradients. RETURNS (list[Param]): Those that are to be updated."""
+        if self._mode == "mean":
+            layout.grads.div_(max(1, sum(self.found["has_examples"])))
+        has_grad = {id(param) for param in params}
+        updated, slots = [], []
+        overflows = set()
+        for param, slot, took_part in zip(layout.params, layout.slots, layout.took_part.tolist()):
+            if took_part >= _OVERFLOW:
+                overflows.add(param.key)
+                param.tensor.grad = param.grad_source = None
+            elif took_part:
+                if id(param) not in has_grad:
+                    self._give_grad(param)
+                updated.append(param)
+                slots.append(slot.view(param.shape))
+        kernels.copy_([param.grad for param in updated], slots)
+        for slot, (module, name) in zip(layout.buffers, self._norms):
+            buffer = module._buffers[name]
+            assert buffer is not None
+            buffer.copy_(slot.view(buffer.shape))
+        for scaler in self._scalers:
+            if not scaler.overflows and not overflows.isdisjoint(scaler.params):
+                scaler.back_off()
+        return updated
+
+    def _give_grad(self, param: Param) -> None:
+        """Let a param that had no gradient here have one."""
+        if param.callback is not None or param.is_of_shim:
+            raise DistributedError(
+                f"Can't update param '{param.name}' on rank {self._group.rank}: expected a gradient on all ranks, "
+                "found none here. Its shim keeps it elsewhere, and takes no update without a gradient of its own. Give "
+                "each rank examples: larger batches, or fewer ranks."
+            )
+        param.grad_source = param.grad_copy = None
+        param.tensor.grad = torch.empty_like(param.tensor)
+
+    # ------------------------------------------------------------------ agreement
+
+    def _agree_on(self, params: list[Param]) -> _Layout:
+        """All ranks come here in the same step. RAISES (DistributedError): They train different params."""
+        mine = {param.name: (tuple(param.shape), str(param.dtype)) for param in params}
+        for rank, others in enumerate(self._group.gather(mine)):
+            different = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
+            if different:
+                raise DistributedError(
+                    f"Can't sum gradients: expected the same params on all ranks, found that {different[0]!r} is "
+                    f"{mine.get(different[0], 'not there')} on rank {self._group.rank} and "
+                    f"{others.get(different[0], 'not there')} on rank {rank} ({len(different)} differ). Code that "
+                    "changes the pipeline must do so on all ranks at the same step; a layer that creates its own "
+                    "params needs examples on each rank in the first step."
+                )
+        self._layout = _Layout(
+            params, [module._buffers[name] for module, name in self._norms], self._group.size, len(self._components)
+        )
+        return self._layout
+
+    def _check_batches(self) -> None:
+        found = self.found["batch"]
+        for rank, batch in enumerate(found):
+            if batch != found[0]:
+                raise DistributedError(
+                    f"Can't train on different data: expected rank {rank} to read the same batches as rank 0, found "
+                    "others. The training data must be the same on all machines, in the same order, and be drawn from "
+                    "no other random generators than Python's and NumPy's global ones."
+                )
+
+
+class _Layout:
+    """The flat tensor, and what lies where.
+
+    params (list[Param]): With a place for the gradient of each.
+    buffers (Sequence[Tensor]): As many places, of these sizes.
+    """
+
+    def __init__(self, params: list[Param], buffers: Sequence[Any], ranks: int, losses: int):
+        self.params = params
+        self._index = {id(param): i for i, param in enumerate(params)}
+        of_params = [param.tensor.numel() for param in params]
+        sizes = [*of_params, *(buffer.numel() for buffer in buffers), len(params), ranks * len(NOTES), losses]
+        device = next((param.device for param in params if param.device.type != "cpu"), torch.device("cpu"))
+        is_wide = any(param.dtype == torch.float64 for param in params)
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float64 if is_wide else torch.float32, device=device)
+        parts = list(self.flat.split(sizes))
+        self.slots = parts[: len(params)]
+        self.buffers = parts[len(params) : -3]
+        self.took_part, notes, self.losses = parts[-3:]
+        self.notes = notes.view(ranks, len(NOTES))
+        self.grads = self.flat[: sum(of_params)]
+        self._end = self.flat[len(self.flat) - ranks * len(NOTES) - losses :]
+
+    @torch.no_grad()
+    def write_grads(self, params: Sequence[Param], overflows: set[Any]) -> None:
+        """Write the gradients of these params, and zeros for all others. overflows (set[Key]): Of params without
+        one.
+        """
+        took_part = [float(_OVERFLOW) if param.key in overflows else 0.0 for param in self.params]
+        places, grads = [], []
+        for param in params:
+            i = self._index[id(param)]
+            took_part[i] = 1.0
+            places.append(self.slots[i].view(param.shape))
+            grads.append(param.grad)
+        if len(grads) < len(self.params):
+            kernels.zero_([slot for slot, part in zip(self.slots, took_part) if part != 1.0])
+        kernels.copy_(places, grads)
+        self.took_part.copy_(torch.tensor(took_part))
+
+    def read_notes(self) -> list[list[float]]:
+        """Of each name the notes of all ranks; and the losses."""
+        values = self._end.tolist()
+        n = self.notes.numel()
+        return [*(values[i : n : len(NOTES)] for i in range(len(NOTES))), values[n:]]
+
+
+class _Scaler:
+    """The gradient scaler of a torch module in mixed precision: where one rank's found an overflow, all go down.
+
+    Public: `overflows` (whether this rank's found one in this step).
+    """
+
+    def __init__(self, shim: PyTorchShim):
+        self._shim = shim
+        self.look()
+
+    def look(self) -> None:
+        scaler = self._shim._grad_scaler
+        self.overflows = bool(scaler.found_inf)
+        self._before = scaler._scale.clone(), scaler._growth_tracker.clone()
+
+    @property
+    def params(self) -> set[int]:
+        """The keys of its module's params."""
+        return {id(param) for _, param in torch_params(self._shim)}
+
+    def back_off(self) -> None:
+        """Do as if this rank's had found it."""
+        scaler = self._shim._grad_scaler
+        scaler._scale, scaler._growth_tracker = self._before
+        scaler._found_inf = True
+        scaler.update()
