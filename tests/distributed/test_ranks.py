@@ -310,6 +310,15 @@ def test_ranks_split_the_state(ranks):
     assert abs(first["cells"] - second["cells"]) < 0.1 * whole
 
 
+def test_ranks_split_the_state_as_torch_does(ranks):
+    """ZeroRedundancyOptimizer makes the same of the same gradients, to the last bit, and keeps as much."""
+    both = ranks("zero_redundancy")
+    for found in both:
+        assert found["ours"] and all(map(torch.equal, found["ours"], found["theirs"]))
+        whole = sum(param.numel() for param in found["ours"])
+        assert abs(found["cells"] - whole / 2) < 0.05 * whole
+
+
 def test_ranks_save_the_whole_of_a_split_state(ranks):
     """A checkpoint of theirs has what one of ranks has that keep all of it."""
     whole, split = (

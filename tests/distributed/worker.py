@@ -14,15 +14,18 @@ from pathlib import Path
 import numpy
 import spacy.training.loop
 import torch
+import torch.distributed as dist
 from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 from thinc.shims.pytorch_grad_scaler import PyTorchGradScaler
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.distributed import pipelines
 from tests.runs import config_for
-from thinc_torchopt import train_while_improving
+from thinc_torchopt import TorchOptimizer, train_while_improving
+from thinc_torchopt.algorithms import AdamW
 from thinc_torchopt.controller import TrainerController, trainer_controller
 from thinc_torchopt.distributed import Distributed, FlatReduce, Shards
 from thinc_torchopt.errors import DistributedError
@@ -90,6 +93,43 @@ def sharded(folder):
     found = train(nlp, optimizer)
     states = [state for one in optimizer.torch_optimizers.values() for state in one.state.values() if state]
     return found | {"cells": sum(state["exp_avg"].numel() for state in states)}
+
+
+@scenario
+def zero_redundancy(folder):
+    """What torch's own class makes of the summed gradients, and what is made of them here."""
+    nlp = pipelines.pipeline()
+    grads, names = [], []
+    original = FlatReduce.__call__
+
+    def record(self, params, *others):
+        updated, *rest = original(self, params, *others)
+        grads.append([param.grad.clone() for param in updated])
+        names[:] = [param.name for param in updated]
+        return (updated, *rest)
+
+    optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0, distributed=Distributed(shard_state=True))
+    optimizer.initialize(nlp)
+    before = {name: param.detach().clone() for name, param in optimizer.params.items()}
+    FlatReduce.__call__ = record
+    try:
+        train(nlp, optimizer)
+    finally:
+        FlatReduce.__call__ = original
+    dist.init_process_group("gloo", init_method=f"file://{folder}/zero", rank=RANK, world_size=2)
+    theirs = [torch.nn.Parameter(before[name]) for name in names]
+    zero = ZeroRedundancyOptimizer(theirs, torch.optim.AdamW, lr=0.01, weight_decay=0.01, fused=True)
+    for of_step in grads:
+        for param, grad in zip(theirs, of_step):
+            param.grad = grad
+        zero.step()
+    dist.destroy_process_group()
+    cells = sum(state["exp_avg"].numel() for state in zero.optim.state.values())
+    return {
+        "ours": [optimizer.params[name].detach() for name in names],
+        "theirs": [param.detach() for param in theirs],
+        "cells": cells,
+    }
 
 
 @scenario

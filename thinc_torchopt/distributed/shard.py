@@ -1,8 +1,8 @@
 """The optimizer's state, split over ranks: each keeps that of some params, updates these, and sends them to the others.
 
-It is what torch's ZeroRedundancyOptimizer does, which tests compare it with. That class wants the same params at each
-step, in groups that do not change; here each step has those that got a gradient, params come, grow and thaw, and
-their state is known by name.
+It does what torch's ZeroRedundancyOptimizer does; a test compares the two. That class wants the same params at each
+step, in groups that do not change, and builds its optimizer itself. Here a step updates the params that got a gradient,
+params are added, grow and thaw, and their state is known by name.
 """
 
 from __future__ import annotations
