@@ -15,6 +15,7 @@ from thinc_torchopt.algorithms.torch_classes import SGD as TorchSGD
 from thinc_torchopt.algorithms.torch_classes import AdamW, Muon
 from thinc_torchopt.averages.settings import EMA, SWA
 from thinc_torchopt.checks import Section
+from thinc_torchopt.distributed import Distributed
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
@@ -49,6 +50,7 @@ OF_OPTIMIZER = {
     "runtime_budgets": SECTION[:3],
     "checkpoint": OTHER,
     "controller": OTHER,
+    "distributed": OTHER,
 }
 DROP_IN = {"learn_rate": NUMBER, "L2": NUMBER, "grad_clip": NUMBER, "L2_is_weight_decay": FLAG, "use_averages": FLAG}
 WITH_BETAS = {**DROP_IN, "beta1": [*NUMBER, 1.0], "beta2": [*NUMBER, 1.0], "eps": NUMBER}
@@ -78,6 +80,19 @@ FUNCTIONS = {
             "progress_bar": FLAG,
         },
         {"path": "state"},
+    ),
+    Distributed: (
+        "[training.optimizer.distributed]",
+        {
+            "reduce": [*CHOICE, None],
+            "backend": CHOICE,
+            "timeout_seconds": [*NUMBER, 0.5],
+            "check_every": WHOLE,
+            "share_evaluation": FLAG,
+            "shard_state": FLAG,
+            "scale_learn_rate": [*CHOICE, None],
+        },
+        {},
     ),
 }
 BAD = [
