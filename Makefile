@@ -41,9 +41,9 @@ test: $(VENV)/installed  ## Run the tests
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
 
-# TEST_FEDERATED: without flwr these tests fail, and are not skipped.
+# TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
-	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 tests/modular/federated tests/test_docs.py -k "federated or flower or flwr"
+	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/modular/federated tests/test_docs.py -k "federated or flower or flwr"
 
 test-hosts: $(VENV)/installed  ## Run spaCy's and thinc's own tests with our drop-ins in place of their optimizers
 	$(BIN)/python -m tests.host_suites all
