@@ -202,6 +202,7 @@ def test_properties_damaged_aux_vars_change_nothing(data, how, side):
     tree = {"scaffold": {"vector": vector}}
     path = data.draw(st.sampled_from([path for path in leaves(tree) if path]))
     bad = damaged(tree, path, how)
+    aux = None
     try:
         aux = {
             name: ScaffoldAuxVar(**{field: value["vector"]}) if isinstance(value, dict) and "vector" in value else value
@@ -209,9 +210,14 @@ def test_properties_damaged_aux_vars_change_nothing(data, how, side):
         }
         if not aux:
             return
+        optimizer.check_aux_var(aux)
+        assert_same(optimizer.get_state(), before)
         optimizer.process_aux_var(aux)
     except AuxVarError:
         assert_same(optimizer.get_state(), before)
+        if aux is not None:
+            with pytest.raises(AuxVarError):
+                optimizer.process_aux_var(aux)
     else:
         assert how in ("float", "number", "true", "more", "none", "empty", "shape") and found
 

@@ -92,6 +92,10 @@ class Lasting(torch.optim.Optimizer):
         """
         self._commit(*process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux))
 
+    def check_aux_var(self, aux: Mapping[str, AuxVar] | Sequence[Mapping[str, AuxVar]]) -> None:
+        """Raise the errors that `process_aux_var` would raise. Changes nothing."""
+        process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux)
+
     def _states(self) -> dict[str, dict[str, Any]]:
         """The state of each param, by name. Empty: it has none yet."""
         return {name: self.state.get(param, {}) for name, param in self.named_params().items()}

@@ -14,7 +14,6 @@ import torch
 from ...errors import FederationError
 from ...optimizers import TorchOptimizer
 from ..aux_vars import AuxVar
-from ..exchange import process_aux_vars
 from ..optimizer import Modular
 from .house import House, aux_names
 from .settings import SECTION, FederatedSettings
@@ -52,9 +51,8 @@ class ServerStep:
 
     def check(self, client: str, aux_vars: Mapping[str, AuxVar]) -> None:
         """Check what a client sent. Changes nothing. RAISES (AuxVarError): It can't be taken."""
-        if (one := self._modular) is not None and aux_vars:
-            sent = _sent_by(client, aux_vars)
-            process_aux_vars(one._parts, one._states(), one.named_params(), one.shared.parts, sent)
+        if self._modular is not None and aux_vars:
+            self._modular.check_aux_var(_sent_by(client, aux_vars))
 
     def process(self, received: Mapping[str, Mapping[str, AuxVar]]) -> None:
         """Take the auxiliary variables of clients, by the clients' names."""
