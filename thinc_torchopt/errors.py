@@ -4,6 +4,7 @@ TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
 │   ├── ConfigKeyError (KeyError)  settings that are missing, or that there are not
 │   ├── ConfigTypeError (TypeError)   a setting of a type that can't be
+│   │   └── ConfigArgumentError    arguments that are missing, or that there are not; a ConfigKeyError too
 │   ├── ControllerError            a controller definition that can't work, or a rule that failed
 │   └── ScheduleError              a schedule without values, or with invalid arguments or values
 ├── AuxVarError (ValueError)       auxiliary variables that can't be used
@@ -59,6 +60,10 @@ class ConfigKeyError(ConfigError, KeyError):
 
 class ConfigTypeError(ConfigError, TypeError):
     """A setting of a type that can't be."""
+
+
+class ConfigArgumentError(ConfigKeyError, ConfigTypeError):
+    """Arguments that are missing, or that there are not: for a call a TypeError, for a config a KeyError."""
 
 
 class ScheduleError(ConfigError):

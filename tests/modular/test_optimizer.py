@@ -567,6 +567,8 @@ def test_optimizer_train_step_clips_the_gradient_of_each_sample():
         ("modules", ("adam", {"amsgrad": 1}), "amsgrad"),
         ("modules", ("adam", {"eps": float("nan")}), "eps"),
         ("modules", ("adam", {"eps": "1e-8"}), "eps"),
+        ("modules", ("adam", {"round_reset": "false"}), "round_reset"),
+        ("modules", ("ewma", {"round_reset": 1}), "round_reset"),
         ("modules", ("l2-clipping", {"max_norm": -1.0}), "max_norm"),
         ("modules", ("l2-global-clipping", {"max_norm": math.inf}), "max_norm"),
         ("modules", ("gaussian-noise", {"std": -1.0}), "std"),
@@ -578,6 +580,7 @@ def test_optimizer_train_step_clips_the_gradient_of_each_sample():
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"lr": 0.1}}), "lr"),
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"weight_decay": 0.1}}), "weight_decay"),
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"nonsense": 0.1}}), "nonsense"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": []}), "kwargs"),
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.LBFGS"}), "LBFGS"),
         ("modules", ("momentum", {"params": "encoder.*"}), "params"),
         ("regularizers", ("fedprox", {"alpha": -0.1}), "alpha"),
@@ -590,7 +593,17 @@ def test_optimizer_refuses_what_cannot_work(kind, spec, field):
         Modular(params().items(), 0.1, **{kind: [spec]})
 
 
-@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"lr": math.nan}, {"lr": 1.0, "weight_decay": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": -1.0},
+        {"lr": math.nan},
+        {"lr": 1.0, "weight_decay": -1.0},
+        {"lr": 1.0, "weight_decay": False},
+        {"lr": 1.0, "w_decay": []},
+    ],
+    ids=str,
+)
 def test_optimizer_refuses_rates_below_zero(settings):
     with pytest.raises(ValueError, match="expected a number of at least 0"):
         Modular(params().items(), **settings)
@@ -617,6 +630,31 @@ def test_optimizer_labels_tell_modules_apart():
     del config["decay"]
     with pytest.raises(KeyError, match=r"decay.*missing and bogus unknown"):
         Modular.from_config(params().items(), config)
+    for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
+        for error in (KeyError, TypeError, ValueError):
+            with pytest.raises(error, match=message):
+                Modular.from_config(params().items(), {**named.get_config(), "modules": [spec]})
+
+
+def test_optimizer_refuses_two_params_of_one_name():
+    """They could not be told apart in a state. torch looks at the names of each group alone."""
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+    groups = [{"params": first.named_parameters()}, {"params": second.named_parameters()}]
+    with pytest.raises(ParamError, match=r"names.*bias, weight"):
+        Modular(groups, 0.1)
+    optimizer = Modular(first.named_parameters(), 0.1)
+    with pytest.raises(ParamError, match="bias, weight"):
+        optimizer.add_param_group({"params": second.named_parameters()})
+    assert list(optimizer.named_params()) == ["weight", "bias"]
+    optimizer.add_param_group({"params": [(f"second.{name}", param) for name, param in second.named_parameters()]})
+    assert len(optimizer.get_state()["modules"]) == 0 and len(optimizer.named_params()) == 4
+
+
+def test_optimizer_a_group_that_is_refused_is_not_there():
+    optimizer = Modular(params().items(), 0.1)
+    with pytest.raises(ParamError, match="complex"):
+        optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))]})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_optimizer_a_module_of_ones_own():

@@ -27,6 +27,7 @@ from .blocks import Block, opmath
 Range = Literal["beta", "at_least_0", "part", "flag"]
 Ranges = Mapping[str, Range]
 ENABLED = "enabled"
+ROUND_RESET = "round_reset"
 # What errors call the part that is being made, if that is known: its place in a config.
 where_it_stands: ContextVar[str] = ContextVar("where_it_stands", default="")
 
@@ -83,6 +84,8 @@ class Part:
         self.params = None if params is None else tuple(params)
         self._label = label
         self.settings = {key: as_plain(value) for key, value in settings.items()}
+        if ROUND_RESET in self.settings:
+            section.flag(ROUND_RESET, self.settings[ROUND_RESET])
         self.moving = {key: value for key, value in options.items() if may_move(value)}
         self.options = {
             key: self._default(key) if key in self.moving else as_plain(value) for key, value in options.items()
@@ -165,7 +168,7 @@ class Part:
 
     def start_round(self, state: MutableMapping[str, Any]) -> None:
         """A round of federated training begins. state (MutableMapping): Of one param."""
-        if self.settings.get("round_reset"):
+        if self.settings.get(ROUND_RESET):
             for key in self.tensors:
                 state[key].zero_()
             if self.counts_steps:

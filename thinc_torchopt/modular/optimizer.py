@@ -18,6 +18,7 @@ lists where we differ.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -88,7 +89,8 @@ class Modular(Lasting):
         self._normalizes_early = False  # in `before_clipping`, and not in `step`
         self._told_names: Mapping[Tensor, str] | None = None
         options = {name: value for part in parts for name, value in options_in_group(part).items()}
-        weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay) or 0.0
+        weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
+        weight_decay = 0.0 if weight_decay is None else weight_decay
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **options})
         self._check_patterns()
 
@@ -120,7 +122,8 @@ class Modular(Lasting):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As for any torch optimizer.
 
-        RAISES (ConfigError): An option is unknown, or not in its range. (ParamError): A param is complex.
+        RAISES (ConfigError): An option is unknown, or not in its range. (ParamError): A param is complex, or has the
+            name of another one. Then the group is not added.
         """
         unknown = sorted(set(param_group) - set(self.defaults) - set(_NOT_OPTIONS))
         if unknown:
@@ -136,12 +139,11 @@ class Modular(Lasting):
                 part.check(key, group[f"{part.label}_{key}"])
             _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
         super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            if param.is_complex():
-                raise ParamError(
-                    f"Can't optimize a param of shape {tuple(param.shape)} with Modular: expected floats, found "
-                    f"{param.dtype}."
-                )
+        try:
+            self._check_params()
+        except ParamError:
+            self.param_groups.pop()
+            raise
 
     # ------------------------------------------------------------------ steps
 
@@ -273,6 +275,21 @@ class Modular(Lasting):
         return self._batch_size
 
     # ------------------------------------------------------------------ which params
+
+    def _check_params(self) -> None:
+        for param in self.param_groups[-1]["params"]:
+            if param.is_complex():
+                raise ParamError(
+                    f"Can't optimize a param of shape {tuple(param.shape)} with Modular: expected floats, found "
+                    f"{param.dtype}."
+                )
+        counts = Counter(name for group in self.param_groups for name in group.get("param_names", ()))
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if twice:
+            raise ParamError(
+                f"Can't tell the params of Modular apart: expected names that differ, found several of "
+                f"{', '.join(twice[:5])}. Take the names from one model, or put something before them."
+            )
 
     def _chosen(self, part: Part) -> set[Tensor]:
         """The params on which a part works that has patterns."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, ConfigKeyError, ConfigTypeError
+from ..errors import ConfigArgumentError, ConfigError, ConfigKeyError, ConfigTypeError
 from ..registry import registry
 from .module import Module, Part, Regularizer
 from .modules import MODULES
@@ -42,7 +42,7 @@ def build_part(spec: Any, base: type[P]) -> P:
     accepted = inspect.signature(cls).parameters
     unknown = sorted(key for key in settings if key not in accepted)
     if unknown and not any(param.kind is param.VAR_KEYWORD for param in accepted.values()):
-        raise ConfigTypeError(
+        raise ConfigArgumentError(
             f"Can't make the {base.kind} '{name}': expected some of {', '.join(accepted) or 'no settings'}, found "
             f"{', '.join(map(str, unknown))}."
         )
@@ -54,7 +54,7 @@ def build_part(spec: Any, base: type[P]) -> P:
         and key not in settings
     )
     if missing:
-        raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected also {', '.join(missing)}.")
+        raise ConfigArgumentError(f"Can't make the {base.kind} '{name}': expected also {', '.join(missing)}.")
     made = cls(**settings)
     if not isinstance(made, base):
         raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected a {base.kind}, found {made!r}.")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...checks import Section
-from ...errors import ConfigError, ConfigTypeError
+from ...errors import ConfigArgumentError, ConfigError
 from ..blocks import Block, opmath
 from ..module import Module
 
@@ -46,10 +46,10 @@ class TorchOptim(Module):
     ):
         section = Section("the module 'torch-optim'", takes_texts=False)
         if optim_cls is None:
-            raise ConfigTypeError("Can't make the module 'torch-optim': expected 'optim_cls', found none.")
+            raise ConfigArgumentError("Can't make the module 'torch-optim': expected 'optim_cls', found none.")
         section.choice("validate", validate, (True,))
         self.cls = find_class(section, optim_cls)
-        kwargs = {**section.section("kwargs", kwargs or {}), **options}
+        kwargs = {**section.section("kwargs", {} if kwargs is None else kwargs), **options}
         if kwargs.setdefault("lr", 1.0) != 1.0:
             section.refuse("lr", "1.0", kwargs["lr"], "The learning rate is that of Modular: set it there.")
         if kwargs.get("weight_decay"):
