@@ -103,6 +103,22 @@ def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     assert found["Doesn't train"] == "parser: frozen_components" and "parser" not in found["Trains"]
 
 
+def test_explain_modules(tmp_path, corpus, capsys):
+    found = told(CONFIGS / "modular.cfg", corpus, capsys)
+    assert found["Optimizer"].startswith(
+        "thinc-torchopt.Modular.v1: sparse (Lasso), then clip (L2GlobalClipping), centralize (Centralize), adam "
+        "(Adam), lookahead (Lookahead). Weight decay 0.01"
+    )
+    assert found["Clipping"] == "By the module clip (L2GlobalClipping)."
+    found = told(CONFIGS / "modular.cfg", corpus, capsys, "--training.optimizer.grad_clip", "1.0")
+    assert found["Clipping"].startswith("Where the norm of") and found["Clipping"].endswith(
+        "scaled down to that. By the module clip (L2GlobalClipping)."
+    )
+    path = tmp_path / "other_name.cfg"
+    path.write_text((CONFIGS / "modular.cfg").read_text().replace("modules.clip]", "modules.by-norm]"))
+    assert told(path, corpus, capsys)["Clipping"] == "By the module by-norm (L2GlobalClipping)."
+
+
 def test_explain_settings(corpus, capsys):
     config = CONFIGS / "cnn.cfg"
     optimizer = "--training.optimizer"

@@ -24,6 +24,7 @@ from .schedule import rates_over_steps
 _NO_END = 20_000
 _MOST_GROUPS = 6
 _MOST_TURNS = 6
+_MODULAR = "thinc-torchopt.Modular.v1"
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
@@ -145,6 +146,8 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
         algorithm = settings["algorithm"]
         found = algorithm["@torch_optimizers"]
         text = f"{found if found != 'pytorch-optimizer.create.v1' else algorithm['name'] + ' of pytorch-optimizer'}."
+        if found == _MODULAR:
+            text = f"{found}: {_chain(algorithm)}."
         if algorithm.get("fallback"):
             text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
     decays = sorted({_decay_of(info) for info in infos if info.frozen_until != float("inf")} - {0.0})
@@ -158,6 +161,18 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
     return f"{text}, none for {_count(none, 'param')}." if none else f"{text}."
 
 
+def _chain(algorithm: Mapping[str, Any]) -> str:
+    """The regularizers and modules of Modular, in their order."""
+    kinds = [algorithm["regularizers"], algorithm["modules"]]
+    found = [", ".join(_named(label, block) for label, block in blocks.items()) for blocks in kinds if blocks]
+    return ", then ".join(found) or "without modules"
+
+
+def _named(label: str, block: Mapping[str, Any]) -> str:
+    name = str(block.get("@gradient_modules") or block.get("@regularizers"))
+    return f"{label} ({name.removeprefix('thinc-torchopt.').removesuffix('.v1')})"
+
+
 def _options(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     algorithm: Mapping[str, Any] = settings.get("algorithm", settings)
     return algorithm.get("options", algorithm)
@@ -169,8 +184,22 @@ def _decay_of(info: ParamInfo) -> float:
 
 def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
     limit = settings.get("grad_clip", 0.0)
+    by = [text for text in (_clipping_by_limit(limit, optimizer), _clipping_by_modules(settings, optimizer)) if text]
+    return " ".join(by) or "None."
+
+
+def _clipping_by_modules(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    if settings.get("algorithm", {}).get("@torch_optimizers") != _MODULAR:
+        return ""
+    blocks, modular = settings["algorithm"]["modules"], optimizer.torch_optimizers["algorithm"]
+    pairs = zip(blocks.items(), modular.modules)  # type: ignore[attr-defined]
+    found = [_named(label, block) for (label, block), module in pairs if module.clips]
+    return f"By {'the module' if len(found) == 1 else 'the modules'} {' and '.join(found)}." if found else ""
+
+
+def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
     if limit == 0:
-        return "None."
+        return ""
     shown = plain(optimizer.grad_clip) + (" at first, then by its schedule" if isinstance(limit, (dict, list)) else "")
     if optimizer.clip_by == "value":
         return f"Each number of a gradient is cut to {shown}."

@@ -50,6 +50,7 @@ class Part:
         "block", after `measure` has seen all params.
     is_pure: Whether the same input gives the same output twice in a step.
     is_linear: Whether its output is linear in its input.
+    clips: Whether it is there to limit how large gradients are. `spacy torchopt explain` tells it.
     changes_weights: Whether it works on the weights after their update, and not on gradients.
     aux_name: Under which it sends and takes auxiliary variables. None: its name. Modules without any: see `has_aux`.
     """
@@ -61,6 +62,7 @@ class Part:
     scope: ClassVar[Literal["block", "tensor", "all"]] = "block"
     is_pure: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
     changes_weights: ClassVar[bool] = False
     has_aux: ClassVar[bool] = False
     aux_name: ClassVar[Optional[str]] = None

@@ -25,6 +25,7 @@ class AGC(Module):
     ranges: ClassVar[Ranges] = {"clip": "at_least_0", "eps": "at_least_0"}
     scope = "tensor"
     is_pure = True
+    clips = True
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ class L2Clipping(Module):
     ranges: ClassVar[Ranges] = {"max_norm": "at_least_0"}
     scope = "tensor"
     is_pure = True
+    clips = True
 
     def __init__(
         self,

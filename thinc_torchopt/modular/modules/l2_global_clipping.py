@@ -25,6 +25,7 @@ class L2GlobalClipping(Module):
     ranges: ClassVar[Ranges] = {"max_norm": "at_least_0"}
     scope = "all"
     is_pure = True
+    clips = True
 
     def __init__(
         self,
