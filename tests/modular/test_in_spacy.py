@@ -171,6 +171,23 @@ def test_in_spacy_a_schedule_that_leaves_the_range_is_an_error_before_the_update
         ),
         ({"algorithm__modules__clip__max_norm": -1.0}, r"'max_norm' in \[training\.optimizer\.algorithm\.modules\]"),
         ({"algorithm__regularizers__proximal__alpha": -1.0}, r"'alpha' in \[training\.optimizer\.algorithm\.regulariz"),
+        ({"algorithm__modules__x": {"eps": 0.1}}, r"\[training\.optimizer\.algorithm\.modules\.x\].*@gradient_modules"),
+        (
+            {"algorithm__regularizers__x": {"@gradient_modules": "thinc-torchopt.Lion.v1"}},
+            r"\[training\.optimizer\.algorithm\.regularizers\.x\].*@regularizers.*found.*lion",
+        ),
+        (
+            {"algorithm__modules__proximal": {"@gradient_modules": "thinc-torchopt.Lion.v1"}},
+            r"algorithm\.regularizers\.proximal\] and .*algorithm\.modules\.proximal\].*other name",
+        ),
+        (
+            {"algorithm__modules__x": {"@gradient_modules": "thinc-torchopt.TorchOptim.v1", "optim_cls": "SGDD"}},
+            r"'optim_cls' in \[training\.optimizer\.algorithm\.modules\].*TorchOptim\.v1",
+        ),
+        (
+            {"algorithm__modules__x": {"@gradient_modules": "thinc-torchopt.TorchOptim.v1"}},
+            r"\[training\.optimizer\.algorithm\.modules\].*TorchOptim\.v1.*optim_cls",
+        ),
         ({"algorithm__decay": "adam"}, "decay"),
         ({"algorithm__normalize": "sentences"}, "normalize"),
         ({"algorithm__weight_decay": -0.1}, "weight_decay"),

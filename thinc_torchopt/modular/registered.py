@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ..algorithms import IN_ALGORITHM, Algorithm, try_out
 from ..checks import Section
+from ..errors import ConfigTypeError
 from ..types import FloatOrSchedule
 from . import modules as M
 from . import regularizers as R
 from .module import ENABLED, Module, Part, Regularizer, where_it_stands
 from .optimizer import Decay, Modular, Normalize
-from .specs import build_parts, options_in_group, with_labels
+from .specs import REGISTRIES, build_part, options_in_group, with_labels
 
 P = TypeVar("P", bound=Part)
 LABEL = "thinc-torchopt.Modular.v1"
@@ -78,10 +79,19 @@ def create(
 
 def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
     """Parts with the labels and places that their blocks have in the config."""
-    found = build_parts(list(blocks.values()), base)
-    return [
-        part.named(label, f"[training.optimizer.algorithm.{base.kind}s.{label}]") for label, part in zip(blocks, found)
-    ]
+    found = []
+    for label, spec in blocks.items():
+        where = f"[training.optimizer.algorithm.{base.kind}s.{label}]"
+        part = build_part(spec, base) if isinstance(spec, (str, tuple, list)) else spec
+        if not isinstance(part, base):
+            name = REGISTRIES[base]
+            raise ConfigTypeError(
+                f"Can't use {where} as a {base.kind}: expected a block with @{name}, found "
+                f"{f'the {part.kind} {part.name!r}' if isinstance(part, Part) else repr(part)}. For example: "
+                f'@{name} = "thinc-torchopt.{"Adam" if base is Module else "Ridge"}.v1"'
+            )
+        found.append(part.named(label, where))
+    return found
 
 
 def offered(cls: type[P], registry_name: str) -> Callable[..., P]:

@@ -96,9 +96,12 @@ def with_labels(parts: Sequence[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         label, n = re.sub(r"\W+", "_", part.label), 1
-        while any(other.label == label for other in found):
-            if part._label is not None and part._label == label:
-                raise ConfigError(f"Can't use two labels '{label}': expected one for each module and regularizer.")
+        while same := [other for other in found if other.label == label]:
+            if part._label is not None:
+                raise ConfigError(
+                    f"Can't use {same[0].where} and {part.where}: expected two labels that differ by more than signs, "
+                    f"found '{label}' for both. Give one of them another name."
+                )
             n += 1
             label = f"{re.sub(r'[^a-zA-Z0-9_]+', '_', part.label)}_{n}"
         found.append(part if part.label == label else part.named(label))

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...checks import Section
 from ...errors import ConfigArgumentError, ConfigError
 from ..blocks import Block, opmath
-from ..module import Module
+from ..module import Module, where_it_stands
 
 # What an optimizer keeps in its param group is kept with the param, under this prefix.
 IN_GROUP = "group:"
@@ -44,9 +44,10 @@ class TorchOptim(Module):
         label: Optional[str] = None,
         **options: Any,
     ):
-        section = Section("the module 'torch-optim'", takes_texts=False)
+        where = where_it_stands.get() or "the module 'torch-optim'"
+        section = Section(where, takes_texts=False)
         if optim_cls is None:
-            raise ConfigArgumentError("Can't make the module 'torch-optim': expected 'optim_cls', found none.")
+            raise ConfigArgumentError(f"Can't make {where}: expected 'optim_cls', found none.")
         section.choice("validate", validate, (True,))
         self.cls = find_class(section, optim_cls)
         kwargs = {**section.section("kwargs", {} if kwargs is None else kwargs), **options}
@@ -120,14 +121,14 @@ class TorchOptim(Module):
                 optimizer.step()
         except Exception as error:
             raise ConfigError(
-                f"Can't make the module 'torch-optim' of {self.cls.__name__}: expected arguments that it takes, and a "
+                f"Can't make {self.where} of {self.cls.__name__}: expected arguments that it takes, and a "
                 f"step from gradients alone, found an error: {error!r}. Arguments: {self.kwargs}."
             ) from error
         beside = {key for key, value in self._beside(optimizer).items() if key not in before or value != before[key]}
         unknown = [key for key, value in whole.items() if not isinstance(value, (Tensor, int, float))]
         if beside or unknown:
             raise ConfigError(
-                f"Can't make the module 'torch-optim' of {self.cls.__name__}: expected an optimizer that keeps numbers "
+                f"Can't make {self.where} of {self.cls.__name__}: expected an optimizer that keeps numbers "
                 f"and tensors of each param, found {', '.join(sorted([*beside, *unknown]))}. Use it as the algorithm."
             )
         self.example = whole
