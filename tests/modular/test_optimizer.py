@@ -555,6 +555,31 @@ def test_optimizer_train_step_clips_the_gradient_of_each_sample():
         optimizer.run_train_step(print, (inputs, targets))
 
 
+def test_optimizer_clipped_samples_are_summed_for_normalize():
+    """The number of samples is a given one then, whatever is in the batch: as differential privacy wants it."""
+    (inputs, targets), loss = data(6), torch.nn.functional.cross_entropy
+    ours, theirs = net(), net()
+    optimizer = Modular(ours.named_parameters(), 0.1, normalize="examples")
+    optimizer.batch_size = 12
+    optimizer.run_train_step(ours, (inputs, targets), sclip=1.2, loss=loss)
+    Modular(theirs.named_parameters(), 0.05).run_train_step(theirs, (inputs, targets), sclip=1.2, loss=loss)
+    for param, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(param, other, **CLOSE)
+
+
+@pytest.mark.parametrize("normalize", [None, "examples"])
+def test_optimizer_clipping_the_samples_of_an_empty_batch_leaves_the_noise(normalize):
+    """Random samples are empty at times."""
+    model, noise = net(), ("gaussian-noise", {"std": 0.1, "safe_mode": False, "seed": 0})
+    optimizer = Modular(model.named_parameters(), 0.1, modules=[noise], normalize=normalize)
+    optimizer.batch_size = 4
+    before = [param.detach().clone() for param in model.parameters()]
+    (inputs, targets), loss = data(0), torch.nn.functional.cross_entropy
+    assert optimizer.run_train_step(model, (inputs, targets), sclip=1.0, loss=loss) == 0.0
+    for old, param in zip(before, model.parameters()):
+        assert bool(param.isfinite().all()) and not torch.equal(old, param)
+
+
 # ---------------------------------------------------------------------- construction
 
 

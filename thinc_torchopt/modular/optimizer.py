@@ -191,7 +191,8 @@ class Modular(Lasting):
 
         model (torch.nn.Module): Whose params these are.
         batch (Sequence[Tensor]): Inputs and targets, each with the samples in its first dimension.
-        sclip (float | None): Clip the gradient of each sample to this norm, over all params, before anything else.
+        sclip (float | None): Clip the gradient of each sample to this norm, over all params, before anything else. The
+            step is then made with their mean; with `normalize`, with their sum, divided by `batch_size`.
         loss (Callable | None): `loss(model(inputs), targets)`, a mean over samples. None: `model(*batch)` is the loss.
         RETURNS (float): The loss.
         """

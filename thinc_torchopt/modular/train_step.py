@@ -45,6 +45,9 @@ def train_step(
         Section("run_train_step", takes_texts=False).number("sclip", sclip, above=0.0)
         trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
         value, grads = clipped_grads(model, trained, batch, sclip, loss)
+        if optimizer.normalize is None:
+            for grad in grads.values():
+                grad.div_(max(1, len(batch[0])))
         for param in params:
             param.grad = grads.get(named[id(param)])
     optimizer.step()
@@ -60,7 +63,7 @@ def clipped_grads(
     sclip: float,
     loss: Callable[..., Tensor] | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean loss, and the mean of the gradients of all samples, each clipped to a norm over all params.
+    """The mean loss, and the sum of the gradients of all samples, each clipped to a norm over all params.
 
     SOURCE: torch.func's per-sample gradients; the clipping is that of Abadi et al. 2016.
     """
@@ -90,7 +93,7 @@ def clipped_grads(
         value = value + values.sum().detach()
         for name, grad in grads.items():
             total[name] += grad.sum(0)
-    return value / n, {name: grad.div_(n) for name, grad in total.items()}
+    return value / max(1, n), total
 
 
 def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:
