@@ -580,6 +580,14 @@ def test_optimizer_clipping_the_samples_of_an_empty_batch_leaves_the_noise(norma
         assert bool(param.isfinite().all()) and not torch.equal(old, param)
 
 
+def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    optimizer, loss = Modular(model.named_parameters(), 0.1), torch.nn.functional.cross_entropy
+    with pytest.raises(ParamError, match=r"'1'.*BatchNorm1d.*GroupNorm"):
+        optimizer.run_train_step(model, data(4), sclip=1.0, loss=loss)
+    optimizer.run_train_step(model.eval(), data(4), sclip=1.0, loss=loss)
+
+
 # ---------------------------------------------------------------------- construction
 
 

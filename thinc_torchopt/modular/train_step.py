@@ -43,6 +43,7 @@ def train_step(
             value.backward()
     else:
         Section("run_train_step", takes_texts=False).number("sclip", sclip, above=0.0)
+        refuse_batch_norm(model)
         trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
         value, grads = clipped_grads(model, trained, batch, sclip, loss)
         if optimizer.normalize is None:
@@ -54,6 +55,16 @@ def train_step(
     for param in params:
         param.grad = None
     return float(value.detach())
+
+
+def refuse_batch_norm(model: torch.nn.Module) -> None:
+    """RAISES (ParamError): A layer's output for a sample depends on the others of the batch."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise ParamError(
+                "Can't clip the gradient of each sample: expected layers that take samples one by one, found "
+                f"'{name}' ({type(layer).__name__}), which mixes them. Use GroupNorm or LayerNorm, or its eval()."
+            )
 
 
 def clipped_grads(
