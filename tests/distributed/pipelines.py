@@ -105,6 +105,21 @@ def optimizer(**settings):
     )
 
 
+def modular(parts, **settings):
+    """An optimizer of modules, whose ranks are compared after each step."""
+    modules = {name: {"@gradient_modules": f"thinc-torchopt.{name}.v1", **options} for name, options in parts.items()}
+    algorithm = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "modules": modules, **settings}
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "learn_rate": 0.02, "algorithm": algorithm}
+    optimizer = spacy.registry.resolve({"optimizer": block})["optimizer"]
+    optimizer.distributed = Distributed(check_every=1)
+    return optimizer
+
+
+def modular_words():
+    pull = {"l2-sp": {"@regularizers": "thinc-torchopt.L2SP.v1", "alpha": 0.1}}
+    return modular({"L2GlobalClipping": {}, "Lookahead": {"k": 2}}, normalize="words", regularizers=pull)
+
+
 def batches(nlp, n=2 * STEPS, size=8):
     """Epoch and batch of each step, for two ranks: the last group of an epoch is a single batch."""
     rest = examples(nlp, n * size, 2)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import thinc_torchopt
+from thinc_torchopt.distributed import report_failures
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
+from thinc_torchopt.errors import DistributedError
 from thinc_torchopt.launched import is_launched, rank_in_environment
 
 from ..conftest import CONFIGS
@@ -91,6 +94,22 @@ def test_alone_seeds_are_the_same_everywhere():
 
 
 SEEDS = [2243925461, 1939679297, 2618972457, 132767472]
+
+
+@pytest.mark.parametrize("kind", [ValueError, DistributedError])
+def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
+    """As torch's launcher reads it. Errors of ours are shown without a traceback."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    report_failures()
+    try:
+        raise kind("no\nhandle")
+    except kind as error:
+        sys.excepthook(kind, error, error.__traceback__)
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    assert failure.message["message"] == failure.message["extraInfo"]["py_callstack"] == f"{kind.__name__}: no handle"
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[-1].endswith("handle") and ("Traceback" in shown) == (kind is ValueError)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,18 @@ def test_mishaps_interrupt(tmp_path):
     assert list((tmp_path / "run" / "state").glob("step-*"))
 
 
-def run_torchopt(command, *options):
+@pytest.mark.slow
+def test_mishaps_say_why_last(tmp_path):
+    """A component of rank 1 raises something: the last lines are its reason, and what to do."""
+    command = config_with(tmp_path, "run", [4], "raise")
+    run = run_torchopt(command, "--nproc-per-node", 2, check=False)
+    last = " ".join("".join(run.stderr.splitlines(keepends=True)[-3:]).split())
+    reason = "Rank 1 was the first to fail: it could not go on: ValueError: the widget has no handle"
+    assert run.returncode == 1 and reason in last and last.endswith("if there is one.")
+    assert run.stderr.count("Traceback") == 1
+
+
+def run_torchopt(command, *options, check=True):
     run = subprocess.run(
         [sys.executable, "-m", "spacy", "torchopt", *map(str, [*command, *options])],
         capture_output=True,
@@ -120,5 +131,5 @@ def run_torchopt(command, *options):
         env=ENV,
         timeout=300,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.returncode == 0 or not check, run.stdout + run.stderr
     return run

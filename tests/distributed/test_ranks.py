@@ -3,11 +3,7 @@
 All trainings of the two are in one launch: see worker.py.
 """
 
-import os
 import shutil
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -22,52 +18,9 @@ from ..conftest import DATA
 from ..runs import config_for, run
 from ..spacy_cli import toy_corpus
 from . import pipelines
+from .conftest import launch
 
 ROOT = DATA.parents[1]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What each rank found in a scenario of worker.py, by its name."""
-    # Once, also where several processes of pytest-xdist have tests of this file.
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        for _ in range(3000):
-            if (folder / "outcome").exists():
-                break
-            time.sleep(0.1)
-    else:
-        try:
-            toy_corpus(folder)
-            launch(folder)
-            (folder / "outcome").write_text("")
-        except BaseException as error:
-            (folder / "outcome").write_text(str(error) or repr(error))
-            raise
-    assert (folder / "outcome").read_text() == ""
-
-    def found(name):
-        return [torch.load(folder / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)]
-
-    found.folder = folder
-    return found
-
-
-def launch(folder, *names, ranks=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    run = subprocess.run(
-        [*command, "-m", "tests.distributed.worker", str(folder), *names],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def one_process(components, *, grads=None, factor=1.0, batches=None, **settings):

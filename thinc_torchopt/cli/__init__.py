@@ -9,7 +9,7 @@ from typing import Optional
 import typer
 from spacy.cli._util import Arg, Opt, app
 
-from ..launched import rank_in_environment
+from ..launched import is_launched, rank_in_environment
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -44,6 +44,10 @@ _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory t
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
+if is_launched():
+    from ..distributed import report_failures
+
+    report_failures()
 if rank_in_environment() > 0:
     from ..hooks import silence_command
 

@@ -86,13 +86,14 @@ def _run(command: list[str]) -> int:
         run(parse_args(command))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        ended = (
-            f"was killed by {signal.Signals(-failure.exitcode).name}"
-            if failure.exitcode < 0
-            else f"ended with exit code {failure.exitcode}"
-        )
+        if isinstance(failure.message, dict):  # what distributed/failures.py has written there
+            ended = f"could not go on: {failure.message['message']}"
+        elif failure.exitcode < 0:
+            ended = f"was killed by {signal.Signals(-failure.exitcode).name}."
+        else:
+            ended = f"ended with exit code {failure.exitcode}."
         advice = "Run the same command again to go on from the last checkpoint, if there is one."
-        print_error(console, f"Training stopped: rank {rank} was the first to fail; it {ended}. {advice}")
+        print_error(console, f"Training stopped. Rank {rank} was the first to fail: it {ended}\n{advice}")
         return failure.exitcode if failure.exitcode > 128 else 1
     except SignalException as error:
         return 128 + int(error.sigval)

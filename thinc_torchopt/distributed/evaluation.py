@@ -1,7 +1,9 @@
 """A shared evaluation: each rank processes a part of the documents, and all get all of them back.
 
 Scores are computed of whole documents, so they are those of one process. There are no padded duplicates. A document
-that another rank has processed comes without its `tensor`, which no scorer of spaCy's looks at.
+that another rank has processed comes without its `tensor`, which no scorer of spaCy's looks at, and of its `user_data`,
+where extension attributes are, with what is made of numbers, texts, lists, tuples, sets and dicts: transformers leave
+their whole output there.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
         parts = split(len(docs), group.size, nlp.batch_size if batch_size is None else batch_size)
         own = parts[group.rank]
         done = dict(zip(own, original([docs[i] for i in own], batch_size=batch_size, **options)))
-        found = group.gather([done[i].to_bytes(exclude=["tensor"]) for i in own])
+        found = group.gather([_sent(done[i]) for i in own])
         for part, contents in zip(parts, found):
-            for i, content in zip(part, contents):
+            for i, (content, user_data) in zip(part, contents):
                 if i not in done:
-                    done[i] = Doc(nlp.vocab).from_bytes(content)
+                    done[i] = Doc(nlp.vocab, user_data=user_data).from_bytes(content, exclude=["user_data"])
         yield from (done[i] for i in range(len(docs)))
 
     nlp.pipe = pipe  # type: ignore[method-assign]
@@ -42,6 +44,20 @@ def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
         yield
     finally:
         del nlp.pipe
+
+
+def _sent(doc: Doc) -> tuple[bytes, dict[Any, Any]]:
+    """What other ranks get of a document."""
+    user_data = {key: value for key, value in doc.user_data.items() if _is_plain((key, value))}
+    return doc.to_bytes(exclude=["tensor", "user_data"]), user_data
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
 def split(n: int, ranks: int, batch_size: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -60,6 +61,7 @@ class Group:
         self._step = -1
         self._meetings = count()
         self._is_closed = threading.Event()
+        self._has_noticed = False  # that another one is gone
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
 
@@ -104,12 +106,15 @@ class Group:
             ) from error
         return cls(rank, size, store, settings.timeout_seconds, is_own=True)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Leave. failed (bool): After an error: others may be gone, so nothing is said to them."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave. error (BaseException | None): Because of which this rank can't go on: others will tell it."""
         if self._is_closed.is_set():
             return
+        if isinstance(error, Exception) and not self._has_noticed:
+            with suppress(RuntimeError):
+                self._ask(lambda: self._store.set(f"failed/{self.rank}", reason_of(error)), _PULSE_SECONDS)
         self._is_closed.set()
-        if self._is_own and not failed:
+        if self._is_own and error is None:
             import torch.distributed as dist
 
             dist.destroy_process_group()
@@ -171,8 +176,10 @@ class Group:
                 for rank, pulse in found.items():
                     if rank not in seen or seen[rank][0] != pulse:
                         seen[rank] = pulse, now
-                    elif (silent := now - seen[rank][1]) > self.timeout_seconds or (
-                        silent > HURRY_SECONDS and self.hurries()
+                    elif (
+                        (silent := now - seen[rank][1]) > self.timeout_seconds
+                        or (silent > HURRY_SECONDS and self.hurries())
+                        or (silent > 2 * _PULSE_SECONDS and self._ask(partial(self._has_failed, rank)))
                     ):
                         raise RuntimeError(f"no pulse of rank {rank} for {silent:.0f} seconds")
                 if missing:
@@ -244,12 +251,31 @@ class Group:
         try:
             yield
         except RuntimeError as error:
+            self._has_noticed = True
+            if failed := self._failed():
+                raise DistributedError(f"Rank {self.rank} ends at step {self._step} because {failed}") from None
             raise DistributedError(
                 f"Can't {what} on rank {self.rank} at step {self._step}: expected all {self.size} ranks to take part "
                 f"within {self.timeout_seconds:g} seconds, found {self._missing()}. ({_first_line(error)}) If it was "
                 "only slow, raise timeout_seconds in [training.optimizer.distributed]. To go on from the last "
                 "checkpoint, run the same command again, or use --max-restarts."
             ) from error
+
+    def _failed(self) -> str:
+        """Who said that it can't go on, and why, in words. Empty: none did."""
+
+        def look() -> list[str]:
+            reasons = {rank: self._read(f"failed/{rank}").decode() for rank in range(self.size)}
+            return [f"rank {rank} could not go on: {reason}" for rank, reason in reasons.items() if reason]
+
+        with suppress(RuntimeError):
+            if found := self._ask(look, seconds=2.5):
+                time.sleep(_PULSE_SECONDS)  # the launcher is to see first that the other one ends
+                return "; ".join(found)
+        return ""
+
+    def _has_failed(self, rank: int) -> bool:
+        return bool(self._store.check([f"failed/{rank}"]))
 
     def _missing(self) -> str:
         """Who is behind, or has no pulse, in words."""
@@ -349,6 +375,12 @@ def _meet_anew(store: Any, rank: int, size: int, nth: int) -> str:
 
 def _listed(ranks: Sequence[int] | set[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in a line, as Python shows it."""
+    name, text = type(error).__name__, shorten(str(error), 1000, placeholder=" ...")
+    return f"{name}: {text}" if text else name
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ rank takes part at each step, whatever happened to it:
 *buffers*: statistics of normalization layers, which are rank 0's: others give zeros.
 *took part*: a number for each param, 1 where it has a gradient. A param is updated if it has one on any rank, as in one
 process that accumulates; not if the gradient scaler of its module found an overflow on any.
-*notes*: see `NOTES`. *losses*: of each component.
+*notes*: see `NOTES`. *losses*: of each component, and what else components count as losses.
 
 The sum is computed in float32, or in float64 if a param is of that.
 """
@@ -29,8 +29,9 @@ from ..params import Param, torch_params
 from .group import Group
 from .shard import Shards
 
-# What each rank notes: it trains other params than were agreed on; it has examples; a component found a value that is
-# not finite; the number of the signal that it got; a set in a layer has changed; a checksum of the batch, of 20 bits.
+# What each rank notes: it trains other params, or has other losses, than were agreed on; it has examples; a component
+# found a value that is not finite; the number of the signal that it got; a set in a layer has changed; a checksum of
+# the batch, of 20 bits.
 NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "new_sets", "batch")
 # In "took part", for a param whose gradient scaler found an overflow. More ranks than that there are not.
 _OVERFLOW = 1 << 16
@@ -58,7 +59,7 @@ class FlatReduce:
         self.found: dict[str, list[int]] = {name: [] for name in NOTES}
         self._group = group
         self._mode = mode
-        self._components: list[str] = []
+        self._loss_names: list[str] = []
         self._layout: _Layout | None = None
         self._norms: list[tuple[torch.nn.Module, str]] = []
         self._scalers: list[_Scaler] = []
@@ -66,10 +67,10 @@ class FlatReduce:
     def follow(self, shims: Iterable[Shim], components: Sequence[str]) -> None:
         """Look what there is beside params, at the start and after the pipeline has changed.
 
-        shims (Iterable[Shim]): All of the pipeline. components (Sequence[str]): Those that have losses.
+        shims (Iterable[Shim]): All of the pipeline. components (Sequence[str]): Whose losses there will be.
         """
         of_torch = [shim for shim in shims if isinstance(shim, PyTorchShim)]
-        self._components = list(components)
+        self._loss_names = list(components)
         self._scalers = [_Scaler(shim) for shim in of_torch if shim._grad_scaler._enabled]
         self._norms = [
             (module, name)
@@ -98,7 +99,7 @@ class FlatReduce:
         trained = sorted((param for param in known if param.group is not None), key=lambda param: param.name)
         self.notes["spoiled"] = float(spoiled_by is not None)
         layout = self._layout
-        if layout is None or layout.params != trained:
+        if layout is None or layout.params != trained or not self.losses.keys() <= set(self._loss_names):
             if layout is not None:
                 # Others may not know yet: they are in the sum.
                 self.notes["new_params"] = 1.0
@@ -130,12 +131,12 @@ class FlatReduce:
         notes = torch.zeros(self._group.size, len(NOTES))
         notes[self._group.rank] = torch.tensor([self.notes.get(name, 0.0) for name in NOTES])
         layout.notes.copy_(notes)
-        layout.losses.copy_(torch.tensor([float(self.losses.get(name, 0.0)) for name in self._components]))
+        layout.losses.copy_(torch.tensor([float(self.losses.get(name, 0.0)) for name in self._loss_names]))
         self._group.sum_(layout.flat)
         *columns, losses = layout.read_notes()
         self.found = {name: [round(value) for value in column] for name, column in zip(NOTES, columns)}
         if not any(self.found["new_params"]):
-            self.losses = dict(zip(self._components, losses))
+            self.losses = dict(zip(self._loss_names, losses))
 
     @torch.no_grad()
     def _take(self, layout: _Layout, params: Sequence[Param]) -> list[Param]:
@@ -180,7 +181,8 @@ class FlatReduce:
     def _agree_on(self, params: list[Param]) -> _Layout:
         """All ranks come here in the same step. RAISES (DistributedError): They train different params."""
         mine = {param.name: (tuple(param.shape), str(param.dtype)) for param in params}
-        for rank, others in enumerate(self._group.gather(mine)):
+        found = self._group.gather((mine, list(self.losses)))
+        for rank, (others, _) in enumerate(found):
             different = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
             if different:
                 raise DistributedError(
@@ -190,8 +192,13 @@ class FlatReduce:
                     "changes the pipeline must do so on all ranks at the same step; a layer that creates its own "
                     "params needs examples on each rank in the first step."
                 )
+        known = dict.fromkeys(self._loss_names)
+        self._loss_names = list(known | dict.fromkeys(name for _, names in found for name in names))
         self._layout = _Layout(
-            params, [module._buffers[name] for module, name in self._norms], self._group.size, len(self._components)
+            params,
+            [module._buffers[name] for module, name in self._norms],
+            self._group.size,
+            len(self._loss_names),
         )
         return self._layout
 

@@ -35,17 +35,18 @@ class Shards:
     """Which rank updates which param.
 
     group (Group): The ranks.
+    owners (int | None): How many of them update params, from rank 0 on. None: all.
     """
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, owners: int | None = None):
         self._group = group
         self._owners: dict[str, int] = {}
-        self._sizes = [0] * group.size
+        self._sizes = [0] * (group.size if owners is None else owners)
 
     def owner_of(self, param: Param) -> int:
         """The rank of a param, for good. All ranks meet params in the same order."""
         if param.name not in self._owners:
-            rank = min(range(self._group.size), key=lambda rank: (self._sizes[rank], rank))
+            rank = min(range(len(self._sizes)), key=lambda rank: (self._sizes[rank], rank))
             self._owners[param.name] = rank
             self._sizes[rank] += param.tensor.numel()
         return self._owners[param.name]

@@ -5,7 +5,7 @@ gradients.py puts them together: `eligibility_gradients`. online_rnn.py is the l
 params.py what it is made of; online_trainer.py trains it on streams.
 """
 
-from .carried import reset_state
+from .carried import is_stateful, reset_state
 from .cells import CELLS, Cell
 from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
@@ -24,5 +24,6 @@ __all__ = [
     "ParamDimTraces",
     "copy_torch_weights",
     "eligibility_gradients",
+    "is_stateful",
     "reset_state",
 ]

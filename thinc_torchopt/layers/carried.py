@@ -25,6 +25,11 @@ def reset_state(model: Model) -> None:
             node.attrs[ATTR] = {}
 
 
+def is_stateful(model: Model) -> bool:
+    """Whether a layer of a model carries something from batch to batch."""
+    return any(ATTR in node.attrs for node in model.walk())
+
+
 def begin(node: Model, order: Tensor, zero: State) -> State:
     """The state with which a batch begins. order (Tensor): The place in the batch of each row. zero: Shape: (B, H)."""
     saved = node.attrs[ATTR].get("state")

@@ -51,6 +51,7 @@ class Part:
     is_pure: Whether the same input gives the same output twice in a step.
     is_linear: Whether its output is linear in its input.
     clips: Whether it is there to limit how large gradients are. `spacy torchopt explain` tells it.
+    draws_alone: Whether it draws random numbers that no other process can draw.
     changes_weights: Whether it works on the weights after their update, and not on gradients.
     aux_name: Under which it sends and takes auxiliary variables. None: its name. Modules without any: see `has_aux`.
     """
@@ -63,6 +64,7 @@ class Part:
     is_pure: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
     clips: ClassVar[bool] = False
+    draws_alone: bool = False
     changes_weights: ClassVar[bool] = False
     has_aux: ClassVar[bool] = False
     aux_name: ClassVar[Optional[str]] = None

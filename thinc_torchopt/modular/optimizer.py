@@ -107,6 +107,11 @@ class Modular(Lasting):
         return self._decay
 
     @property
+    def draws_alone(self) -> bool:
+        """Whether a step draws random numbers that no other process can draw: several processes would differ."""
+        return any(part.draws_alone for part in self._parts)
+
+    @property
     def normalize(self) -> Normalize | None:
         return self._normalize
 

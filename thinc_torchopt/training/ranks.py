@@ -28,7 +28,7 @@ from ..distributed import (
     seed_of,
     sharing_pipe,
 )
-from ..errors import DistributedError, StateError
+from ..errors import ConfigError, DistributedError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
 from ..types import DistributedSettings
@@ -107,8 +107,8 @@ class Alone:
         """What a checkpoint has of it."""
         return {}
 
-    def close(self, *, failed: bool) -> None:
-        """The process is through with the run."""
+    def close(self, error: BaseException | None) -> None:
+        """The process is through with the run. error (BaseException | None): That ended it."""
 
 
 class Ranks(Alone):
@@ -117,7 +117,7 @@ class Ranks(Alone):
     nlp (Language), optimizer (TorchOptimizer): The run's.
     introduce (Callable): Tells the optimizer its pipeline.
     noted (Callable): The number of the signal that this process got, or None.
-    RAISES (DistributedError): Not all ranks came.
+    RAISES (DistributedError): Not all ranks came. (ConfigError): Several processes can't train this pipeline.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class Ranks(Alone):
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
     ):
+        _check_begins_anew(nlp)
         self.settings = optimizer.distributed or DistributedSettings()
         self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
         self.rank, self.size = self.group.rank, self.group.size
@@ -149,8 +150,7 @@ class Ranks(Alone):
         set_generators(load_generators(self.group.broadcast(save_generators(read_generators()))))
 
     def begin(self, seed: int | None) -> None:
-        if self._shards is not None:
-            check_can_be_split(self._optimizer.torch_optimizers.values())
+        self._look_at_algorithms()
         self.seed = self.group.broadcast(random.getrandbits(48) if seed is None else seed)
         self._share_model()
         if not self.writes:
@@ -165,6 +165,15 @@ class Ranks(Alone):
             self.settings.reduce,
             rates,
         )
+
+    def _look_at_algorithms(self) -> None:
+        """Look who can make updates."""
+        found = self._optimizer.torch_optimizers.values()
+        if self.settings.shard_state:
+            check_can_be_split(found)
+        elif self._shards is None and any(getattr(one, "draws_alone", False) for one in found):
+            # Noise of no known seed: rank 0 adds it, and the others get the params.
+            self._shards = self._reduce.shards = Shards(self.group, owners=1)
 
     # ------------------------------------------------------------------ one model
 
@@ -202,6 +211,7 @@ class Ranks(Alone):
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()
                 self._introduce()  # here and now: some may get no gradient on this rank
+                self._look_at_algorithms()
         seed_all(seed_of(self.seed, step, self.rank))
 
     def begin_update(self, batch: list[Example], losses: dict[str, Any]) -> tuple[list[Example], dict[str, Any]]:
@@ -265,9 +275,9 @@ class Ranks(Alone):
     def state_dict(self) -> dict[str, Any]:
         return {"ranks": {"seed": self.seed, "world_size": self.size}}
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, error: BaseException | None) -> None:
         self._optimizer.reduce_by(None)
-        self.group.close(failed=failed)
+        self.group.close(error)
 
 
 class SameWishes:
@@ -293,6 +303,21 @@ class SameWishes:
 
     def load_state_dict(self, state: Any) -> None:
         pass
+
+
+def _check_begins_anew(nlp: Language) -> None:
+    """RAISES (ConfigError): A layer goes on where the last batch ended. Each rank would have to get the batches that
+    follow its own, and to save what it carries.
+    """
+    from ..layers import is_stateful  # a training in one process does not need that room
+
+    for name, model in components_with_model(nlp):
+        if is_stateful(model):
+            raise ConfigError(
+                f"Can't train component '{name}' in several processes: expected layers that begin anew with each "
+                "batch, found stateful = true in an OnlineRNNEncoder or OnlineRNN. Set it to false, or train in one "
+                "process."
+            )
 
 
 def _shape_of(nlp: Language) -> list[Any]:

@@ -143,19 +143,19 @@ class Run:
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
         end = hooks.end_of_training()
         if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
-            end.push(lambda *error: self.close(*error))
+            end.push(lambda kind, error, trace: self.close(error))
         self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close(*error)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
 
-    def close(self, *error: object) -> None:
-        """This process is through with the run, however it ended. error: As for `__exit__`."""
+    def close(self, error: BaseException | None) -> None:
+        """This process is through with the run, however it ended. error (BaseException | None): That ended it."""
         self._listeners.close()
-        self.ranks.close(failed=any(error))
+        self.ranks.close(error)
 
     def emit(self, kind: type[Event], *carried: Any) -> None:
         """Tell listeners of an event where the run is now."""
@@ -207,7 +207,7 @@ class Run:
         if self._best_weights is None or not self._best_weights.is_asked:
             return
         self._best_weights.put_together()
-        score, scores = self._evaluate()
+        score, scores = self.ranks.evaluate(self._evaluate)
         best = max((best for best, _ in self.progress.results), default=score)
         self._best_weights.report(score, best)
         losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)

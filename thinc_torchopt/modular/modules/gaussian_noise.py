@@ -54,6 +54,10 @@ class GaussianNoise(Module):
                     "seed", "none in safe mode, whose noise can't be foretold", seed, "Set safe_mode = false."
                 )
 
+    @property
+    def draws_alone(self) -> bool:  # type: ignore[override]
+        return self.settings["seed"] is None
+
     def first_shared(self) -> dict[str, Any]:
         if self.settings["safe_mode"]:
             return {}

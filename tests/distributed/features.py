@@ -1,0 +1,101 @@
+"""Scenarios where several ranks meet other features: Modular, losses and attributes of the user's own, averages."""
+
+import torch.distributed as dist
+
+from tests.distributed import pipelines
+from tests.distributed.scenarios import RANK, scenario, train
+from thinc_torchopt.distributed import Distributed
+from thinc_torchopt.errors import ConfigError, DistributedError
+
+
+@scenario
+def noise(folder):
+    """That no seed foretells: before Adam, whose state sees it."""
+    found = []
+    for options in ({}, {"safe_mode": False}, {"safe_mode": False, "seed": 1}):
+        optimizer = pipelines.modular({"GaussianNoise": {"std": 0.01, **options}, "Adam": {}})
+        found.append(train(pipelines.pipeline(["tagger"]), optimizer))
+        states = [state for one in optimizer.torch_optimizers.values() for state in one.state.values() if state]
+        found[-1]["states"] = len(states)
+    return {"runs": found}
+
+
+@scenario
+def words_of_all(folder):
+    """Sums over words, divided by those of all ranks; before it, weights that differ."""
+    nlp = pipelines.pipeline(["tagger"])
+    nlp.get_pipe("tagger").model.get_ref("softmax").get_param("W")[...] += RANK
+    return train(nlp, pipelines.modular_words())
+
+
+@scenario
+def own_losses(folder):
+    """A component that counts two, the second one from step 2 on."""
+    nlp = pipelines.pipeline(["tagger"])
+    tagger, calls = nlp.get_pipe("tagger"), iter(range(100))
+    original = tagger.update
+
+    def update(examples, *, losses=None, **options):
+        original(examples, losses=losses, **options)
+        if next(calls) >= 2:
+            losses["tagger/second"] = losses.get("tagger/second", 0.0) + len(examples)
+        return losses
+
+    tagger.update = update
+    return train(nlp, pipelines.optimizer())
+
+
+@scenario
+def own_attributes(folder):
+    """A component that leaves things on documents, some of which can't be sent."""
+    nlp = pipelines.pipeline(["tagger"])
+    dev = pipelines.examples(nlp, 9, 5)
+    tagger, found = nlp.get_pipe("tagger"), []
+    original = tagger.pipe
+
+    def pipe(docs, **options):
+        for doc in original(docs, **options):
+            doc.user_data |= {"thing": object(), "words": [len(doc)]}
+            yield doc
+
+    def scorer(examples, **options):
+        docs = [example.predicted for example in examples]
+        found[:] = [(doc.user_data["words"], len(doc)) for doc in docs]
+        return {"tag_acc": 1.0}
+
+    def evaluate():
+        return nlp.evaluate(dev)["tag_acc"], {}
+
+    tagger.pipe, tagger.scorer = pipe, scorer
+    train(nlp, pipelines.optimizer(), evaluate=evaluate, eval_frequency=4)
+    return {"found": found}
+
+
+@scenario
+def stateful(folder):
+    nlp = pipelines.pipeline(["tagger"])
+    nlp.get_pipe("tagger").model.attrs["carried"] = {}  # as a stateful OnlineRNN has it
+    try:
+        train(nlp, pipelines.optimizer())
+    except ConfigError as error:
+        return {"error": str(error)}
+
+
+@scenario
+def error_on_one_rank(folder):
+    """A component on rank 1 raises something. Other than in a run of its own, the process lives on."""
+    nlp = pipelines.pipeline(["tagger"])
+    tagger, calls = nlp.get_pipe("tagger"), iter(range(100))
+    original = tagger.update
+
+    def update(examples, **options):
+        if next(calls) == 2 and RANK == 1:
+            raise ValueError("the widget\nhas no handle")
+        return original(examples, **options)
+
+    tagger.update = update
+    try:
+        train(nlp, pipelines.optimizer(distributed=Distributed(timeout_seconds=1)))
+    except (ValueError, DistributedError) as error:
+        dist.destroy_process_group()
+        return {"error": f"{type(error).__name__}: {error}", "cause": repr(error.__cause__)}

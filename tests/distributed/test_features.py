@@ -1,0 +1,67 @@
+"""Two processes, where they meet other features. Their trainings are in features.py."""
+
+import torch
+
+from thinc_torchopt.distributed import deal
+from thinc_torchopt.types import BatchSize
+
+from . import pipelines
+from .test_ranks import assert_close, assert_same_on_both, grouped
+
+
+def test_features_noise_is_the_same_on_all_ranks(ranks):
+    """Where no seed foretells it, rank 0 makes the updates, and has the only state."""
+    first, second = (found["runs"] for found in ranks("noise"))
+    for one, other in zip(first, second):
+        assert_same_on_both(one, other)
+    assert [run["states"] > 0 for run in first] == [True, True, True]
+    assert [run["states"] > 0 for run in second] == [False, False, True]
+    secret, unseeded, seeded = (torch.cat([w.flatten() for w in run["steps"][-1].values()]) for run in first)
+    assert not torch.equal(secret, unseeded) and not torch.equal(secret, seeded)
+
+
+def test_features_modular_knows_the_words_of_all(ranks):
+    """And pulls towards the weights of rank 0. As one process that accumulates."""
+    first, second = ranks("words_of_all")
+    assert_same_on_both(first, second)
+    nlp, optimizer = pipelines.pipeline(["tagger"]), pipelines.modular_words()
+    optimizer.initialize(nlp)
+    for found, batch in zip(first["steps"], grouped(pipelines.batches(nlp))):
+        for part in deal(batch, 2):
+            if part:
+                nlp.update(part, drop=0.0, sgd=False)
+        optimizer.batch_size = BatchSize(sum(map(len, batch)), len(batch))
+        with optimizer.joint_step():
+            for _, pipe in nlp.pipeline:
+                pipe.finish_update(optimizer)
+        optimizer.step_schedules()
+        assert_close(found, pipelines.weights(nlp))
+
+
+def test_features_losses_under_other_names_are_added(ranks):
+    """Also where a name comes in mid-training."""
+    first, second = ranks("own_losses")
+    assert_same_on_both(first, second)
+    sizes = [len(batch) for batch in grouped(pipelines.batches(pipelines.pipeline(["tagger"])))]
+    for found in (first, second):
+        losses = [info["losses"].get("tagger/second", 0.0) for info in found["infos"]]
+        # Evaluated, and so begun anew, after step 0.
+        assert losses == [0.0, 0.0, *(float(sum(sizes[2 : i + 1])) for i in range(2, len(sizes)))]
+
+
+def test_features_attributes_of_documents_are_shared(ranks):
+    for found in ranks("own_attributes"):
+        assert len(found["found"]) == 9 and all(words == [n] for words, n in found["found"])
+
+
+def test_features_stateful_layers_are_refused(ranks):
+    for found in ranks("stateful"):
+        assert "Can't train component 'tagger' in several processes: expected layers that begin anew" in found["error"]
+
+
+def test_features_error_of_one_rank_is_told_by_others(ranks):
+    """In a line, without what torch says of it."""
+    first, second = ranks("error_on_one_rank")
+    assert second["error"] == "ValueError: the widget\nhas no handle"
+    reason = "rank 1 could not go on: ValueError: the widget has no handle"
+    assert first == {"error": f"DistributedError: Rank 0 ends at step 2 because {reason}", "cause": "None"}
