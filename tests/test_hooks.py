@@ -154,11 +154,23 @@ def test_hooks_reach_the_command_line():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def pretraining(corpus):
+    overrides = {f"paths.{name}": str(path) for name, path in corpus.items()}
+    return spacy.util.load_config(CONFIGS / "pretrain.cfg", overrides, interpolate=True)
+
+
+def test_hooks_refuse_a_pretraining_in_several_processes(corpus, tmp_path, monkeypatch):
+    """They would all write to the same folder."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="Can't run spacy pretrain in several processes: expected one, found 2"):
+        spacy.training.pretrain.pretrain(pretraining(corpus), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_hooks_refuse_a_checkpoint_of_a_pretraining(corpus, tmp_path):
     """Before anything is trained: nobody would write it."""
-    config = spacy.util.load_config(
-        CONFIGS / "pretrain.cfg", {f"paths.{name}": str(path) for name, path in corpus.items()}, interpolate=True
-    )
+    config = pretraining(corpus)
     config["pretraining"]["optimizer"]["checkpoint"] = {
         "@misc": "thinc-torchopt.Checkpoint.v1",
         "path": str(tmp_path / "state"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import sys
 import warnings
 import weakref
@@ -44,7 +45,7 @@ import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
-from .launched import rank_in_environment
+from .launched import is_launched, rank_in_environment
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -254,6 +255,12 @@ def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
 def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_pretraining_model(nlp: Any, pretrain_config: Any) -> Any:
         optimizer = pretrain_config["optimizer"]
+        if isinstance(optimizer, _ours) and is_launched():
+            raise ConfigError(
+                "Can't run spacy pretrain in several processes: expected one, found "
+                f"{os.environ['WORLD_SIZE']}, which would all do the same and write to the same folder. Run it without "
+                "torchrun; only spacy train shares the work."
+            )
         if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
             raise ConfigError(
                 "Can't use [pretraining.optimizer.checkpoint]: expected none, found one. Only spacy train saves and "

@@ -3,7 +3,8 @@
 import pytest
 from thinc.api import compounding, warmup_linear
 
-from thinc_torchopt.cli.explain import explain, plain, tell_rates
+from thinc_torchopt.cli._in_words import plain, tell_rates
+from thinc_torchopt.cli.explain import explain
 from thinc_torchopt.schedules import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.schedules import warmup_linear as our_warmup_linear
 
@@ -117,6 +118,25 @@ def test_explain_modules(tmp_path, corpus, capsys):
     path = tmp_path / "other_name.cfg"
     path.write_text((CONFIGS / "modular.cfg").read_text().replace("modules.clip]", "modules.by-norm]"))
     assert told(path, corpus, capsys)["Clipping"] == "By the module by-norm (L2GlobalClipping)."
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "each step takes the sum of the gradients of n batches."),
+        (
+            {"reduce": "mean", "scale_learn_rate": "sqrt", "shard_state": "true"},
+            "each step takes the mean of the gradients of n batches, learning rates sqrt(n) times as high. Each "
+            "process keeps a part of the optimizer's state.",
+        ),
+    ],
+    ids=["defaults", "all"],
+)
+def test_explain_several_processes(settings, words, corpus, capsys):
+    overrides = [part for key, value in settings.items() for part in (f"--training.optimizer.distributed.{key}", value)]
+    found = told(CONFIGS / "distributed.cfg", corpus, capsys, *overrides)
+    assert found["Processes"] == f"With n processes (spacy torchopt train --nproc-per-node n), {words}"
+    assert "Processes" not in told(CONFIGS / "cnn.cfg", corpus, capsys)
 
 
 def test_explain_settings(corpus, capsys):

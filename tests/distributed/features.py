@@ -72,6 +72,16 @@ def own_attributes(folder):
 
 
 @scenario
+def other_development_data(folder):
+    nlp = pipelines.pipeline(["tagger"])
+    dev = pipelines.examples(nlp, 9, RANK)
+    try:
+        train(nlp, pipelines.optimizer(), evaluate=lambda: (nlp.evaluate(dev)["tag_acc"], {}))
+    except DistributedError as error:
+        return {"error": str(error)}
+
+
+@scenario
 def stateful(folder):
     nlp = pipelines.pipeline(["tagger"])
     nlp.get_pipe("tagger").model.attrs["carried"] = {}  # as a stateful OnlineRNN has it

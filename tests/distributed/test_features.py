@@ -54,6 +54,11 @@ def test_features_attributes_of_documents_are_shared(ranks):
         assert len(found["found"]) == 9 and all(words == [n] for words, n in found["found"])
 
 
+def test_features_other_development_data_is_noticed(ranks):
+    for found in ranks("other_development_data"):
+        assert "expected rank 1 to read the same development data as rank 0, found other data" in found["error"]
+
+
 def test_features_stateful_layers_are_refused(ranks):
     for found in ranks("stateful"):
         assert "Can't train component 'tagger' in several processes: expected layers that begin anew" in found["error"]

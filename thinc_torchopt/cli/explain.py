@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
 from ..optimizers import TorchOptimizer
-from ..types import ParamInfo
+from ..types import DistributedSettings, ParamInfo
+from ._in_words import count, plain, tell_rates
 from ._util import Setup, build, errors_shown, note_on_scores, resolve_optimizer, schedule_notes
 from .params import Row, describe, rows_of, sums_by_component, tell_pipeline
 from .schedule import rates_over_steps
@@ -23,7 +24,6 @@ from .schedule import rates_over_steps
 # Of a training without an end so many steps are told.
 _NO_END = 20_000
 _MOST_GROUPS = 6
-_MOST_TURNS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
@@ -94,13 +94,15 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
     if (rollback := setup.optimizer.rollback) is not None:
         yield (
             "Goes back",
-            f"After {_count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, "
+            f"After {count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, "
             f"and on at {plain(rollback.factor)} times the learning rates; it stops when that has happened "
-            f"{_count(rollback.at_most, 'time')}.",
+            f"{count(rollback.at_most, 'time')}.",
         )
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"])
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
+    if (several := setup.optimizer.distributed) is not None:
+        yield "Processes", _processes(several)
     if is_thinc:
         yield (
             "Note",
@@ -119,7 +121,7 @@ def _trained(rows: Sequence[Row]) -> str:
     ]
     where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
     return (
-        f"{sum(row.size for row in trained):,} numbers in {_count(len(trained), 'param')} on {where}: "
+        f"{sum(row.size for row in trained):,} numbers in {count(len(trained), 'param')} on {where}: "
         f"{', '.join(parts)}."
     )
 
@@ -158,7 +160,7 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
         isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2")
     )
     text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
-    return f"{text}, none for {_count(none, 'param')}." if none else f"{text}."
+    return f"{text}, none for {count(none, 'param')}." if none else f"{text}."
 
 
 def _chain(algorithm: Mapping[str, Any]) -> str:
@@ -260,7 +262,7 @@ def _end(training: Mapping[str, Any]) -> str:
         if ends
         else "Never by itself."
     )
-    return f"{text[0].upper()}{text[1:]} The score is taken every {_count(training['eval_frequency'], 'step')}."
+    return f"{text[0].upper()}{text[1:]} The score is taken every {count(training['eval_frequency'], 'step')}."
 
 
 def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
@@ -268,7 +270,7 @@ def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
     checkpoint = optimizer.checkpoint
     if checkpoint is None:
         return f"{text} No checkpoints: a training that is killed has to begin anew."
-    every = f"every {_count(checkpoint.every, 'step')} and " if checkpoint.every else ""
+    every = f"every {count(checkpoint.every, 'step')} and " if checkpoint.every else ""
     kept = "the newest is kept" if checkpoint.keep == 1 else f"the newest {checkpoint.keep} are kept"
     again = {
         "auto": "The same command goes on from the newest, if there is one.",
@@ -276,6 +278,17 @@ def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
         "never": "Each run begins anew, and removes those of the one before.",
     }[checkpoint.resume]
     return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
+
+
+def _processes(settings: DistributedSettings) -> str:
+    """What is other where several processes train."""
+    taken = "sum" if settings.reduce == "sum" else "mean"
+    by = {"none": "", "linear": ", learning rates n times as high", "sqrt": ", learning rates sqrt(n) times as high"}
+    state = " Each process keeps a part of the optimizer's state." if settings.shard_state else ""
+    return (
+        f"With n processes (spacy torchopt train --nproc-per-node n), each step takes the {taken} of the gradients of "
+        f"n batches{by[settings.scale_learn_rate]}.{state}"
+    )
 
 
 # ---------------------------------------------------------------------- learning rates
@@ -311,7 +324,7 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
         if any(_is_adaptive(setup, part) for part in name.split("+")):
             text += "; lower when its metric gets no better (policy)"
         if len(groups) > 1:
-            text = f"{name} ({_count(len(infos), 'param')}, {size:,} numbers): {text}"
+            text = f"{name} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
         yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
     if told > _MOST_GROUPS:
         yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
@@ -320,7 +333,7 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
     for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
         members = list(found)
         numbers = sum(size for *_, size in members)
-        what = f"{name} ({_count(len(members), 'param')}, {numbers:,} numbers)"
+        what = f"{name} ({count(len(members), 'param')}, {numbers:,} numbers)"
         yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
 
 
@@ -333,68 +346,3 @@ def _group_of(label: str) -> str:
     """What the user calls a group: without layers, and without what only says that there is no decay."""
     parts = [part for part in label.rsplit("/layer-", 1)[0].split("+") if part != "skip_decay"]
     return "+".join(parts) or "default"
-
-
-def tell_rates(values: Sequence[float], begin: int = 0) -> str:
-    """Say in words how a rate moves.
-
-    values (Sequence[float]): The rate of each step. begin (int): The step of the first.
-    """
-    runs = _runs(values)
-    first, last = values[0], begin + len(values) - 1
-    if not runs:
-        return f"{plain(first)} all the time" if first else "0 all the time: nothing is learned"
-    if len(runs) > _MOST_TURNS:
-        return (
-            f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: "
-            "spacy torchopt schedule"
-        )
-    texts = []
-    for i, (direction, end) in enumerate(runs):
-        step = begin + end
-        if direction == 0:
-            until = "from there on" if step == last else f"until step {step:,}"
-            texts.append(f"stays at {plain(values[end])} {until}")
-        else:
-            start = f"from {plain(first)} " if i == 0 and first else ""
-            texts.append(f"{'rises' if direction > 0 else 'falls'} {start}to {plain(values[end])} at step {step:,}")
-    return ", then ".join(texts)
-
-
-def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
-    """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it
-    never moves.
-    """
-    runs: list[tuple[int, int]] = []
-    for i, (value, following) in enumerate(pairwise(values)):
-        direction = (
-            0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
-        )
-        if runs and runs[-1][0] == direction:
-            runs[-1] = direction, i + 1
-        else:
-            runs.append((direction, i + 1))
-    # A step at the top is no stay: warm-ups and falls meet there.
-    kept: list[tuple[int, int]] = []
-    for direction, end in runs:
-        start = kept[-1][1] if kept else 0
-        if direction == 0 and end - start <= 1 and kept:
-            kept[-1] = kept[-1][0], end
-        elif kept and kept[-1][0] == direction:
-            kept[-1] = direction, end
-        else:
-            kept.append((direction, end))
-    return [] if all(direction == 0 for direction, _ in kept) else kept
-
-
-def plain(value: float) -> str:
-    """A number for people, without an exponent where that can be read."""
-    rounded = float(f"{value:.3g}")
-    if rounded and not 1e-6 <= abs(rounded) < 1e6:
-        return f"{rounded:g}"
-    text = f"{rounded:.9f}".rstrip("0").rstrip(".")
-    return text or "0"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

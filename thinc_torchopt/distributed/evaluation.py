@@ -9,6 +9,7 @@ their whole output there.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 from spacy.language import Language
 from spacy.tokens import Doc
 
+from ..errors import DistributedError
 from .group import Group
 
 
 @contextmanager
 def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
-    """Inside, `nlp.pipe` of documents is shared between the ranks. Each of them calls it, with the same ones."""
+    """Inside, `nlp.pipe` of documents is shared between the ranks. Each of them calls it, with the same ones.
+
+    RAISES (DistributedError): They are not the same.
+    """
     original: Any = nlp.pipe
 
     def pipe(texts: Any, *, as_tuples: bool = False, batch_size: int | None = None, **options: Any) -> Iterator[Any]:
@@ -32,8 +37,15 @@ def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
         parts = split(len(docs), group.size, nlp.batch_size if batch_size is None else batch_size)
         own = parts[group.rank]
         done = dict(zip(own, original([docs[i] for i in own], batch_size=batch_size, **options)))
-        found = group.gather([_sent(done[i]) for i in own])
-        for part, contents in zip(parts, found):
+        texts = "\n".join(doc.text for doc in docs).encode("utf8")
+        found = group.gather((zlib.crc32(texts), [_sent(done[i]) for i in own]))
+        for rank, (part, (checksum, contents)) in enumerate(zip(parts, found)):
+            if checksum != found[0][0]:
+                raise DistributedError(
+                    f"Can't share an evaluation: expected rank {rank} to read the same development data as rank 0, "
+                    "found other data. It must be the same on all machines. Or set share_evaluation = false in "
+                    "[training.optimizer.distributed]: then rank 0 evaluates alone."
+                )
             for i, (content, user_data) in zip(part, contents):
                 if i not in done:
                     done[i] = Doc(nlp.vocab, user_data=user_data).from_bytes(content, exclude=["user_data"])
