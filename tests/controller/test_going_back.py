@@ -3,6 +3,7 @@ without rules hold, and the same training without a stop.
 """
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -224,6 +225,29 @@ def test_best_and_freezing(scores, corpus, tmp_path):
     }
     assert all(has == ("embed" not in name) for name, has in changed.items()), changed
     assert {found["updates"] for name, found in last["optimizer"]["params"].items() if "output_layer" in name} == {3}
+
+
+def test_best_and_what_is_frozen_in_between(scores, corpus, tmp_path):
+    """Back while a part is frozen, which is then trained again, and back once more to where it was frozen: it begins
+    anew then, and so does a run that was killed there.
+    """
+    scores([0.1, 0.9, 0.95, 0.3])
+    rules = definition(
+        rule("freeze", "on_step_end", 'state["step"] == 5', "lower.should_freeze"),
+        rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
+        rule("back", "on_step_end", 'state["step"] in [6, 10]', "best.should_rollback"),
+        operations=[BEST, {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}}],
+    )
+    models = []
+    for name, crashes in (("whole", [None]), ("killed", [7, 11, None])):
+        config = prepared(tmp_path / name, corpus, rules, steps=12, keep=9, use_averages=True)
+        for crash_at in crashes:
+            with pytest.warns(RollbackWarning) if crash_at != crashes[-1] or name == "whole" else nullcontext():
+                run(config, crash_at=crash_at)
+        models.append(state_of(tmp_path / name, 12))
+    assert numbers(models[0]["model"]) == numbers(models[1]["model"])
+    updates = {name: found["updates"] for name, found in models[0]["optimizer"]["params"].items()}
+    assert {updates[name] for name in updates if "embed" in name} == {2}
 
 
 def test_prune_keeps_the_best_of_each_that_stays(tmp_path, corpus):

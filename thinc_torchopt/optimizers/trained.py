@@ -181,7 +181,9 @@ class TrainedParams:
         for param in thawed_since:
             param.steps = 0
         self.groups.add(thawed_since, names_are_lasting=True)
-        state.restore_params([param for param in self.params if param not in thawed_since], saved["params"])
+        # Those that are frozen now have no state, and have to count as never updated when they are unfrozen.
+        goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
+        state.restore_params(goes_on, saved["params"])
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved.get("algorithms", {}))
         state.restore_scalers(self.table.shim_paths(), saved["grad_scalers"])
