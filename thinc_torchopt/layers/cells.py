@@ -44,12 +44,31 @@ from ..checks import Section
 from .relations import Dense, Elementwise, Relation, Weights
 
 State = tuple[Tensor, ...]
+
+
+# Functions with names, so that models can be pickled.
+def _slope_of_tanh(y: Tensor) -> Tensor:
+    return 1.0 - y * y
+
+
+def _slope_of_relu(y: Tensor) -> Tensor:
+    return (y > 0).to(y.dtype)
+
+
+def _slope_of_sigmoid(y: Tensor) -> Tensor:
+    return y * (1.0 - y)
+
+
+def _identity(y: Tensor) -> Tensor:
+    return y
+
+
 # By name, from the output: the function and its derivative.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "tanh": (torch.tanh, lambda y: 1.0 - y * y),
-    "relu": (torch.relu, lambda y: (y > 0).to(y.dtype)),
-    "sigmoid": (torch.sigmoid, lambda y: y * (1.0 - y)),
-    "linear": (lambda y: y, torch.ones_like),
+    "tanh": (torch.tanh, _slope_of_tanh),
+    "relu": (torch.relu, _slope_of_relu),
+    "sigmoid": (torch.sigmoid, _slope_of_sigmoid),
+    "linear": (_identity, torch.ones_like),
 }
 
 
