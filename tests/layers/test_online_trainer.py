@@ -177,6 +177,11 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
         {"layers": [{**of_layer, "state": []} for of_layer in saved["layers"]]},
         {"layers": [{}, {}]},
         {"optimizer": {}},
+        {"grads": None},
+        {"grads": []},
+        {"grads": {"nothing": torch.zeros(2)}},
+        {"grads": {name: torch.zeros(1) for name in saved["params"]}},
+        {"layers": [{**of_layer, "is_zero": "no"} for of_layer in saved["layers"]]},
     ):
         with pytest.raises(StateError):
             trainer.load_state_dict({**saved, **change})
@@ -196,6 +201,8 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
         (some(B, 3), some(B, 3), ShapeError, r"dh .*\(2, 4\)"),
         (some(B, 3) * numpy.nan, None, ConfigError, "'x'.*finite"),
         (some(B, 3), some(B, 4) * numpy.inf, ConfigError, "'dh'.*finite"),
+        (None, None, ConfigError, "'x'.*an array"),
+        (some(B, 3), [[1.0]], ConfigError, "'dh'.*an array"),
     ],
 )
 def test_online_trainer_errors_change_nothing(x, dh, error, says):
@@ -234,6 +241,11 @@ def test_online_trainer_refuses_arguments():
         OnlineTrainer(layer(), 0.1)
     with pytest.raises(ConfigError, match="OnlineRNN among them"):
         OnlineTrainer(layer(), SGD(0.1), models={"other": Linear(2, 2)})
+    with pytest.raises(ConfigError, match=r"models\.other.*a thinc Model"):
+        OnlineTrainer(layer(), SGD(0.1), models={"other": 3})
+    for rows in ([B], "a", [None, 3, 4]):
+        with pytest.raises(ConfigError, match="'rows'.*from 0 to 1"):
+            OnlineTrainer(layer(), SGD(0.1), batch_size=B).reset(rows)
 
 
 def test_online_trainer_finds_its_layer_in_a_chain():

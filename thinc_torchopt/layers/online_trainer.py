@@ -90,6 +90,8 @@ class OnlineTrainer:
         self.models: dict[str, Model] = dict(
             _WHERE.section("models", {"online_rnn": model} if models is None else models)
         )
+        for name, other in self.models.items():
+            _WHERE.kind(f"models.{name}", other, Model, "a thinc Model")
         self.tokens = 0
         self._layers = [self._layer(node) for node in _nodes(model)]
         known = {id(node) for other in self.models.values() for node in other.walk()}
@@ -165,7 +167,10 @@ class OnlineTrainer:
         return [weight for layer in self._layers for weight in layer.traces.weights.values()]
 
     def _checked(self, name: str, values: Any, shape: tuple[int, ...] | None = None) -> Tensor:
-        tensor = as_tensor(values) if not isinstance(values, Tensor) else values
+        try:
+            tensor = values if isinstance(values, Tensor) else as_tensor(values)
+        except TypeError:
+            _WHERE.refuse(name, "an array or a tensor", values)
         expected = shape or (self.batch_size, self._layers[0].node.get_dim("nI"))
         if tuple(tensor.shape) != tuple(expected):
             raise ShapeError(
@@ -197,16 +202,27 @@ class OnlineTrainer:
     def reset(self, rows: Any = None) -> None:
         """Begin anew, without a past: at the boundary of a document. rows: Which streams, e.g. [0, 3]. None: all."""
         self.detach(rows)
+        chosen = self._chosen(rows)
         for layer in self._layers:
             layer.state = tuple(state.clone() for state in layer.state)
             for state in layer.state:
-                state[slice(None) if rows is None else rows] = 0.0
+                state[chosen] = 0.0
         self._ahead = None
 
     def detach(self, rows: Any = None) -> None:
         """Keep the state, and forget how it came about: no gradient reaches back. rows: As in `reset`."""
+        chosen = None if rows is None else self._chosen(rows)
         for layer in self._layers:
-            layer.traces.reset(rows)
+            layer.traces.reset(chosen)
+
+    def _chosen(self, rows: Any) -> Any:
+        """Streams as an index. RAISES (ConfigError): There are no such streams."""
+        if rows is None or isinstance(rows, slice):
+            return slice(None) if rows is None else rows
+        try:
+            return torch.arange(self.batch_size)[rows]
+        except (IndexError, TypeError, ValueError):
+            _WHERE.refuse("rows", f"the numbers of streams, from 0 to {self.batch_size - 1}", rows)
 
     # ---------------------------------------------------------------------- saving
 
@@ -246,6 +262,12 @@ class OnlineTrainer:
             expected, found = dict(_tensors(here)), dict(_tensors(saved))
             for of_layer in saved["layers"]:
                 check_parts(what, of_layer, _LAYER_PARTS)
+                if not isinstance(of_layer["is_zero"], bool):
+                    raise ValueError(f"expected is_zero as true or false, found {of_layer['is_zero']!r}")
+            check_parts(f"the gradients of {what}", saved["grads"])
+            for name in saved["grads"]:
+                if (shape := _shape(found, f"grads/{name}")) is None or shape != _shape(expected, f"params/{name}"):
+                    raise ValueError(f"expected a gradient in the shape of param '{name}', found {shape}")
             different = sorted(
                 name for name in expected.keys() | found.keys() if _shape(expected, name) != _shape(found, name)
             )
