@@ -244,7 +244,7 @@ def test_online_trainer_refuses_arguments():
     with pytest.raises(ConfigError, match=r"models\.other.*a thinc Model"):
         OnlineTrainer(layer(), SGD(0.1), models={"other": 3})
     for rows in ([B], "a", [None, 3, 4]):
-        with pytest.raises(ConfigError, match="'rows'.*from 0 to 1"):
+        with pytest.raises(ConfigError, match=r"'rows'.*from 0 to 1"):
             OnlineTrainer(layer(), SGD(0.1), batch_size=B).reset(rows)
 
 
