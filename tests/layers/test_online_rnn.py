@@ -350,6 +350,24 @@ def test_online_rnn_errors(settings, says):
         OnlineRNN(**{"nO": 4, "nI": 3, **settings})
 
 
+@pytest.mark.parametrize("learning", ["d-rtrl", "bptt"])
+def test_online_rnn_takes_other_dtypes(learning):
+    """Layers below may compute in half precision, or give float64. It computes in that of its params."""
+    model, X, _ = built(learning=learning)
+    Y, backprop = model.begin_update([x.astype("f2").astype("f") for x in X])
+    dX = backprop(Y)
+    for dtype in ("f2", "f8"):
+        other, other_back = model.begin_update([x.astype("f2").astype(dtype) for x in X])
+        assert all(y.dtype == "f" and numpy.array_equal(a, y) for a, y in zip(Y, other))
+        assert all(numpy.array_equal(a, b) for a, b in zip(dX, other_back([y.astype("f8") for y in Y])))
+
+
+def test_online_rnn_refuses_another_width():
+    model, X, _ = built()
+    with pytest.raises(ShapeError, match="expected 3 numbers for each token, found 5"):
+        model.predict([numpy.zeros((2, 5), "f")])
+
+
 def test_online_rnn_errors_of_cells():
     """At construction, or when the widths are known."""
 

@@ -12,6 +12,7 @@ from thinc.types import Padded
 from torch import Tensor
 
 from ..checks import Section
+from ..errors import ShapeError
 from ..threads import threads_for
 from . import carried
 from .adjoint import adjoint_gradients
@@ -76,7 +77,7 @@ def _forward(model: Model[Padded, Padded], Xp: Padded, is_train: bool) -> tuple[
 
     def backprop(dYp: Padded) -> Padded:
         with threads_for(list(weights.values())):
-            dX = as_array(model, run.backward(as_tensor(dYp.data)))
+            dX = as_array(model, run.backward(run.as_weights(dYp.data, model.get_dim("nO"))))
         if mask is not None:
             dX = dX * mask
         return Padded(dX, Xp.size_at_t, Xp.lengths, Xp.indices)
@@ -94,13 +95,23 @@ class _Run:
         self.settings = settings
         self.weights = weights
         self.active: list[int] = [int(n) for n in Xp.size_at_t]
-        x = as_tensor(Xp.data)
+        x = self.as_weights(Xp.data, model.get_dim("nI"))
         self._turned = _turned_steps(Xp, x.device) if settings.reverse else None
         self.x = self._turn(x)
         self.order = torch.as_tensor([int(i) for i in Xp.indices], device=x.device)
         self._shape = (*x.shape[:2], model.get_dim("nO"))
         self._carried: Any = None
         self._before: Any = {}
+
+    def as_weights(self, steps: Any, width: int) -> Tensor:
+        """In the dtype of the weights: others may compute in half precision. RAISES (ShapeError): Of another width."""
+        tensor = as_tensor(steps)
+        if len(tensor) and tensor.shape[2] != width:
+            raise ShapeError(
+                f"Can't use input or gradient of layer '{self.model.name}': expected {width} numbers for each token, found "
+                f"{tensor.shape[2]}. Set nI and nO to what the layers around it have."
+            )
+        return tensor.to(next(iter(self.weights.values())).dtype)
 
     def _turn(self, steps: Tensor) -> Tensor:
         """The steps of each sequence in the order in which this layer reads them; the same undoes it."""
