@@ -18,7 +18,7 @@ from spacy.util import registry
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.controller import trainer_controller
-from thinc_torchopt.errors import ConfigError, ControllerError, RollbackWarning
+from thinc_torchopt.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.training import latest_info
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
@@ -319,6 +319,35 @@ def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
     says = r"controller 'good' on on_evaluate at step 0: expected a key of scores \(.*tag_acc, .*\), found 'ents_f'"
     with pytest.raises(ControllerError, match=says):
         run(config_for(tmp_path, corpus, rules, steps=2))
+
+
+@pytest.mark.parametrize(
+    ("metric", "lookup", "says"),
+    [
+        ("LearnRates", '["encodr"]', r"a key of m \(.*encoder.*\), found 'encodr'"),
+        ("GradNorm", '["components"]["tager"]', "is 'tagger' meant"),
+        ("Loss", '["components"]["tager"]', "is 'tagger' meant"),
+        ("EvalLoss", '["components_per_word"]["tager"]', "is 'tagger' meant"),
+        ("HistoryBasedMetric", '["training_loss"]["components"]["tager"][0]', "is 'tagger' meant"),
+    ],
+)
+def test_controller_finds_names_of_nothing_before_the_training(metric, lookup, says, corpus, tmp_path):
+    """Components may report other losses than their own: that is a warning."""
+    metrics = [STEP, {"name": "m", "class": metric}]
+
+    def config(lookup):
+        rules = definition(rule("x", "on_evaluate", f'state["step"] > 99 and m{lookup} < 1', STOP), metrics=metrics)
+        groups = {"encoder": {"params": ["*embed*"]}}
+        return config_for(tmp_path, corpus, rules, steps=1, param_groups=groups)
+
+    wrong = config(lookup)
+    if metric in ("LearnRates", "GradNorm"):
+        with pytest.raises(ControllerError, match=rf"in this training: found 1 fault(.|\n)*controller 'x'.*{says}"):
+            run(wrong)
+    else:
+        with pytest.warns(ConfigWarning, match=rf"may fail in the training: controller 'x'.*{says}"):
+            run(wrong)
+    run(config(lookup.replace("tager", "tagger").replace("encodr", "encoder")))  # without a warning
 
 
 @pytest.mark.parametrize("given", [None, "debug", "error"])

@@ -8,19 +8,20 @@ arguments.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from ..checks import check_parts, check_version, own_errors
 from ..errors import ControllerError
+from .compiler import Keys
 from .definition import ControllerSpec, Definition, Source, load
 from .events import EVENTS
 from .guard import MetricUnavailable
 from .messages import repr_of
 from .plain import plain
-from .rules import shown
+from .rules import Rule, shown
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
@@ -107,6 +108,33 @@ class TrainerController:
             names.update(reads)
         return frozenset(names)
 
+    def check_keys(self, groups: Collection[str], components: Collection[str]) -> list[str]:
+        """Check what rules look up in metrics, now that the names in the run are known.
+
+        groups, components (Collection[str]): The names of param groups, and of components.
+        RETURNS (list[str]): What there may be none of.
+        RAISES (ControllerError): There is none. All faults stand in one message.
+        """
+        instances = {name: part.instance for name, part in self.definition.metrics.items()}
+        keys = {name: _keys_in_run(metric, groups, components) for name, metric in instances.items()}
+        certain = {name: keys[name] for name, one in instances.items() if not getattr(one, "may_hold_more", False)}
+        faults = self._faults(certain)
+        if faults:
+            raise ControllerError(
+                f"Can't use {self.definition.label} in this training: found {len(faults)} "
+                f"fault{'s' * (len(faults) > 1)}.\n" + "\n".join(f"- {fault}" for fault in faults)
+            )
+        return self._faults(keys)
+
+    def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:
+        found = []
+        for spec in self.definition.controllers:
+            try:
+                Rule(spec.rule.text, self.definition.metrics, keys)
+            except ControllerError as error:
+                found.append(f"controller '{spec.name}': {error}")
+        return found
+
     def on_event(self, event: str, **payload: Any) -> list[Firing]:
         """Tell of an event, and let rules act.
 
@@ -132,8 +160,9 @@ class TrainerController:
                 if value is not None:
                     self._values[name] = value if is_plain else plain(value)
             except Exception as error:
+                reason = str(error).rstrip(".") if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
-                    f"Can't compute the metric '{name}' on {event} at step {step}: {shown(error)}."
+                    f"Can't compute the metric '{name}' on {event} at step {step}: {reason}."
                 ) from error
         firings: list[Firing] = []
         for spec in self._controllers[event]:
@@ -294,6 +323,12 @@ class TrainerController:
                 "Begins anew, because the controller definition has changed since the state was saved: %s.",
                 ", ".join(anew),
             )
+
+
+def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[str]) -> Keys | None:
+    """Of any class with `compute`."""
+    keys_in_run = getattr(metric, "keys_in_run", None)
+    return getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
 
 
 def _part_state(part: Any) -> dict[str, Any]:

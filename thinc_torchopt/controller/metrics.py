@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
@@ -46,6 +46,7 @@ class Metric(ABC):
     evaluated there.
     is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be
     copied.
+    may_hold_more: It may hold what `keys_in_run` does not say: then looking that up is a warning.
     is_of_machine: It measures the machine as it is now. In a replay it has no value.
     """
 
@@ -54,6 +55,7 @@ class Metric(ABC):
     reads: ClassVar[Sequence[str] | None] = None
     keeps: ClassVar[Sequence[str] | None] = None
     is_plain: ClassVar[bool] = False
+    may_hold_more: ClassVar[bool] = False
     is_of_machine: ClassVar[bool] = False
 
     def __init__(self, events: Sequence[str] | None = None):
@@ -63,6 +65,13 @@ class Metric(ABC):
     def validate(self) -> bool:
         """Whether it can work as it was set up. Called once, before the training."""
         return True
+
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys | None:
+        """What its value holds in a run, as `keys`, once there is a pipeline.
+
+        groups, components (Collection[str]): The names of its param groups, and of its components.
+        """
+        return self.keys
 
     @abstractmethod
     def compute(self, event_name: str, **kwargs: Any) -> Any:
@@ -104,10 +113,14 @@ class Loss(Metric):
     keys = dict.fromkeys(("loss", "per_word", "per_example", "components", "components_per_word", "epoch", "step"))
     reads = ("losses", "batch_words", "batch_size", "log_history")
     is_plain = True
+    may_hold_more = True
 
     def __init__(self, exclude: list[str] = ["tok2vec", "transformer"]):
         super().__init__()
         self._exclude = frozenset(_names("exclude", exclude))
+
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
+        return _keys_of_losses(self.keys, components)
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if (losses := kwargs.get("losses")) is not None:
@@ -137,11 +150,15 @@ class EvalLoss(Metric):
     reads = ("dev_losses",)
     keys: ClassVar[Keys | None] = {**Loss.keys, **dict.fromkeys(("words", "examples"))}
     is_plain = True
+    may_hold_more = True
 
     def __init__(self, max_examples: int | None = None, exclude: list[str] = ["tok2vec", "transformer"]):
         super().__init__()
         self._at_most = None if max_examples is None else SECTION.whole("max_examples", max_examples, at_least=1)
         self._exclude = frozenset(_names("exclude", exclude))
+
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
+        return _keys_of_losses(self.keys, components)
 
     def compute(
         self, event_name: str, *, dev_losses: Callable[[int | None], Mapping[str, Any]] | None = None, **kwargs: Any
@@ -179,6 +196,7 @@ class HistoryBasedMetric(Metric):
     }
     reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
     is_plain = True
+    may_hold_more = True
 
     def __init__(
         self,
@@ -199,6 +217,10 @@ class HistoryBasedMetric(Metric):
             "window_size": size,
         }
         self._seen: Any = [0, None]  # how many logs there were, and the newest
+
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
+        keys = self.keys or {}
+        return {**keys, "training_loss": _keys_of_losses(keys["training_loss"], components)}
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate":
@@ -241,6 +263,12 @@ class HistoryBasedMetric(Metric):
         window, seen = plain(state["window"]), plain(state["seen"])
         self._window = {key: dict(window[key]) if key != "window_size" else window[key] for key in self._window}
         self._seen = [int(seen[0]), seen[1]]
+
+
+def _keys_of_losses(keys: Keys | None, components: Collection[str]) -> Keys:
+    """Keys of losses, with those of components where there are any."""
+    known = dict.fromkeys(components)
+    return {key: known if key.startswith("components") else part for key, part in (keys or {}).items()}
 
 
 def _losses(losses: Mapping[str, Any], exclude: frozenset[str], payload: Mapping[str, Any]) -> Values:

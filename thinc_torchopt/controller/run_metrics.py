@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from .compiler import Keys
 from .events import EVENTS
 from .metrics import SECTION, Best, Metric, Values, controller_metrics
 from .plain import number, plain
@@ -89,6 +90,9 @@ class LearnRates(Metric):
     reads = ("learn_rates",)
     is_plain = True
 
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
+        return dict.fromkeys(groups)
+
     def compute(self, event_name: str, *, learn_rates: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         return {str(group): float(rate) for group, rate in learn_rates.items()} if learn_rates else None
 
@@ -105,6 +109,9 @@ class GradNorm(Metric):
     def __init__(self) -> None:
         super().__init__()
         self._value: Values = {"total": None, "components": {}}
+
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
+        return {**self.keys, "components": dict.fromkeys(components)}
 
     def compute(
         self, event_name: str, *, grad_norm: Any = None, grad_norms: Mapping[str, Any] | None = None, **kwargs: Any

@@ -101,6 +101,13 @@ class Bound(Parts):
         """RAISES (ConfigError): One matches no param group."""
         self._group_ids(patterns)
 
+    @property
+    def rate_names(self) -> set[str]:
+        """All names that `learn_rates` may ever have."""
+        groups = self._trained.groups.groups
+        ids_and_labels = (name for group in groups for name in (group.id, *group.labels))
+        return {"default", *ids_and_labels, *self._trained.groups.learn_rates()}
+
     def check_param_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): One matches no param."""
         names = [name for param in self._trained.params for name in param.names]

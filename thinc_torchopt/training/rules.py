@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -27,8 +28,9 @@ from ..controller import (
     RollbackControl,
 )
 from ..controller import Control as Wishes
-from ..errors import ControllerError
+from ..errors import ConfigWarning, ControllerError
 from ..optimizers import TorchOptimizer
+from ..params import components_with_model
 from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
 from .ranks import Alone
@@ -148,15 +150,18 @@ class Rules:
                     "none. Add it."
                 )
 
-    def check_names(self) -> None:
-        """Check that patterns match names, now that the optimizer knows its pipeline. RAISES (ConfigError): One does
-        not.
+    def check_names(self, nlp: Language) -> None:
+        """Check that patterns match names, and that rules look up what there is, now that the optimizer knows its
+        pipeline. RAISES (ConfigError): They do not.
         """
         for _, _, operation, _ in self._actions():
             if isinstance(operation, LearnRateControl):
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
+        components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}  # as in names of params
+        for doubt in self._controller.check_keys(self._optimizer.rate_names, components):
+            warnings.warn(ConfigWarning(f"A rule may fail in the training: {doubt}"), stacklevel=4)
 
     def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
         """What keeps the best weights of components, if there is a rule that puts them together. RAISES

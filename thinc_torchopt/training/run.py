@@ -106,7 +106,7 @@ class Run:
         rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:
             if self._introduce() and rules is not None:
-                rules.check_names()
+                rules.check_names(nlp)
         except PipelineError:
             if before_update is None:
                 raise  # or else the hook may be what puts the pipeline in order
