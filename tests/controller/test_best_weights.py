@@ -13,7 +13,7 @@ from thinc.api import fix_random_seed
 from thinc_torchopt.errors import ControllerError
 from thinc_torchopt.training.run import Run
 
-from ..runs import TOK2VEC
+from ..runs import TOK2VEC, Crash
 from .test_training import config_for, definition, rule, run
 
 SMALL = {**TOK2VEC, "width": 32, "depth": 1}
@@ -129,6 +129,36 @@ def test_best_weights_survive_a_kill(event, models, corpus, tmp_path):
             "tagger": models(4, averages=True, checkpoint=True)["tagger"],
             "ner": models(8, averages=True, checkpoint=True)["ner"],
         }
+
+
+def test_best_weights_of_a_run_that_was_killed_at_its_very_end(models, corpus, tmp_path, monkeypatch):
+    """After its last checkpoint, before rules heard of the end: the next one tells them, and the one after does not."""
+
+    def crash(self):
+        raise Crash
+
+    config = prepared(tmp_path, corpus, rules_for("on_train_end"), checkpoint=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "end", crash)
+        run(config, tmp_path / "out", crash_at=99)
+    steps_before = sorted((tmp_path / "state").iterdir())
+    for _ in range(2):
+        _, infos, _ = run(config, tmp_path / "out")
+        assert infos[12]["put_together"] == {"tagger": 4, "ner": 8}
+        assert weights(tmp_path / "out" / "model-last", "tagger") == models(4, checkpoint=True)["tagger"]
+        assert sorted((tmp_path / "state").iterdir()) == steps_before
+    told = []
+    monkeypatch.setattr(Run, "end", told.append)
+    run(config, tmp_path / "out")
+    assert not told
+
+
+def test_best_weights_without_an_evaluation(corpus, tmp_path):
+    """There are none: the end is that of any training."""
+    rules = rules_for()
+    rules["controllers"].append(rule("stop", "on_train_begin", "True", "control.should_training_stop"))
+    _, infos, _ = run(prepared(tmp_path, corpus, rules), tmp_path / "out")
+    assert not infos and [path.name for path in (tmp_path / "out").iterdir()] == ["model-last"]
 
 
 def test_best_weights_change_nothing_before_the_end(corpus, tmp_path, models):

@@ -71,10 +71,11 @@ O = ("operations", 0)  # noqa: E741
 def test_definition_from_yaml_json_and_dict(tmp_path):
     (tmp_path / "d.yaml").write_text(YAML)
     (tmp_path / "d.json").write_text(json.dumps(GOOD, indent="\t"))
+    (tmp_path / "bom.JSON").write_text(json.dumps(GOOD), encoding="utf-8-sig")
     before = copy.deepcopy(GOOD)
     found = [
         TrainerController(source)
-        for source in (tmp_path / "d.yaml", str(tmp_path / "d.yaml"), tmp_path / "d.json", GOOD)
+        for source in (tmp_path / "d.yaml", str(tmp_path / "d.yaml"), tmp_path / "d.json", tmp_path / "bom.JSON", GOOD)
     ]
     assert before == GOOD
     for controller in found:

@@ -363,7 +363,7 @@ def test_online_rnn_takes_other_dtypes(learning):
 
 
 def test_online_rnn_refuses_another_width():
-    model, X, _ = built()
+    model, *_ = built()
     with pytest.raises(ShapeError, match="expected 3 numbers for each token, found 5"):
         model.predict([numpy.zeros((2, 5), "f")])
 

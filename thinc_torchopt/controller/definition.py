@@ -109,8 +109,8 @@ def _read(path: str | Path, label: str) -> Any:
             content = file.read(MAX_SIZE + 1)
         if len(content) > MAX_SIZE:
             raise ControllerError(f"Can't use {label}: expected at most {MAX_SIZE:,} bytes, found more.")
-        text = content.decode("utf8")
-        is_json = Path(path).suffix == ".json"
+        text = content.decode("utf-8-sig")
+        is_json = Path(path).suffix.lower() == ".json"
         return json.loads(text, object_pairs_hook=_without_repetitions) if is_json else srsly.yaml_loads(text)
     except OSError as error:
         raise ControllerError(
@@ -324,8 +324,8 @@ class _Reader:
         if is_metric and not _is_usable(name):
             self._fault(
                 f"{place}.name",
-                f"expected a name that rules can use (letters, digits and _, not _ at the start, nor __, and none of "
-                f"{', '.join(sorted(_RESERVED))}), found {short(name)}",
+                f"expected a name that rules can use (a to z, A to Z, digits and _, not _ at the start, nor __, and "
+                f"none of {', '.join(sorted(_RESERVED))}), found {short(name)}",
             )
             return False
         if name in names:

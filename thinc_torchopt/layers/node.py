@@ -108,8 +108,8 @@ class _Run:
         tensor = as_tensor(steps)
         if len(tensor) and tensor.shape[2] != width:
             raise ShapeError(
-                f"Can't use input or gradient of layer '{self.model.name}': expected {width} numbers for each token, found "
-                f"{tensor.shape[2]}. Set nI and nO to what the layers around it have."
+                f"Can't use input or gradient of layer '{self.model.name}': expected {width} numbers for each token, "
+                f"found {tensor.shape[2]}. Set nI and nO to what the layers around it have."
             )
         return tensor.to(next(iter(self.weights.values())).dtype)
 

@@ -112,6 +112,7 @@ class Rules:
         self._untold: list[dict[str, Any]] = []  # firings that are yet to be logged
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
+        self._has_ended = False
         self.best_weights: BestWeights | None = None
         # Actions that are logged here; where a definition says how to log them, the controller does it.
         self._told = {
@@ -179,6 +180,11 @@ class Rules:
         return action in getattr(operation, "quiet", ())
 
     @property
+    def awaits_end(self) -> bool:
+        """Whether there is a rule on `on_train_end` that was not told of it, in a run that is over."""
+        return "on_train_end" in self._rules_on and not self._has_ended
+
+    @property
     def reads_dev_losses(self) -> bool:
         """Whether a metric needs the loss on the development data."""
         return "dev_losses" in (self._controller.reads("on_evaluate") or ())
@@ -202,6 +208,7 @@ class Rules:
 
     def _hear(self, name: str, event: Any, control: Control) -> None:
         if name == "on_train_begin":
+            self._has_ended = False
             if event.resumed:  # then it began before
                 control.should_stop |= self._is_stopped
                 return
@@ -212,6 +219,10 @@ class Rules:
             self._pending.clear()
         elif name == "on_step_end":
             self._steering.catch_up()
+        elif name == "on_train_end":
+            self._has_ended = True
+            # So that a run that was killed before is told in the next one.
+            control.should_save |= self._optimizer.checkpoint is not None
         self._tell(name, event, control)
         if name == "on_log" and self._untold:
             event.info["controller"] = list(self._untold)
@@ -286,8 +297,6 @@ class Rules:
             control.should_roll_back_to_best |= "best" in self._steering.wanted
             if "put together" in self._steering.wanted and self.best_weights is not None:
                 self.best_weights.is_asked = True
-                # The last checkpoint is written already, and says nothing of it.
-                control.should_save |= name == "on_train_end" and self._optimizer.checkpoint is not None
             self._steering.wanted.clear()
             # From then on it is done at on_save.
             control.should_save |= goes_back and name in ("on_evaluate", "on_log")
@@ -301,11 +310,12 @@ class Rules:
             "untold": list(self._untold),
             "fired": dict(self._fired),
             "is_stopped": self._is_stopped,
+            "has_ended": self._has_ended,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (StateError): It is no such state."""
-        check_parts(_WHAT, state, _STATE)
+        check_parts(_WHAT, state, _STATE, optional=("has_ended",))
         with own_errors(_WHAT):
             unknown = [request for request in state["pending"] if request not in _TOO_LATE]
             if unknown:
@@ -315,6 +325,7 @@ class Rules:
             self._controller.load_state_dict(state["controller"])
         self._pending, self._untold, self._fired = pending, untold, fired
         self._is_stopped = bool(state["is_stopped"])
+        self._has_ended = bool(state.get("has_ended", True))
 
 
 class RunSteering:

@@ -103,7 +103,7 @@ class Run:
         self._started = default_timer()
         self._is_ready = False
         self.ranks = Alone()
-        rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
+        self._rules = rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:
             if self._introduce() and rules is not None:
                 rules.check_names(nlp)
@@ -133,9 +133,8 @@ class Run:
             self._log_numbers,
         ]
         models = SavedModels(nlp, optimizer)
-        self._best_weights = None if rules is None else rules.keep_best_weights(nlp, exclude)
-        if self._best_weights is not None:
-            ours.append(self._best_weights)
+        if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
+            ours.append(best_weights)
         self._listeners = Listeners([*listeners, *ours, self.checkpoints or models])
         self.control = self._listeners.control
         if self.checkpoints is not None:
@@ -171,7 +170,7 @@ class Run:
                 is_over = self.progress.is_over(*self._limits) or self.batches.next_epoch is None
                 self.checkpoints.report(is_over)
                 if is_over:
-                    self.checkpoints.end()
+                    (self.end if self._rules is not None and self._rules.awaits_end else self.checkpoints.end)()
                     return False
                 self.checkpoints.restore_random()
         self._started = default_timer() - self.progress.seconds
@@ -204,16 +203,17 @@ class Run:
         """If rules asked for it, put the best weights of components together. YIELDS (tuple): As a step, for spaCy to
         log and to save.
         """
-        if self._best_weights is None or not self._best_weights.is_asked:
+        weights = None if self._rules is None else self._rules.best_weights
+        if weights is None or not weights.is_asked or not weights.steps:
             return
-        self._best_weights.put_together()
+        weights.put_together()
         score, scores = self.ranks.evaluate(self._evaluate)
         best = max((best for best, _ in self.progress.results), default=score)
-        self._best_weights.report(score, best)
+        weights.report(score, best)
         losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)
         info = self._plain_info(score, scores) | {"losses": losses | self.progress.losses}
         self._log_numbers.on_log(Log(self.progress.step, self.progress.epoch, self, info), self.control)
-        info["put_together"] = self._best_weights.steps
+        info["put_together"] = weights.steps
         yield self.batch, info, score >= best
 
     # ------------------------------------------------------------------ one step
