@@ -1,6 +1,7 @@
 """Oracle: spaCy's own loop around the same optimizer."""
 
 import io
+import math
 import signal
 
 import numpy
@@ -136,6 +137,36 @@ def test_loop_evaluates_the_averages():
     ):
         assert not numpy.array_equal(layer.get_param("W"), seen[-1][0])
     assert len(seen) == 3 and all(numpy.array_equal(used, average) for used, average in seen)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "patience"),
+    [
+        ([math.nan, 0.5, 0.4, 0.6, math.nan], [False, True, False, True, False], 0),
+        ([math.nan, 0.5, math.nan, math.nan, 0.9], [False, True, False, False], 2),  # two steps after the best one
+        ([math.nan, math.nan, math.nan, 0.5], [False, False, False], 2),
+    ],
+    ids=["any-time", "patience", "all"],
+)
+def test_loop_takes_no_nan_for_the_best_score(scores, best, patience):
+    """In spaCy's loop a NaN that comes first stays the best for good: `max` can't compare it."""
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    settings = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": patience, "max_steps": 0}
+    found, left = [], iter(scores)
+    for _, _, is_best in train_while_improving(
+        nlp,
+        TorchOptimizer(AdamW(), 0.01),
+        ((0, examples[:2]) for _ in scores),
+        lambda: (next(left), {}),
+        exclude=[],
+        annotating_components=[],
+        before_update=None,
+        **settings,
+    ):
+        found.append(is_best)
+    assert found == best
 
 
 def test_loop_says_when_there_is_nothing_to_train():

@@ -50,8 +50,13 @@ class Progress:
 
     @property
     def best_step(self) -> int | None:
-        """The first step with the best score."""
-        return max(self.results, key=lambda result: (result[0], -result[1]))[1] if self.results else None
+        """The first step with the best score. NaN is the worst of all."""
+        return max(self.results, key=_rank)[1] if self.results else None
+
+    @property
+    def best_score(self) -> Any:
+        """As it was evaluated; None before that."""
+        return max(self.results, key=_rank)[0] if self.results else None
 
     def ranked(self, until: int | None = None) -> list[int]:
         """The steps that were evaluated, the best first; of equal scores the first. NaN never counts as a score.
@@ -87,6 +92,12 @@ class Progress:
             name: loss if dtype is None else numpy.dtype(dtype).type(loss)
             for name, (loss, dtype) in state.get("losses", {}).items()
         }
+
+
+def _rank(result: tuple[Any, int]) -> tuple[Any, int]:
+    """The better, the larger. In spaCy's loop a NaN that comes first stays the best for good."""
+    score, step = result
+    return (score if score == score else -math.inf), -step
 
 
 def _as_float(value: Any) -> float | None:

@@ -208,7 +208,7 @@ class Run:
             return
         weights.put_together()
         score, scores = self.ranks.evaluate(self._evaluate)
-        best = max((best for best, _ in self.progress.results), default=score)
+        best = self.progress.best_score
         weights.report(score, best)
         losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)
         info = self._plain_info(score, scores) | {"losses": losses | self.progress.losses}
@@ -292,7 +292,7 @@ class Run:
             score, scores = self.ranks.evaluate(self._evaluate)
         self.optimizer.observe(score, scores)
         self.progress.results.append((score, self.progress.step))
-        is_best = score == max(self.progress.results)[0]
+        is_best = score == self.progress.best_score
         self.emit(Evaluate, score, scores, is_best)
         return score, scores, is_best
 
