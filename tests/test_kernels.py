@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import PyTorchWrapper
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
@@ -402,12 +404,14 @@ NUMBERS = st.floats(0.0, 0.5)
     NUMBERS,
     NUMBERS,
     st.booleans(),
+    st.booleans(),
+    st.booleans(),
     st.integers(0, 9),
 )
 @settings(deadline=None, max_examples=60)
-def test_kernels_fused_adamw_is_torchs(shapes, dtype, step, lr, weight_decay, maximize, seed):
-    lists = [tensors_of(shapes, dtype, seed + i) for i in range(4)]
-    lists[3] = [tensor.abs() for tensor in lists[3]]  # second moments
+def test_kernels_fused_adam_is_torchs(shapes, dtype, step, lr, weight_decay, maximize, amsgrad, decoupled, seed):
+    lists = [tensors_of(shapes, dtype, seed + i) for i in range(5 if amsgrad else 4)]
+    lists[3:] = [[tensor.abs() for tensor in moments] for moments in lists[3:]]  # second moments
     expected = [[tensor.clone() for tensor in tensors] for tensors in lists]
     options = {
         "lr": lr,
@@ -415,12 +419,13 @@ def test_kernels_fused_adamw_is_torchs(shapes, dtype, step, lr, weight_decay, ma
         "beta2": 0.99,
         "weight_decay": weight_decay,
         "eps": 1e-3,
-        "amsgrad": False,
+        "amsgrad": amsgrad,
         "maximize": maximize,
     }
-    kernels.adamw_(*lists, step, **options)
+    kernels.adam_(*lists[:2], lists[2:], [torch.tensor(float(step)) for _ in shapes], decoupled=decoupled, **options)
     steps = [torch.tensor(step - 1.0) for _ in shapes]
-    adamw(*expected, [], steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
+    public, one_by_one = adamw if decoupled else adam, {"foreach": False, "fused": False, "capturable": False}
+    public(*expected[:4], [*expected[4:], []][0], steps, differentiable=False, **one_by_one, **options)
     for found, public in zip(lists, expected):
         for a, b in zip(found, public):  # a few roundings of terms of order 1 to 10
             torch.testing.assert_close(
@@ -428,17 +433,41 @@ def test_kernels_fused_adamw_is_torchs(shapes, dtype, step, lr, weight_decay, ma
             )
 
 
+@given(
+    SIZES,
+    st.sampled_from([torch.float64, torch.float32]),
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from([(0.0, 0.0, False), (0.9, 0.0, True), (0.9, 0.1, False)]),
+    st.booleans(),
+    st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=60)
+def test_kernels_fused_sgd_is_torchs(shapes, dtype, lr, weight_decay, of_momentum, maximize, seed):
+    ours, grads, buffers = (tensors_of(shapes, dtype, seed + i) for i in range(3))
+    expected, expected_buffers = ([tensor.clone() for tensor in tensors] for tensors in (ours, buffers))
+    names = ("momentum", "dampening", "nesterov")
+    options = {"lr": lr, "weight_decay": weight_decay, "maximize": maximize, **dict(zip(names, of_momentum))}
+    kernels.sgd_(ours, [grad.clone() for grad in grads], buffers if of_momentum[0] else None, **options)
+    sgd(expected, grads, expected_buffers, foreach=False, fused=False, has_sparse_grad=False, **options)
+    for a, b in zip(ours + buffers, expected + expected_buffers):
+        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
 @given(SIZES, st.sampled_from([torch.float64, torch.float32]), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))
 @settings(deadline=None, max_examples=60)
-def test_kernels_fused_sgd_is_torchs(shapes, dtype, lr, weight_decay, maximize, seed):
-    ours, grads = tensors_of(shapes, dtype, seed), tensors_of(shapes, dtype, seed + 1)
-    expected = [tensor.clone() for tensor in ours]
-    options = {"lr": lr, "weight_decay": weight_decay, "maximize": maximize}
-    kernels.sgd_(ours, [grad.clone() for grad in grads], **options)
-    no_momentum = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
-    sgd(expected, grads, [None] * len(grads), foreach=False, fused=False, **no_momentum, **options)
-    for a, b in zip(ours, expected):
-        torch.testing.assert_close(a, b, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+def test_kernels_fused_adagrad_is_torchs(shapes, dtype, lr, weight_decay, maximize, seed):
+    lists = [tensors_of(shapes, dtype, seed + i) for i in range(3)]
+    lists[2] = [tensor.abs() for tensor in lists[2]]  # sums of squares
+    expected = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    options = {"lr": lr, "weight_decay": weight_decay, "lr_decay": 0.1, "eps": 1e-3, "maximize": maximize}
+    kernels.adagrad_(*lists[:2], lists[2], [torch.tensor(3.0) for _ in shapes], **options)
+    steps = [torch.tensor(2.0) for _ in shapes]
+    adagrad(*expected, steps, foreach=False, fused=False, differentiable=False, **options)
+    eps = 1e-5 if dtype == torch.float32 else 1e-12  # a few roundings of terms of order 1 to 10
+    for found, public in zip(lists, expected):
+        for a, b in zip(found, public):
+            torch.testing.assert_close(a, b, rtol=eps, atol=eps)
 
 
 def test_kernels_private_ops_are_called_in_one_place():

@@ -92,35 +92,60 @@ def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tenso
 # ---------------------------------------------------------------------- fused kernels
 
 
-def adamw_(
+def adam_(
     params: list[Tensor],
     grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    step: int,
+    state: list[list[Tensor]],
+    steps: list[Tensor],
+    *,
+    decoupled: bool,
     **options: Any,
 ) -> None:
-    """`torch.optim.adamw.adamw(params, ..., foreach=False, capturable=False, differentiable=False)`, one step.
+    """`torch.optim.adam.adam(params, ..., foreach=False)`, one step; decoupled (bool): that of AdamW.
 
     params (list[Tensor]): On one device, of one dtype, and taken by `ADAM`. Grads and state likewise.
-    step (int): Which step this is for all of them, counted from 1. torch's form counts it by itself.
-    options (Any): All of `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`. `amsgrad` must be false.
+    state (list[list[Tensor]]): `exp_avg` and `exp_avg_sq` of each param; and `max_exp_avg_sq`, if `amsgrad`.
+    steps (list[Tensor]): Which step this is for each param, counted from 1. torch's form counts it by itself.
+    options (Any): All of `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`; perhaps `grad_scale`, by
+        which gradients are divided.
     """
     if params:
-        steps = [torch.full((), float(step), device=params[0].device)] * len(params)
-        torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, **options)
+        step = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        step(params, grads, *state, *([] if options["amsgrad"] else [[]]), steps, **options)
 
 
-def sgd_(params: list[Tensor], grads: list[Tensor], **options: Any) -> None:
-    """`torch.optim.sgd.sgd(params, grads, [None, ...], foreach=False)`, without momentum.
+def adagrad_(
+    params: list[Tensor], grads: list[Tensor], sums: list[Tensor], steps: list[Tensor], **options: Any
+) -> None:
+    """`torch.optim.adagrad.adagrad(params, ..., foreach=False)`, one step.
+
+    params (list[Tensor]): On one device, of one dtype, and taken by `ADAGRAD`. Grads and state likewise.
+    steps (list[Tensor]): As in `adam_`.
+    options (Any): All of `lr`, `lr_decay`, `weight_decay`, `eps`, `maximize`; perhaps `grad_scale`.
+    """
+    if params:
+        torch._fused_adagrad_(params, grads, sums, steps, **options)
+
+
+def sgd_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    momentum_buffers: list[Tensor] | None = None,
+    *,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    **options: Any,
+) -> None:
+    """`torch.optim.sgd.sgd(params, grads, momentum_buffers, foreach=False)`, but not the first step with momentum.
 
     params (list[Tensor]): On one device, of one dtype, and taken by `SGD`. Gradients likewise.
-    options (Any): All of `lr`, `weight_decay`, `maximize`.
+    momentum_buffers (list[Tensor] | None): None: there is no momentum.
+    options (Any): All of `lr`, `weight_decay`, `maximize`; perhaps `grad_scale`.
     """
     if params:
-        torch._fused_sgd_(
-            params, grads, [], momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False, **options
-        )
+        of_momentum: dict[str, Any] = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+        torch._fused_sgd_(params, grads, momentum_buffers or [], is_first_step=False, **of_momentum, **options)
 
 
 # ---------------------------------------------------------------------- memory

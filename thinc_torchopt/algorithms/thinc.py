@@ -95,18 +95,27 @@ class ThincAdam(_ThincOptimizer):
                         param
                     )
             for (step, *_, fused), params in alike.items():
-                self._step_alike(group, params, step, fused)
+                states = [self.state[param] for param in params]
+                moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
+                self.step_alike(group, params, _grads(params), *moments, step, fused=fused)
 
-    def _step_alike(self, group: dict[str, Any], params: list[torch.Tensor], step: int, fused: bool) -> None:
+    @classmethod
+    def step_alike(
+        cls,
+        group: dict[str, Any],
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        exp_avgs: list[torch.Tensor],
+        exp_avg_sqs: list[torch.Tensor],
+        step: int,
+        *,
+        fused: bool,
+    ) -> None:
+        """Make a step of params on one device and of one dtype. step (int): Which one it is for all of them, counted
+        from 1.
+        """
         beta1, beta2 = group["betas"]
-        lr, weight_decay = self.fold_decay(group)
-        states = [self.state[param] for param in params]
-        tensors = (
-            params,
-            _grads(params),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-        )
+        lr, weight_decay = cls.fold_decay(group)
         options: dict[str, Any] = {
             "lr": lr,
             "beta1": beta1,
@@ -117,11 +126,13 @@ class ThincAdam(_ThincOptimizer):
             "maximize": False,
         }
         if fused:
-            kernels.adamw_(*tensors, step, **options)
+            steps = [torch.full((), float(step), device=params[0].device)] * len(params)
+            kernels.adam_(params, grads, [exp_avgs, exp_avg_sqs], steps, decoupled=True, **options)
         else:
             # It counts this step by itself, once for each param.
             steps = [torch.tensor(step - 1.0) for _ in params]
-            adamw(*tensors, [], steps, foreach=False, capturable=False, differentiable=False, fused=False, **options)
+            one_by_one: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False}
+            adamw(params, grads, exp_avgs, exp_avg_sqs, [], steps, differentiable=False, **one_by_one, **options)
 
 
 class ThincSGD(_ThincOptimizer):
@@ -140,18 +151,25 @@ class ThincSGD(_ThincOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            lr, weight_decay = self.fold_decay(group)
             alike: dict[tuple[torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
             for param in group["params"]:
                 if param.grad is not None:
                     alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
-            options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "maximize": False}
-            plain: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
             for (*_, fused), params in alike.items():
-                if fused:
-                    kernels.sgd_(params, _grads(params), **options)
-                else:
-                    sgd(params, _grads(params), [None] * len(params), foreach=False, fused=False, **plain, **options)
+                self.step_alike(group, params, _grads(params), fused=fused)
+
+    @classmethod
+    def step_alike(
+        cls, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor], *, fused: bool
+    ) -> None:
+        """Make a step of params on one device and of one dtype."""
+        lr, weight_decay = cls.fold_decay(group)
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "maximize": False}
+        if fused:
+            kernels.sgd_(params, grads, **options)
+        else:
+            plain: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
+            sgd(params, grads, [None] * len(params), foreach=False, fused=False, **plain, **options)
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:

@@ -149,7 +149,7 @@ class FlatReduce:
         for param, slot, took_part in zip(layout.params, layout.slots, layout.took_part.tolist()):
             if took_part >= _OVERFLOW:
                 overflows.add(param.key)
-                param.tensor.grad = param.grad_source = None
+                param.drop_grad()
             elif took_part:
                 if id(param) not in has_grad:
                     self._give_grad(param)
@@ -173,7 +173,7 @@ class FlatReduce:
                 "found none here. Its shim keeps it elsewhere, and takes no update without a gradient of its own. Give "
                 "each rank examples: larger batches, or fewer ranks."
             )
-        param.grad_source = param.grad_copy = None
+        param.drop_grad()
         param.tensor.grad = torch.empty_like(param.tensor)
 
     # ------------------------------------------------------------------ agreement

@@ -6,7 +6,7 @@ buffers.py brings back what a batch wrote to BatchNorm's statistics when its upd
 from .buffers import KeptBuffers
 from .clipping import clip_grads, scale_grads
 from .guard import JOINT, Guard, Verdict, rollback_settings
-from .norms import grad_norms, total_norm
+from .norms import grad_norms, norms_of_grads, total_norm
 from .reduce import Reduce
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Verdict",
     "clip_grads",
     "grad_norms",
+    "norms_of_grads",
     "rollback_settings",
     "scale_grads",
     "total_norm",

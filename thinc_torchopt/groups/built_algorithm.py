@@ -113,6 +113,7 @@ class BuiltAlgorithm:
         if gone:
             self.optimizer.param_groups = [entry for entry in self.optimizer.param_groups if id(entry) not in gone]
         self._changed.clear()
+        self.stepper.direct.forget()
         self._controller.refresh(self.name)
 
     def forget_adopted(self, group: TorchGroup) -> None:

@@ -317,14 +317,18 @@ class ParamGroups:
 
     def choose(self, params: Sequence[Param]) -> Chosen:
         """The params of a step by algorithm and group."""
-        by_group: dict[int, tuple[TorchGroup, list[Param]]] = {}
+        by_group: dict[TorchGroup, list[Param]] = {}
+        last, members = None, []
         for param in params:
-            if (group := param.group) is not None:
-                by_group.setdefault(id(group), (group, []))[1].append(param)
+            group = param.group
+            if group is not None:
+                if group is not last:
+                    last, members = group, by_group.setdefault(group, [])
+                members.append(param)
         found: Chosen = []
         for algorithm in self.algorithms:
             chosen: list[tuple[TorchGroup, Sequence[Param]]] = [
-                entry for entry in by_group.values() if entry[0].owner is algorithm
+                entry for entry in by_group.items() if entry[0].owner is algorithm
             ]
             if chosen:
                 found.append((algorithm.stepper, chosen))

@@ -19,6 +19,7 @@ from ..params import Param
 from ..schedules import current
 from ..types import BatchSize
 from .building import FIRST_RATE, OWN_RATE, Builder
+from .direct import DirectStep
 from .torch_group import TorchGroup
 
 
@@ -36,6 +37,7 @@ class Stepper:
         self._name = builder.name
         self._ranges = builder.ranges
         self._controller = controller
+        self.direct = DirectStep(optimizer)
 
     def begin_step(
         self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], batch_size: BatchSize | None = None
@@ -67,14 +69,24 @@ class Stepper:
             gradient.
         grad_factor (float): Scales all gradients. Rides along in fused kernels.
         """
+        scale = None
+        if grad_factor != 1.0:
+            if all(group.fuses_factor(params) for group, params in chosen):
+                # What torch.amp.GradScaler sets for fused kernels, which divide by it.
+                scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)
+            else:
+                grads = [param.grad for _, params in chosen for param in params]
+                scale_grads(grads, [grad_factor] * len(grads))
+        if self.direct.is_possible:
+            chosen = [(group, params) for group, params in chosen if not self.direct.make(group.entry, params, scale)]
+        if chosen:
+            self._step_by_torch(chosen, scale)
+
+    def _step_by_torch(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], scale: torch.Tensor | None) -> None:
+        """As `step`, by torch's own. scale (Tensor | None): What fused kernels divide gradients by."""
         optimizer = self.optimizer
-        rides_along = grad_factor != 1.0 and all(group.fuses_factor(params) for group, params in chosen)
-        if rides_along:
-            # What torch.amp.GradScaler sets for fused kernels, which divide by it.
-            optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
-        elif grad_factor != 1.0:
-            grads = [param.grad for _, params in chosen for param in params]
-            scale_grads(grads, [grad_factor] * len(grads))
+        if scale is not None:
+            optimizer.grad_scale = scale  # type: ignore[attr-defined]
         all_groups = optimizer.param_groups
         all_params = [(group.entry, group.entry["params"], group.entry.get("fused")) for group, _ in chosen]
         last_word = None
@@ -95,7 +107,7 @@ class Stepper:
                 entry["params"] = tensors
                 if fused:
                     entry["fused"] = fused
-            if rides_along:
+            if scale is not None:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
         if self.algorithm.trial.writes_rate:
             factors = self._controller.put_back(self._name)

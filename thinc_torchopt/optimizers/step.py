@@ -20,7 +20,7 @@ from typing import Any
 
 from thinc.api import Shim
 
-from ..gradients import JOINT, Guard, KeptBuffers, Reduce, Verdict, clip_grads, grad_norms, total_norm
+from ..gradients import JOINT, Guard, KeptBuffers, Reduce, Verdict, clip_grads, norms_of_grads, total_norm
 from ..params import Param, array_of, clear_grads
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
@@ -141,7 +141,7 @@ class Step:
         norms: list[float] = []
         verdict = Verdict()
         if by_norm or self.guard.wants_norms:
-            norms = grad_norms([param.grad for param in params])
+            norms = norms_of_grads(params)
             self.grad_norm = total_norm(norms)
             verdict = self.guard.judge(params, norms, self.grad_norm)
         if verdict.factor is None or not grad_clip:

@@ -8,7 +8,7 @@ are found, succession.py what becomes of one that has grown, shims.py how params
 from .layers import layers_of
 from .names import NamedParam, shim_paths, torch_params, walk
 from .old_names import model_by_names_of_now, renamed_components
-from .param import Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
+from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
@@ -17,6 +17,7 @@ from .succession import Released
 from .table import ParamTable
 
 __all__ = [
+    "CHUNK",
     "NamedParam",
     "Param",
     "ParamTable",

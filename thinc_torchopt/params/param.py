@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from ..groups import TorchGroup
 
 
+# Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower
+# (benchmarks/README.md).
+CHUNK = 1 << 20
+
+
 class Param:
     """One param: a torch tensor that shares its memory with whatever the model holds.
 
@@ -32,6 +37,8 @@ class Param:
     group (TorchGroup | None): The torch param group that it is in. None: it is frozen.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
+    flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: it is torch's, a
+        copy, too large to be summed at once, or on another device than the CPU.
     """
 
     __slots__ = (
@@ -39,6 +46,7 @@ class Param:
         "callback",
         "device",
         "dtype",
+        "flat_grad",
         "grad_copy",
         "grad_source",
         "group",
@@ -66,6 +74,7 @@ class Param:
         self.strides = tensor.stride()
         self.grad_source: Any = None
         self.grad_copy: Optional[torch.Tensor] = None
+        self.flat_grad: Optional[torch.Tensor] = None
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
         self.group: TorchGroup | None = None
@@ -90,8 +99,8 @@ class Param:
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""
+        self.drop_grad()
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
-        self.grad_source = self.grad_copy = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,6 +142,8 @@ class Param:
         if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
             self.grad_copy = None
             like.grad = view
+            # Of torch's it would keep the memory of a gradient that is gone.
+            self.flat_grad = None if source is view else as_one_vector(view)
         else:
             # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
             if view.layout != torch.strided:
@@ -140,9 +151,14 @@ class Param:
                     f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout "
                     f"{view.layout}. Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
                 )
+            self.flat_grad = None
             if self.grad_copy is None:
                 self.grad_copy = torch.empty_like(like)
             like.grad = self.grad_copy.copy_(view)
+
+    def drop_grad(self) -> None:
+        """Have no gradient."""
+        self.tensor.grad = self.grad_source = self.grad_copy = self.flat_grad = None
 
     @property
     def grad(self) -> torch.Tensor:
@@ -158,16 +174,25 @@ def is_key_of_shim(key: Key) -> bool:
     return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
 
 
+def as_one_vector(grad: torch.Tensor) -> torch.Tensor | None:
+    """A gradient as a vector on the same memory, if its norm is that of this vector summed at once."""
+    is_plain = grad.device.type == "cpu" and grad.dtype.itemsize >= 4 and grad.is_contiguous()
+    return grad.view(-1) if is_plain and grad.numel() <= CHUNK else None
+
+
 def clear_grads(params: Sequence[Param]) -> None:
     """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there
     is a new one.
     """
-    kernels.zero_([param.grad for param in params if not param.is_torch])
+    arrays = []
     for param in params:
         if param.is_torch:
             param.tensor.grad = param.grad_source = None
-        elif param.grad_copy is not None:
-            param.grad_source[...] = 0
+        else:
+            arrays.append(param.tensor.grad)
+            if param.grad_copy is not None:
+                param.grad_source[...] = 0
+    kernels.zero_(arrays)
 
 
 def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.Tensor:

@@ -136,6 +136,8 @@ class _Apart:
         """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a
         part is copied.
         """
+        if tensor.numel() == 1 and tensor.untyped_storage().nbytes() > tensor.itemsize:
+            tensor = tensor.clone()  # the count of one param, where those of all are one tensor: see groups/direct.py
         sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         for name in sharing:
             other = self.tensors[name]
