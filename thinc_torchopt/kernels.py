@@ -110,7 +110,7 @@ def adam_(
         which gradients are divided.
     """
     if params:
-        step = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        step: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
         step(params, grads, *state, *([] if options["amsgrad"] else [[]]), steps, **options)
 
 

@@ -97,7 +97,7 @@ class ThincAdam(_ThincOptimizer):
             for (step, *_, fused), params in alike.items():
                 states = [self.state[param] for param in params]
                 moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
-                self.step_alike(group, params, _grads(params), *moments, step, fused=fused)
+                self.step_alike(group, params, _grads(params), moments, step, fused=fused)
 
     @classmethod
     def step_alike(
@@ -105,17 +105,19 @@ class ThincAdam(_ThincOptimizer):
         group: dict[str, Any],
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
-        exp_avgs: list[torch.Tensor],
-        exp_avg_sqs: list[torch.Tensor],
+        moments: list[list[torch.Tensor]],
         step: int,
         *,
         fused: bool,
     ) -> None:
-        """Make a step of params on one device and of one dtype. step (int): Which one it is for all of them, counted
-        from 1.
+        """Make a step of params on one device and of one dtype.
+
+        moments (list): `exp_avg` of each, and `exp_avg_sq`.
+        step (int): Which one it is for all of them, counted from 1.
         """
         beta1, beta2 = group["betas"]
         lr, weight_decay = cls.fold_decay(group)
+        exp_avgs, exp_avg_sqs = moments
         options: dict[str, Any] = {
             "lr": lr,
             "beta1": beta1,
@@ -127,7 +129,7 @@ class ThincAdam(_ThincOptimizer):
         }
         if fused:
             steps = [torch.full((), float(step), device=params[0].device)] * len(params)
-            kernels.adam_(params, grads, [exp_avgs, exp_avg_sqs], steps, decoupled=True, **options)
+            kernels.adam_(params, grads, moments, steps, decoupled=True, **options)
         else:
             # It counts this step by itself, once for each param.
             steps = [torch.tensor(step - 1.0) for _ in params]

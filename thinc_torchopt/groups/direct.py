@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_, itemgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,8 +35,8 @@ class Kernel(Protocol):
     counts ("tensors" | "numbers" | None): What its state "step" is.
     """
 
-    fused: ClassVar[kernels.FusedKernel]
-    counts: ClassVar[str | None]
+    fused: kernels.FusedKernel
+    counts: str | None
 
     def is_wanted(self, entry: Entry) -> bool:
         """Whether a param group asks for it."""
@@ -64,7 +64,7 @@ class _OfTorch:
 
 class _Adam(_OfTorch):
     fused = kernels.ADAM
-    counts = "tensors"
+    counts: str | None = "tensors"
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if entry["amsgrad"] else []))
@@ -95,7 +95,7 @@ class _AdamW(_Adam):
 
 class _Adagrad(_OfTorch):
     fused = kernels.ADAGRAD
-    counts = "tensors"
+    counts: str | None = "tensors"
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ("sum",)
@@ -107,7 +107,7 @@ class _Adagrad(_OfTorch):
 
 class _SGD(_OfTorch):
     fused = kernels.SGD
-    counts = None
+    counts: str | None = None
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ("momentum_buffer",) if entry["momentum"] != 0 else ()
@@ -126,18 +126,18 @@ class _OfThinc:
 
 class _ThincAdam(_OfThinc):
     fused = kernels.ADAM
-    counts = "numbers"
+    counts: str | None = "numbers"
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
-        ThincAdam.step_alike(entry, tensors, grads, *state, steps, fused=True)
+        ThincAdam.step_alike(entry, tensors, grads, state, steps, fused=True)
 
 
 class _ThincSGD(_OfThinc):
     fused = kernels.SGD
-    counts = None
+    counts: str | None = None
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ()
@@ -204,7 +204,7 @@ class DirectStep:
             self._last[id(entry)] = before, lists
             if lists is None:
                 return False
-        grads = [tensor.grad for tensor in lists.tensors]
+        grads: Any = [tensor.grad for tensor in lists.tensors]
         kernel.call(entry, lists.tensors, grads, lists.of_state, lists.count(), scale)
         return True
 

@@ -184,7 +184,7 @@ def clear_grads(params: Sequence[Param]) -> None:
     """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there
     is a new one.
     """
-    arrays = []
+    arrays: list[Any] = []
     for param in params:
         if param.is_torch:
             param.tensor.grad = param.grad_source = None

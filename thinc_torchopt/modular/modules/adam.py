@@ -68,12 +68,12 @@ class Adam(Module):
         fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
         if type(self) is not Adam or options["amsgrad"] or not rate or not fits:
             return False
-        kernels.adamw_(
+        kernels.adam_(
             [block.weights],
             [block.read().contiguous()],
-            [mean],
-            [square],
-            block.step,
+            [[mean], [square]],
+            [torch.full((), float(block.step), device=block.weights.device)],
+            decoupled=True,
             lr=rate,
             beta1=options["beta_1"],
             beta2=options["beta_2"],
