@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import pytest
 import spacy
 
 import thinc_torchopt
@@ -87,15 +86,11 @@ def test_package_learn_rate_has_one_writer():
     assert writers == ["controller.py"]
 
 
-@pytest.mark.parametrize("old", ["average_settings", "loop", "state_growth", "torch_optimizers"])
-def test_package_documented_imports_of_before_are_there(old):
-    """Docs said so up to 0.1. Each name is the same object as in its room."""
-    module = import_module(f"thinc_torchopt.{old}")
+def test_package_torch_optimizers_are_the_algorithms():
+    module, home = (import_module(f"thinc_torchopt.{name}") for name in ("torch_optimizers", "algorithms"))
     assert module.__all__
     for name in module.__all__:
-        found = getattr(module, name)
-        homes = [import_module(f"thinc_torchopt.{room}") for room in ("algorithms", "averages", "state", "training")]
-        assert any(getattr(home, name, None) is found for home in homes)
+        assert getattr(module, name) is getattr(home, name)
 
 
 def test_package_errors_are_builtins_too():

@@ -191,16 +191,6 @@ def test_learn_rate_checksums_tell_alike_groups_apart():
     assert controller.checksums == {id: checksums[id] for id in ("m/1", "m/2")}
 
 
-def test_learn_rate_states_of_before_checksums_told_groups_apart_are_loaded():
-    controller, _ = three_groups()
-    state = controller.state_dict()
-    for watched in controller._groups.values():
-        state["groups"][watched.id]["checksum"] = watched.identity.checksum_as("")
-    other, _ = three_groups()
-    other.load_state_dict(state)  # without a warning
-    assert other.state_dict()["groups"] == controller.state_dict()["groups"]
-
-
 def test_learn_rate_loaded_optimizers_are_the_same():
     """`load_state_dict` of torch puts new dicts in the place of the groups; only what differs is seen."""
     controller, optimizer = three_groups("raise")

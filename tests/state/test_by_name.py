@@ -176,7 +176,7 @@ def changed(state, *path, value):
 REMOVED = object()
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
-    (("version",), 99, StateError, "expected at most version 2, found version 99"),
+    (("version",), 99, StateError, "expected at most version 1, found version 99"),
     (("params",), REMOVED, StateError, "expected the parts"),
     (("params",), [1], StateError, "expected the params by name, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),

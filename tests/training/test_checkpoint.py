@@ -20,7 +20,6 @@ import spacy.training.loop
 import torch
 from confection import Config
 from spacy.tokens import Doc, DocBin
-from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
@@ -30,7 +29,6 @@ from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarni
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
-from thinc_torchopt.training.data_stream import DataStream
 from thinc_torchopt.training.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, resize
@@ -362,26 +360,6 @@ def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypat
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["out"]
 
 
-def test_checkpoint_goes_on_from_that_of_an_earlier_version(corpus, tmp_path, monkeypatch):
-    """It knew the folder of its models, the last batch, and the best model by its place only."""
-    config = config_for(tmp_path, corpus, steps=14)
-    with monkeypatch.context() as patch:
-        now = DataStream.state_dict
-        patch.setattr(DataStream, "state_dict", lambda stream: {**now(stream), "last": stream._last, "all": None})
-        run(config, tmp_path / "out", crash_at=12)
-    newest = steps_of(tmp_path / "state")[-1]
-    tree = read_folder(newest)
-    del tree["data"]["annotated"], tree["data"]["all"]
-    write_folder(newest, {**tree, "output": str(tmp_path / "gone" / "model-last")})
-    (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
-    best = digests(tmp_path / "out")["model-best scores"]
-    for crash_at in (13, None):  # the second time the checkpoint is one of ours
-        run(config, tmp_path / "out2", crash_at=crash_at)
-        assert digests(tmp_path / "out2")["model-best scores"] == best
-    whole = run(config_for(tmp_path / "whole", corpus, steps=14), tmp_path / "whole")
-    assert len(whole) == 15 and digests(tmp_path / "whole") == digests(tmp_path / "out2")
-
-
 def test_checkpoint_best_model_is_verified(corpus, tmp_path):
     """And what can't be put back, or not now, does not end the training."""
     config = config_for(tmp_path, corpus, steps=7)
@@ -469,15 +447,6 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
         DocBin(docs=[doc, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
         with pytest.raises(StateError, match="Can't resume in the training data"):
             run(changed, tmp_path / "out")
-    [*_, newest] = steps_of(tmp_path / "state")
-    tree = read_folder(newest)
-    stream = DataStream(iter([(0, [Example(docs[3], docs[3])])] * 4))
-    list(stream)
-    del tree["data"]["annotated"], tree["data"]["all"]
-    tree["data"]["last"] = 1
-    write_folder(newest, tree)
-    with pytest.raises(StateError, match="Can't resume in the training data"):
-        run(config, tmp_path / "out")
 
 
 def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):

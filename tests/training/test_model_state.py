@@ -302,24 +302,6 @@ def test_model_state_of_components_without_a_thinc_model(tmp_path):
         train(nlp, tmp_path / "other")
 
 
-def test_model_state_of_before_is_read(tmp_path):
-    """Which did not say what takes gradients, what is disabled, and had no components but thinc's."""
-    broken, other, whole = (pipeline(with_torch) for _ in range(3))
-    train(whole, tmp_path / "whole")
-    train(broken, tmp_path / "state", crash_at=5)
-    tree = newest_whole(tmp_path / "state")
-    for part in ("requires_grad", "components", "disabled"):
-        del tree["model"][part]
-    for part in ("values", "identity"):
-        del tree[part]
-    tree["optimizer"]["version"] = 1
-    for found in tree["optimizer"]["params"].values():
-        del found["dtype"]
-    write_folder(tmp_path / "state" / "step-00000004", tree)
-    assert train(other, tmp_path / "state") == 3
-    assert values(other) == values(whole)
-
-
 # ---------------------------------------------------------------------- right checksums around anything at all
 
 

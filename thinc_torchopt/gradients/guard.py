@@ -230,11 +230,11 @@ class Guard:
         renamed (Mapping[str, str]): The new names of components, by their names in the state.
         RAISES (StateError): Not the state of a guard.
         """
-        check_parts("the guard", saved, (*_COUNTERS, "averages"), optional=("nonfinite_in_a_row",))
+        check_parts("the guard", saved, (*_COUNTERS, "averages", "nonfinite_in_a_row"))
         check_parts("the guard's averages", saved["averages"])
-        check_parts("the guard's counts", saved.get("nonfinite_in_a_row", {}))
+        check_parts("the guard's counts", saved["nonfinite_in_a_row"])
         counts = {name: check_count(name, saved[name]) for name in _COUNTERS}
-        in_a_row = {name: check_count(name, count) for name, count in saved.get("nonfinite_in_a_row", {}).items()}
+        in_a_row = {name: check_count(name, count) for name, count in saved["nonfinite_in_a_row"].items()}
         averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
         self.__dict__.update(counts)
         self._nonfinite_in_a_row = {_renamed_set(name, renamed): count for name, count in in_a_row.items()}

@@ -175,19 +175,17 @@ class CircuitBreaker:
         RAISES (ConfigError): It is not the state of a circuit breaker. Nothing has changed then.
         """
         try:
-            # What states of before this was counted don't have follows from the rest.
-            conservative, breaker = bool(state["is_on"]), state["breaker"]
-            in_a_row, seconds_open = int(breaker["failures_in_a_row"]), breaker["seconds_open"]
+            breaker, seconds_open = state["breaker"], state["breaker"]["seconds_open"]
             loaded = {
-                "conservative": conservative,
-                "times": int(state.get("times", conservative)),
-                "_in_a_row": in_a_row,
+                "conservative": bool(state["is_on"]),
+                "times": int(state["times"]),
+                "_in_a_row": int(breaker["failures_in_a_row"]),
                 "_opened_at": None if seconds_open is None else self._clock() - float(seconds_open),
-                "_writes_in_a_row": int(state.get("in_a_row", in_a_row)),
+                "_writes_in_a_row": int(state["in_a_row"]),
                 "_wrote_since_step": bool(state["failed_since_step"]),
-                "_steps": int(state.get("steps", 0)),
+                "_steps": int(state["steps"]),
                 "_clean_steps": int(state["clean_steps"]),
-                "_writes": int(state.get("failures", 0)),
+                "_writes": int(state["failures"]),
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(

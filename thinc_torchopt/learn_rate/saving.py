@@ -24,9 +24,8 @@ def check_state(state: Any, parts: Collection[str], here: Mapping[str, WatchedGr
     for watched in here.values():
         watched.check_state_dict(groups[watched.id])
     saved = {id: groups[id]["checksum"] for id in here}
-    # The second checksum: from before it told groups apart whose params have no names.
     identities = {id: watched.identity for id, watched in here.items()}
-    other = {id: found for id, found in identities.items() if saved[id] not in (found.checksum, found.checksum_as(""))}
+    other = {id: found for id, found in identities.items() if saved[id] != found.checksum}
     if other and _are_swapped(other, saved):
         raise ConfigError(
             f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the order in "
@@ -46,9 +45,7 @@ def _are_swapped(identities: Mapping[str, GroupIdentity], saved: Mapping[str, st
     """Whether each saved checksum is that of another group. Both are by id."""
     left = list(identities.values())
     for id in identities:
-        found = next(
-            (identity for identity in left if saved[id] in (identity.checksum_as(id), identity.checksum_as(""))), None
-        )
+        found = next((identity for identity in left if saved[id] == identity.checksum_as(id)), None)
         if found is None:
             return False
         left.remove(found)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from ..checks import check_count, check_parts, check_version, own_errors
 from ..errors import ConfigError
-from ..params import renamed_components
 from ..state import by_name, match, read_folder, write_folder
 from .parts import Parts
 
@@ -58,14 +57,14 @@ class Saved(Parts):
                 f"{on_growth!r}."
             )
         check_version("the optimizer", saved, by_name.VERSION)
-        check_parts("the optimizer", saved, by_name.PARTS, optional=("algorithms", "freeze_changes"))
+        check_parts("the optimizer", saved, by_name.PARTS)
         self._settings.check_state_dict(saved)
         step = check_count("step", saved["step"])
         # Built beside the current one, and replaces it once everything has succeeded.
         trained, guard = self._no_params(step), copy(self._step.guard)
         with own_errors("the optimizer"), self._frozen_grads.put_aside():
             by_name.check_params_are_dicts(saved["params"])
-            paths = renamed_components(saved, nlp) | match.as_paths(renamed or {})
+            paths = match.as_paths(renamed or {})
             trained.load(nlp, exclude, saved, on_growth, paths)
             guard.load_state_dict(saved["guard"], paths)
             by_name.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
@@ -83,9 +82,7 @@ class Saved(Parts):
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
-        nlp, _ = self._trained.table.bound_to()
-        if paths := renamed_components(saved, nlp):
-            saved = match.rename(saved, paths)
+        self._trained.table.bound_to()
         self._trained.roll_back(saved)
         self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
         self._step.guard.bad_in_a_row = 0

@@ -108,7 +108,7 @@ class TrainedParams:
             "algorithms": state.collect_algorithms(self.groups),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.shim_paths()),
             "grad_scalers": state.collect_scalers(self.table.shim_paths()),
-            **({"freeze_changes": changes} if (changes := self.groups.freeze_changes.state_dict()) else {}),
+            "freeze_changes": self.groups.freeze_changes.state_dict(),
         }
 
     def load(
@@ -128,7 +128,7 @@ class TrainedParams:
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
-        self.groups.freeze_changes.load_state_dict(saved.get("freeze_changes", ()))
+        self.groups.freeze_changes.load_state_dict(saved["freeze_changes"])
         ids = state.group_ids(saved["groups"])
         if paths:
             saved = state_match.rename(saved, paths)
@@ -154,7 +154,7 @@ class TrainedParams:
         state.check_param_states(known, saved["params"])
         state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved.get("algorithms", {}))
+        state.restore_algorithms(self.groups, saved["algorithms"])
         self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(paths))
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
@@ -185,5 +185,5 @@ class TrainedParams:
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
         state.restore_params(goes_on, saved["params"])
         state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved.get("algorithms", {}))
+        state.restore_algorithms(self.groups, saved["algorithms"])
         state.restore_scalers(self.table.shim_paths(), saved["grad_scalers"])

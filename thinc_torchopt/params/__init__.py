@@ -7,7 +7,6 @@ are found, succession.py what becomes of one that has grown, shims.py how params
 
 from .layers import layers_of
 from .names import NamedParam, shim_paths, torch_params, walk
-from .old_names import model_by_names_of_now, renamed_components
 from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
@@ -35,9 +34,7 @@ __all__ = [
     "is_viewable",
     "layers_of",
     "matches_any",
-    "model_by_names_of_now",
     "own_copy",
-    "renamed_components",
     "saved_tensor",
     "shim_paths",
     "torch_grads",

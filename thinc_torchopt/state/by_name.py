@@ -17,8 +17,7 @@ from ..errors import StateError
 from ..groups import ParamGroups
 from ..params import Param
 
-# 2: params have a dtype.
-VERSION = 2
+VERSION = 1
 PARTS = (
     "version",
     "step",
@@ -28,8 +27,10 @@ PARTS = (
     "learn_rates",
     "params",
     "groups",
+    "algorithms",
     "averages",
     "grad_scalers",
+    "freeze_changes",
 )
 
 
@@ -291,8 +292,8 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     check_parts(
         f"param '{param.name}'",
         found,
-        ("shape", "updates", "joined_at", "state"),
-        optional=("dtype", "shim", "skipped"),
+        ("shape", "dtype", "updates", "joined_at", "state"),
+        optional=("shim",),
     )
     if not isinstance(found["shape"], list):
         raise StateError(
@@ -301,26 +302,16 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     for size in found["shape"]:
         check_count(f"{param.name} shape", size)
     check_count(f"{param.name} updates", found["updates"])
-    if not isinstance(found.get("dtype", ""), str):
-        raise StateError(
-            f"Can't load the state of param '{param.name}': expected its dtype as a text, found {found['dtype']!r}."
-        )
+    if not isinstance(_saved_dtype(found), torch.dtype):
+        raise StateError(f"Can't load the state of param '{param.name}': expected its dtype, found {found['dtype']!r}.")
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])
 
 
-def _saved_dtype(found: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype that a param had when it was saved. Older states did not store it: then the dtype of most tensors."""
-    if isinstance(found.get("dtype"), str):
-        dtype = getattr(torch, found["dtype"].removeprefix("torch."), None)
-        return dtype if isinstance(dtype, torch.dtype) else None
-    dtypes = [
-        value.dtype
-        for value in found["state"].values()
-        if isinstance(value, torch.Tensor) and list(value.shape) == found["shape"]
-    ]
-    return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+def _saved_dtype(found: Mapping[str, Any]) -> Any:
+    """The dtype that a param had when it was saved, or None."""
+    return getattr(torch, str(found["dtype"]).removeprefix("torch."), None)
 
 
 def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, StateError
-from ..state import clear_leftovers, crc32_of, replacing, write_text
+from ..state import clear_leftovers, crc32_of, replacing
 
 _MANIFEST = "torchopt-manifest.json"
 
@@ -26,16 +26,11 @@ class BestModel:
 
     def __init__(self, folder: Path):
         self.path = folder / "best"
-        self._is_of_old = False
-
-    def accept_old(self) -> None:
-        """Take for a copy of ours what has no manifest: earlier versions wrote none."""
-        self._is_of_old = self.path.is_dir() and not self.is_there
 
     @property
     def is_there(self) -> bool:
         """Whether there is a copy."""
-        return (self.path / _MANIFEST).is_file() or (self._is_of_old and self.path.is_dir())
+        return (self.path / _MANIFEST).is_file()
 
     def check_place(self) -> None:
         """RAISES (ConfigError): Something else is where the copy is to be."""
@@ -58,19 +53,12 @@ class BestModel:
         with replacing(self.path) as unfinished:
             shutil.copytree(model, unfinished)
             (unfinished / _MANIFEST).write_text(_manifest_of(unfinished, step), encoding="utf8")
-        self._is_of_old = False
 
-    def mark_old(self) -> None:
-        """Give what was taken for a copy of ours its manifest. RAISES (OSError): The disk is full, for example."""
-        if self._is_of_old:
-            write_text(self.path / _MANIFEST, _manifest_of(self.path, None))
-            self._is_of_old = False
-
-    def put_back(self, model: Path) -> int | None:
+    def put_back(self, model: Path) -> int:
         """Copy it to where spaCy keeps the best model.
 
         model (Path): There is nothing yet.
-        RETURNS (int | None): Of which step it is, if that is known.
+        RETURNS (int): Of which step it is.
         RAISES (StateError): It is damaged. (OSError): The disk is full, for example. Then nothing is there.
         """
         manifest = self._read_manifest()
@@ -78,27 +66,23 @@ class BestModel:
         with replacing(model) as unfinished:
             shutil.copytree(self.path, unfinished, ignore=lambda folder, names: {_MANIFEST} & set(names))
             # Of the copy: so it is known of that as well.
-            if manifest is not None and _checksums(unfinished) != manifest["files"]:
+            if _checksums(unfinished) != manifest["files"]:
                 raise StateError(
                     f"Can't use the best model in '{self.path}': expected its files as they were written, found "
                     "others. It is damaged, or was changed by something else."
                 )
-        return None if manifest is None else manifest["step"]
+        step: int = manifest["step"]
+        return step
 
     def remove(self) -> None:
         """Remove the copy, if there is one."""
         if self.is_there and not self.path.is_symlink():
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _read_manifest(self) -> dict[str, Any] | None:
-        if self._is_of_old:
-            return None
+    def _read_manifest(self) -> dict[str, Any]:
         try:
             manifest = json.loads((self.path / _MANIFEST).read_text(encoding="utf8"))
-            return {
-                "step": None if manifest["step"] is None else int(manifest["step"]),
-                "files": dict(manifest["files"]),
-            }
+            return {"step": int(manifest["step"]), "files": dict(manifest["files"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
                 f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: "
@@ -106,7 +90,7 @@ class BestModel:
             ) from error
 
 
-def _manifest_of(folder: Path, step: int | None) -> str:
+def _manifest_of(folder: Path, step: int) -> str:
     return json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
 
 

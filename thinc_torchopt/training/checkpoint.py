@@ -25,7 +25,6 @@ from spacy.language import Language
 from ..checks import check_parts, own_errors
 from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from ..optimizers import TorchOptimizer
-from ..params import model_by_names_of_now
 from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
@@ -156,8 +155,6 @@ class RunCheckpoints:
         self._lock.take()
         clear_leftovers(self.folder)
         saved = self._find()
-        if saved is not None and "output" in saved:
-            self.output.best.accept_old()
         self.output.best.check_place()
         return saved
 
@@ -183,7 +180,6 @@ class RunCheckpoints:
             return None
         with own_errors(f"the training in '{self.folder}'"):
             changes = self._changes(saved)
-            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
         if changes:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
@@ -253,10 +249,6 @@ class RunCheckpoints:
             remove(steps_of(self.folder))
         if not self.goes_on:
             self.output.best.remove()
-        try:
-            self.output.best.mark_old()
-        except OSError as error:
-            self._warn(error)
 
     def close(self) -> None:
         """The training has ended: let the folder go."""

@@ -16,19 +16,21 @@ from ..checks import check_version
 from ..errors import CheckpointWarning, StateError
 from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
 
-# 1: what version 0.1 of the package wrote, without a number. 2: with the number, and with the states of listeners.
-VERSION = 2
-_PARTS = {"config", "progress", "optimizer", "model", "data", "random", "performance"}
-# What is taken for parts that older versions did not write, or that are not in the checkpoints of all runs.
-_LATER_PARTS: dict[str, Any] = {
-    "version": 1,
-    "values": None,
-    "identity": None,
-    "listeners": {},
-    "own": {},
-    "ranks": None,
-    "grads": None,
+VERSION = 1
+_PARTS = {
+    "config",
+    "progress",
+    "optimizer",
+    "model",
+    "data",
+    "random",
+    "performance",
+    "values",
+    "identity",
+    "listeners",
 }
+# What is not in the checkpoints of all runs: of several processes, and of loops of a user's own.
+_OF_SOME: dict[str, Any] = {"ranks": None, "own": {}, "grads": None}
 
 
 def name_of(step: int) -> str:
@@ -49,11 +51,11 @@ def steps_of(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of this version or an older one. What an older one lacks is at its default.
+    """Read a checkpoint.
 
     RAISES (StateError): It is not there, or damaged; or a newer version wrote it.
     """
-    saved = _LATER_PARTS | read_folder(path)
+    saved = _OF_SOME | read_folder(path)
     _check_version(saved, path)
     _check_parts(saved, path)
     return saved
@@ -92,7 +94,7 @@ def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[dict[str, Any]]:
 def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
     for path in paths:
         try:
-            saved = _LATER_PARTS | read_folder(path)
+            saved = _OF_SOME | read_folder(path)
         except StateError as error:
             _tell_damaged(path, error, order, damaged)
             continue

@@ -20,10 +20,7 @@ from ..errors import StateError
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
 from .layer_attrs import is_plain, like, on_cpu
 
-_PARTS = ("params", "modules", "attrs")
-# Parts that older versions did not save: torch params that are trained, components without a thinc model, disabled
-# components.
-_LATER_PARTS = ("requires_grad", "components", "disabled")
+_PARTS = ("params", "modules", "attrs", "requires_grad", "components", "disabled")
 
 
 def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any]:
@@ -118,7 +115,7 @@ def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) 
     """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be
     loaded.
     """
-    check_parts("the model", saved, _PARTS, optional=_LATER_PARTS)
+    check_parts("the model", saved, _PARTS)
     with own_errors("the model"):
         different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
     if different:
@@ -127,7 +124,7 @@ def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) 
             f"for {_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or "
             "start from the beginning."
         )
-    if not allow_foreign_shims and (saved.get("components") or any(True for _ in _foreign_shims(nlp))):
+    if not allow_foreign_shims and (saved["components"] or any(True for _ in _foreign_shims(nlp))):
         check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
 
 
@@ -142,7 +139,7 @@ def _layout_of_saved(nlp: Language, saved: Mapping[str, Any]) -> dict[str, Any]:
         name: isinstance(nodes, list) and all(isinstance(node, Mapping) for node in nodes)
         for name, nodes in saved["attrs"].items()
     }
-    components = saved.get("components", dict.fromkeys(name for name, _ in _other_components(nlp)))
+    components = saved["components"]
     return {
         "params": {
             name: _shape(value) if isinstance(value, torch.Tensor) else "unknown"
@@ -192,7 +189,7 @@ def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
 def restore_setup(nlp: Language, saved: Mapping[str, Any]) -> None:
     """Disable components, and let torch params learn, as in the run that goes on: a callback may have changed that."""
     with own_errors("the model"):
-        disabled = set(saved.get("disabled", nlp.disabled))
+        disabled = set(saved["disabled"])
         for name in nlp.component_names:
             if name in disabled and name in nlp.pipe_names:
                 nlp.disable_pipe(name)
@@ -200,7 +197,7 @@ def restore_setup(nlp: Language, saved: Mapping[str, Any]) -> None:
                 nlp.enable_pipe(name)
         for name, model in components_with_model(nlp):
             for path, shim in shim_paths(model, name):
-                if path in saved.get("requires_grad", {}):
+                if path in saved["requires_grad"]:
                     learns = set(saved["requires_grad"][path])
                     for key, param in torch_params(shim):
                         if not is_lazy(param):
@@ -225,7 +222,7 @@ def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
                     shim.from_bytes(saved["modules"][path].numpy().tobytes())
             for node, attrs in zip(model.walk(), saved["attrs"][name]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
-        components = saved.get("components", {})
+        components = saved["components"]
         for name, proc in _other_components(nlp):
             if name in components:
                 _load_bytes(proc, components[name].numpy().tobytes())

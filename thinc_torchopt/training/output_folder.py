@@ -67,7 +67,7 @@ class OutputFolder:
                 stacklevel=4,
             )
         else:
-            if step is not None and self.best_step is not None and step < self.best_step:
+            if self.best_step is not None and step < self.best_step:
                 warnings.warn(
                     CheckpointWarning(
                         f"The model in '{model_best}' is that of step {step}. The model of step {self.best_step} was "

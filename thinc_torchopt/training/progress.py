@@ -80,7 +80,7 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (StateError): Not such a state. Nothing is changed then."""
-        check_parts("the progress", state, ("step",), optional=vars(self).keys() - {"step"})
+        check_parts("the progress", state, vars(self))
         wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
         if wrong:
             raise StateError(
@@ -90,7 +90,7 @@ class Progress:
         self.__dict__.update(state)
         self.losses = {
             name: loss if dtype is None else numpy.dtype(dtype).type(loss)
-            for name, (loss, dtype) in state.get("losses", {}).items()
+            for name, (loss, dtype) in state["losses"].items()
         }
 
 

@@ -17,7 +17,6 @@ from spacy.language import Language
 
 from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
-from ..params import model_by_names_of_now
 from ..types import RollbackSettings
 from .checkpoint_folder import best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
@@ -130,7 +129,6 @@ class Rollback:
 
     def _find_best(self, folder: Path) -> Mapping[str, Any] | None:
         for saved in best_ones(folder, self._progress.ranked()):
-            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
             if is_finite(self._nlp, saved["model"]):
                 return saved
         return None
@@ -140,7 +138,6 @@ class Rollback:
         last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
         tried = None
         for saved in whole_ones(folder):
-            saved["model"] = model_by_names_of_now(saved["model"], self._nlp)
             step = saved["progress"]["step"]
             if saved["optimizer"]["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved["model"]):
                 continue

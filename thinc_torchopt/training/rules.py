@@ -39,7 +39,7 @@ from .ranks import Alone
 logger = logging.getLogger("spacy.torchopt")
 
 _WHAT = "the trainer controller"
-_STATE = ("controller", "pending", "untold", "fired", "is_stopped")
+_STATE = ("controller", "pending", "untold", "fired", "is_stopped", "has_ended")
 
 # What rules ask for, as the loop calls it.
 _REQUESTS: Final = {
@@ -315,7 +315,7 @@ class Rules:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (StateError): It is no such state."""
-        check_parts(_WHAT, state, _STATE, optional=("has_ended",))
+        check_parts(_WHAT, state, _STATE)
         with own_errors(_WHAT):
             unknown = [request for request in state["pending"] if request not in _TOO_LATE]
             if unknown:
@@ -325,7 +325,7 @@ class Rules:
             self._controller.load_state_dict(state["controller"])
         self._pending, self._untold, self._fired = pending, untold, fired
         self._is_stopped = bool(state["is_stopped"])
-        self._has_ended = bool(state.get("has_ended", True))
+        self._has_ended = bool(state["has_ended"])
 
 
 class RunSteering:
