@@ -11,9 +11,15 @@ An update starts with the gradients in their places and ends with the params upd
 thinc's arrays are zero, in place; those of a torch module are None, but for thinc's own optimizer, which sets them to
 zero too. The contestants take turns, each on tensors of its own with the same values, so that a slow moment of the
 machine meets all of them. Figures are medians.
+
+Then four shapes of thinc's arrays, with clipping and the guard: 33 x 30,000, 200 x 5,000, 1,000 x 100, 1 x 1,000.
+There the figures are microseconds of processor time a tensor, on one thread, the smallest of all rounds: what the code
+itself takes. `--shapes` measures these alone.
 """
 
 import argparse
+import functools
+import gc
 import json
 import platform
 import statistics
@@ -130,22 +136,24 @@ def thinc_contestant(models: list[Model], optimizer: Any, values: list[torch.Ten
     return fill, update
 
 
-def torch_contestant(arrays: list[Any], values: list[torch.Tensor], *, full: bool, keeps_grads: bool) -> Contestant:
+def torch_contestant(
+    arrays: list[Any], values: list[torch.Tensor], *, clips: bool, averages: bool, keeps_grads: bool
+) -> Contestant:
     params = [torch.nn.Parameter(torch.from_numpy(array.copy())) for array in arrays]
     grads = [(param, torch.zeros_like(param)) for param in params]
     data = [param.detach() for param in params]
-    averages = [torch.zeros_like(param) for param in data]
+    averaged = [torch.zeros_like(param) for param in data]
     optimizer = torch.optim.AdamW(params, lr=LEARN_RATE, fused=True)
 
     def fill() -> None:
         put_in(grads, values)
 
     def update() -> None:
-        if full:
+        if clips:
             torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
         optimizer.step()
-        if full:
-            torch._foreach_lerp_(averages, data, 1e-4)
+        if averages:
+            torch._foreach_lerp_(averaged, data, 1e-4)
         optimizer.zero_grad(set_to_none=not keeps_grads)
 
     return fill, update
@@ -164,20 +172,68 @@ def race(contestants: dict[str, Contestant], rounds: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dict[str, float]:
+def contestants_for(
+    build: Callable[[], list[Model]], features: dict[str, Any], *, clips: bool, averages: bool
+) -> dict[str, Contestant]:
     models = build()
     arrays, keeps_grads = list(arrays_of(models)), not any(node.shims for model in models for node in model.walk())
     rng = numpy.random.default_rng(0)
     values = [torch.from_numpy(rng.normal(size=array.shape, scale=1e-3).astype("f")) for array in arrays]
-    features: dict[str, Any] = {"grad_clip": MAX_NORM if full else 0.0, "use_averages": full}
-    ours = TorchOptimizer(AdamW(), LEARN_RATE, max_nonfinite=20 if full else 0, **features)
-    contestants = {
-        "torch AdamW(fused)": torch_contestant(arrays, values, full=full, keeps_grads=keeps_grads),
+    ours = TorchOptimizer(AdamW(), LEARN_RATE, max_nonfinite=20 if clips else 0, **features)
+    return {
+        "torch AdamW(fused)": torch_contestant(arrays, values, clips=clips, averages=averages, keeps_grads=keeps_grads),
         "TorchOptimizer + torch.AdamW": thinc_contestant(build(), ours, values),
         "drop-in Adam": thinc_contestant(build(), Adam(LEARN_RATE, L2=0.01, **features), values),
         "thinc Adam": thinc_contestant(build(), ThincAdam(LEARN_RATE, L2=0.01, **features), values),
     }
-    return race(contestants, rounds)
+
+
+def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dict[str, float]:
+    features: dict[str, Any] = {"grad_clip": MAX_NORM if full else 0.0, "use_averages": full}
+    return race(contestants_for(build, features, clips=full, averages=full), rounds)
+
+
+def models_of_shape(n_tensors: int, size: int) -> list[Model]:
+    """A model with so many params of one dimension."""
+    rng = numpy.random.default_rng(0)
+    layers = []
+    for _ in range(n_tensors):
+        layers.append(Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": None}))
+        layers[-1].set_param("W", rng.normal(size=size).astype("f"))
+    return [Model("root", lambda model, X, is_train: (X, lambda dY: dY), layers=layers)]
+
+
+def processor_time(contestants: dict[str, Contestant], rounds: int) -> dict[str, float]:
+    """The least processor time of each in milliseconds, on one thread, after three rounds to warm up."""
+    least = dict.fromkeys(contestants, float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.disable()
+    try:
+        for turn in range(rounds + 3):
+            for name, (fill, update) in contestants.items():
+                fill()
+                start = time.process_time()
+                update()
+                if turn >= 3:
+                    least[name] = min(least[name], 1e3 * (time.process_time() - start))
+    finally:
+        gc.enable()
+        torch.set_num_threads(threads)
+    return least
+
+
+def measure_shapes(rounds: int, results: dict[str, dict[str, float]]) -> None:
+    """Measure four shapes, and print what comes out."""
+    for n_tensors, size in ((33, 30_000), (200, 5_000), (1_000, 100), (1, 1_000)):
+        title = f"{n_tensors:,} x {size:,}"
+        build = functools.partial(models_of_shape, n_tensors, size)
+        contestants = contestants_for(build, {"grad_clip": MAX_NORM, "use_averages": False}, clips=True, averages=False)
+        found = results[title] = processor_time(contestants, rounds)
+        bare = found["torch AdamW(fused)"]
+        print(f"\n{title}")
+        for name, ms in found.items():
+            print(f"  {name:30} {1e3 * ms / n_tensors:8.2f} us a tensor  {ms / bare:5.2f} x torch")
 
 
 def keep_busy(stack: ExitStack, processes: int) -> None:
@@ -191,6 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", type=int, default=0, help="How many other processes keep a core busy meanwhile.")
     parser.add_argument("--json", help="Also write the figures to this file.")
+    parser.add_argument("--shapes", action="store_true", help="Measure the shapes alone.")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads; ", end="")
     print(
@@ -200,7 +257,9 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         keep_busy(stack, args.busy)
-        measure_all(args.rounds, results)
+        if not args.shapes:
+            measure_all(args.rounds, results)
+        measure_shapes(args.rounds, results)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=2)
