@@ -71,7 +71,7 @@ class Results:
 
 
 def _row(number: int) -> dict[str, Any]:
-    """round: Which made the model. clients: What each reported. failed: Why others were left out. score, scores: Of the
-    model, when they are known.
+    """round: Which made the model. clients: What each reported. failed: Why others were left out. repeated: The same of
+    each attempt that was not accepted. score, scores: Of the model, when they are known.
     """
-    return {"round": number, "clients": {}, "failed": {}, "score": None, "scores": {}}
+    return {"round": number, "clients": {}, "failed": {}, "repeated": [], "score": None, "scores": {}}
