@@ -251,7 +251,7 @@ class Modular(Lasting):
             for group in self.param_groups:
                 listening = [part for part in self._parts if part.listens and group[f"{part.label}_{ENABLED}"]]
                 for param in group["params"]:
-                    state = self.state[param] if param in self.state else {}
+                    state = self.state.get(param, {})
                     for part in listening:
                         if param in chosen[part.label] and not Kept(state, part.label):
                             Kept(state, part.label).update(part.first_state(param.detach()))

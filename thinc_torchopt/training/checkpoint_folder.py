@@ -15,6 +15,7 @@ from typing import Any
 from ..checks import check_version
 from ..errors import CheckpointWarning, StateError
 from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
+from .progress import check_progress
 
 # 1: what version 0.1 of the package wrote, without a number. 2: with the number, and with the states of listeners.
 VERSION = 2
@@ -66,6 +67,7 @@ def _check_version(saved: Mapping[str, Any], path: Path) -> None:
 def _check_parts(saved: Mapping[str, Any], path: Path) -> None:
     if missing := _PARTS - saved.keys():
         raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+    check_progress(saved["progress"])
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:
