@@ -1,6 +1,5 @@
 """Rounds over Flower's apps and messages, in one process: what comes out, and what happens to clients that fail."""
 
-import json
 import math
 
 import pytest
@@ -16,7 +15,7 @@ from flwr.serverapp.strategy import FedMedian
 
 from thinc_torchopt.modular.federated import server
 from thinc_torchopt.modular.federated.house import House
-from thinc_torchopt.modular.federated.results import Results
+from thinc_torchopt.modular.federated.results import Results, read_result
 from thinc_torchopt.modular.federated.settings import federated_settings
 from thinc_torchopt.modular.federated.strategy import ModularStrategy
 from thinc_torchopt.modular.federated.weights import Weights
@@ -49,7 +48,7 @@ class Run:
 
     @property
     def result(self):
-        return json.loads((self.output / "result.json").read_text())
+        return read_result(self.output)
 
     def weights(self, name="model-last"):
         return Weights(spacy.load(self.output / name)).collect()
@@ -422,7 +421,7 @@ def spoil_to(examples, dev_examples=None, score=None):
 
 
 def test_rounds_cap_the_examples_of_a_client(texts, tmp_path, caplog):
-    """South said before round one that it has 20 texts. A report of ten billion counts as 20: a third of the average."""
+    """South said before round one that it has 20 texts. A report of ten billion counts as 20."""
     config = small_config(federated__rounds=1)
     run = Run(texts, tmp_path, config, spoil=spoil_to(10**10))
     with caplog.at_level("WARNING", "flwr"):
@@ -466,5 +465,5 @@ def test_rounds_cap_what_a_stream_reads_by_the_first_report(texts, tmp_path):
 
 def test_rounds_take_no_client_with_more_examples_than_may_be(texts, tmp_path):
     run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__max_examples=30))
-    with pytest.raises(FederationError, match="at most 30 examples, 'max_examples' in .federated., found 40"):
+    with pytest.raises(FederationError, match=r"at most 30 examples, 'max_examples' in .federated., found 40"):
         run.train()
