@@ -1,4 +1,4 @@
-"""One run for each folder of checkpoints: a file there says whose it is.
+"""One run for each folder, of checkpoints or of results: a file there says whose it is.
 
 The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no
 stale ones. Where disks have no locks, and within one process, the last run that comes has the folder; the one before
