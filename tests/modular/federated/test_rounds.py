@@ -5,6 +5,7 @@ import math
 import pytest
 import spacy
 import torch
+from spacy.tokens import DocBin
 
 from thinc_torchopt.errors import ConfigError, FederationError
 
@@ -354,6 +355,24 @@ def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
     assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
 
 
+def test_rounds_that_are_repeated_keep_to_the_clients_that_replied(texts, tmp_path, caplog):
+    """Another client that calls itself north comes while round 2 is repeated, as south is silent: it has to wait."""
+    is_now = in_round(2)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["twin"] = dict(run.grid.clients["north"])
+            run.grid.start("twin")
+            return None
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2), spoil=spoil)
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert result["status"] == "finished" and "Two clients are called 'north'" in caplog.text
+    assert {name for kind, name, _ in run.grid.log if kind == "train"} == set(SIZES)
+
+
 def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
     """The silent client stays silent. What there was before is in model-last."""
 
@@ -446,6 +465,17 @@ def test_rounds_cap_the_dev_examples_of_a_client(texts, tmp_path):
         )
         scores.append(run.train()["rounds"][0]["score"])
     assert scores[0] == scores[1]
+
+
+def test_rounds_take_no_dev_examples_from_who_has_none(texts, tmp_path):
+    """South said that it has none. Its report of ten billion, with a score, says nothing."""
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    run = Run(texts, tmp_path, small_config(federated__rounds=1), spoil=spoil_to(20, dev_examples=10**10, score=0.9))
+    run.grid.clients["south"]["paths.dev"] = str(tmp_path / "empty.spacy")
+    result = run.train()
+    [row] = [row for row in result["rounds"] if row["clients"]]
+    assert row["clients"]["south"]["score_before"] is None
+    assert result["rounds"][0]["score"] == row["clients"]["north"]["score_before"]
 
 
 def test_rounds_cap_what_a_stream_reads_by_the_first_report(texts, tmp_path):

@@ -74,6 +74,8 @@ class ModularStrategy(Strategy):
         # By name of client: the last round whose report was taken; and how many examples and dev examples it has.
         self._taken: dict[str, int] = {}
         self._counts: dict[str, dict[str, int]] = {}
+        # Those who failed in an attempt that was not accepted, while the round is repeated.
+        self._silent: dict[str, str] = {}
 
     def run(self, grid: Grid) -> Result:
         """All rounds.
@@ -112,8 +114,9 @@ class ModularStrategy(Strategy):
         while len(found) < self._settings.min_clients:
             self._refuse(server_round, [report.name for report, _ in found])
             found = self._read(self._repeat(server_round), self._weights)
-        reports = [report for report, _ in found]
-        claimed, reports = reports, [self._capped(report) for report in reports]
+        self._silent = {}
+        claimed = [report for report, _ in found]
+        reports = [self._capped(report) for report in claimed]
         found = [(report, reply) for report, (_, reply) in zip(reports, found)]
         self._note_score(server_round - 1, reports)
         row = self._results.rounds[server_round]
@@ -154,6 +157,7 @@ class ModularStrategy(Strategy):
         RAISES (FederationError): It was the last one.
         """
         row, s = self._results.rounds[server_round], self._settings
+        self._silent = row["failed"]
         row["repeated"].append(row["failed"])
         row["failed"] = {}
         expected = (
@@ -191,7 +195,7 @@ class ModularStrategy(Strategy):
         capped = {}
         for what in ("examples", "dev_examples"):
             found = getattr(report, what)
-            limit = known[what] = known.get(what) or found
+            limit = known.setdefault(what, found)
             if found > limit:
                 LOG.warning(
                     "Client '%s' reports %s %s, and counts for the %s of before", report.name, found, what, limit
@@ -271,7 +275,7 @@ class ModularStrategy(Strategy):
             online = set(grid.get_node_ids())
             for node in self._members.keys() - online:
                 LOG.warning("Client '%s' is gone", self._members.pop(node))
-            refused |= self._introduce(grid, sorted(online - self._members.keys() - refused))
+            refused |= self._introduce(grid, sorted(online - self._members.keys() - refused), server_round)
             if len(self._members) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(min(1.0, s.wait_seconds))
@@ -284,7 +288,7 @@ class ModularStrategy(Strategy):
                 "clients, or change 'min_clients' in [federated]."
             )
 
-    def _introduce(self, grid: Grid, nodes: list[int]) -> set[int]:
+    def _introduce(self, grid: Grid, nodes: list[int], server_round: int) -> set[int]:
         """Ask nodes who they are. RETURNS (set[int]): Those that can't take part in the round that comes."""
         if not nodes:
             return set()
@@ -310,7 +314,8 @@ class ModularStrategy(Strategy):
                 LOG.error("%s", self._refused[node])
                 continue
             old = next((other for other, known in self._members.items() if known == name), None)
-            if old is not None and self._taken.get(name, 0) == len(self._results.rounds) - 1:
+            is_alive = self._taken.get(name, 0) == server_round - 1 and name not in self._silent
+            if old is not None and is_alive:
                 LOG.error(
                     "Two clients are called '%s': the second one, node %s, has to wait until the first is gone",
                     name,
@@ -321,7 +326,8 @@ class ModularStrategy(Strategy):
             if old is not None:
                 del self._members[old]
             self._members[node] = name
-            self._counts.setdefault(name, {"examples": found.examples, "dev_examples": found.dev_examples})
+            counts = {"dev_examples": found.dev_examples}
+            self._counts.setdefault(name, counts | ({"examples": found.examples} if found.examples else {}))
             LOG.info("Client '%s' takes part, with %s examples", name, found.examples or "a stream of")
         return waiting | self._refused.keys()
 
@@ -347,7 +353,7 @@ class ModularStrategy(Strategy):
                 if node not in found:
                     raise MessageError(f"There was no reply within {self._settings.timeout_seconds:g} seconds.")
                 report = read_report(_content(found[node]), name, weights, self._exchanged)
-                self._check_examples(name, self._counts[name]["examples"] or report.examples)
+                self._check_examples(name, self._counts[name].get("examples", report.examples))
                 self._step.check(name, report.aux_vars)
                 reports.append((report, found[node]))
             except (AuxVarError, MessageError) as error:
