@@ -12,7 +12,7 @@ from thinc_torchopt.errors import ConfigError, FederationError
 from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array
-from flwr.serverapp.strategy import FedMedian
+from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from thinc_torchopt.modular.federated import server
 from thinc_torchopt.modular.federated.house import House
@@ -148,6 +148,22 @@ def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
     strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), FedMedian())
     strategy.run(run.grid)
     assert all(float(value.abs().max()) < 100 for value in run.weights().values())
+
+
+class NoAverage(FedAvg):
+    """As some of Flower's strategies do when there are too few for them."""
+
+    def aggregate_train(self, server_round, replies):
+        return None, None
+
+
+def test_rounds_without_an_average_fail(texts, tmp_path):
+    """The model would stay as it was, and the run be finished."""
+    run = Run(texts, tmp_path, small_config())
+    house = House(_server_config(texts, small_config()))
+    strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), NoAverage())
+    with pytest.raises(FederationError, match="found that NoAverage gives none"):
+        strategy.run(run.grid)
 
 
 # ---------------------------------------------------------------------- clients that fail
