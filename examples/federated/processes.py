@@ -1,7 +1,7 @@
 """Flower's processes on this machine: a superlink, a supernode for each client, and `flwr run`.
 
 All of it stays on 127.0.0.1, and nothing is left behind: in the end each process is killed, with all that it has
-started.
+started. Call `exit_on_signals` first, or else a program that is ended by SIGTERM leaves them all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 APP = Path(__file__).parent
 BIN = Path(sys.executable).parent
 # Nothing is sent anywhere, and no newer version is looked for.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+# What ends a program that does not see to it. There is no SIGHUP on Windows.
+_ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM, and a terminal that is closed, end this program as an exception does: all is cleared up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in _ENDS:
+        signal.signal(number, leave)
 
 
 class Federation:
@@ -101,6 +114,15 @@ class Federation:
         process.wait()
 
     def stop(self) -> None:
+        """End all processes. It takes seconds, in which this program can't be ended: some would be left."""
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (*_ENDS, signal.SIGINT)}
+        try:
+            self._stop()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _stop(self) -> None:
         started = [pid for process in self._processes.values() for pid in descendants(process.pid)]
         _signal([process.pid for process in self._processes.values()], signal.SIGTERM)
         end = time.monotonic() + 5

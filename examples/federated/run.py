@@ -22,14 +22,16 @@ from typing import Any
 
 import spacy
 from confection import Config
-from processes import Federation, federation
+from processes import Federation, exit_on_signals, federation
 from spacy.tokens import DocBin
 from spacy.training import Corpus, Example
 from wasabi import msg
 
 from thinc_torchopt.compat import has_matplotlib, import_figure
 from thinc_torchopt.corpora import PythonDocs
+from thinc_torchopt.errors import StateError
 from thinc_torchopt.modular.federated import merge_labels
+from thinc_torchopt.modular.federated.results import read_result, set_aside
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "federated.cfg"
@@ -55,6 +57,7 @@ def main() -> None:
     if args.kill and not re.fullmatch(rf"({'|'.join(CLIENTS)})=\d+", args.kill):
         parser.error(f"--kill: expected one of {', '.join(CLIENTS)} and a round, as in north=2, found {args.kill}")
     output = args.output.resolve()
+    exit_on_signals()
 
     msg.divider("Texts")
     write_corpora(output / "texts", args.texts)
@@ -146,17 +149,21 @@ def train_federated(method: str, output: Path, args: argparse.Namespace) -> dict
         config.to_disk(folder / name / "federated.cfg")
     clients = {name: {"config": folder / name / "federated.cfg", **paths(output / "texts" / name)} for name in CLIENTS}
     victim, _, in_round = args.kill.partition("=")
-    result = folder / "result.json"
-    result.unlink(missing_ok=True)
+    # Or else a server that does not begin would seem to have finished.
+    if (before := set_aside(folder)) is not None:
+        msg.info(f"The results of a run before are in {before} now")
     with federation(folder, clients, tls=args.tls) as running:
         running.run({"config": folder / "server" / "federated.cfg", "output": folder})
         if victim:
             kill_in_round(running, victim, int(in_round))
         running.wait(120 + args.rounds * (args.timeout + 60))
-        found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"status": "not begun"}
+        try:
+            found = read_result(folder)
+        except StateError as error:
+            found = {"status": "not begun", "error": str(error)}
         if found["status"] != "finished":
             print(running.log("run").read_text(errors="replace")[-5000:])
-            msg.fail(f"The run has {found['status']}: {found.get('error')}", f"See {folder / 'logs'}", exits=1)
+            msg.fail(f"The run is not finished: {found['status']}, {found['error']}", str(folder / "logs"), exits=1)
     return found
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -753,3 +754,143 @@ def test_optimizer_has_no_temporary_as_large_as_the_model(monkeypatch):
     optimizer.step()
     sizes = [buffer.numel() for own in taken for buffers in own._buffers.values() for buffer in buffers]
     assert sizes and max(sizes) <= 100 and len(sizes) <= 5
+
+
+# ---------------------------------------------------------------------- nothing is ignored
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("lrate", "lr", 0.5), ("lr", "lr", 0.5), ("w_decay", "weight_decay", 0.2), ("weight_decay", "weight_decay", 0.2)],
+)
+def test_optimizer_attributes_take_effect(name, key, value):
+    """declearn's Optimizer has `lrate` and `w_decay` as attributes, which the next step reads."""
+    settings = {"lr": 0.1, "weight_decay": 0.1, "decay": "declearn"}
+    found, expected = params(), params()
+    optimizer = Modular(found.items(), **settings)
+    setattr(optimizer, name, value)
+    assert getattr(optimizer, name) == value and optimizer.get_config()[key] == value
+    other = Modular(expected.items(), **{**settings, key: value})
+    for own, each in ((found, optimizer), (expected, other)):
+        fill_grads(own, 0)
+        each.step()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_optimizer_attributes_are_those_of_all_groups():
+    found = params()
+    pairs = list(found.items())
+    optimizer = Modular([{"params": pairs[:1], "lr": 0.2}, {"params": pairs[1:]}], 0.1, modules=["adam"])
+    with pytest.raises(AttributeError, match=r"one 'lr' for all param groups, found \[0\.2, 0\.1\]"):
+        optimizer.lrate  # noqa: B018
+    optimizer.lrate = 0.3
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.3]
+    copied = copy.deepcopy(optimizer)
+    copied.lr = 0.4
+    assert (optimizer.lr, copied.lrate) == (0.3, 0.4)
+    with pytest.raises(AttributeError, match="no attribute 'rate'"):
+        optimizer.rate  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lrate", -1.0, "'lr'"),
+        ("lr", "fast", "'lr'"),
+        ("weight_decay", float("nan"), "'weight_decay'"),
+        ("adam_beta_1", 0.5, "Set it there: for group in"),
+        ("adam_enabled", False, "in its param groups"),
+        ("w_decay", 0.1, "decay = 'declearn'"),
+    ],
+)
+def test_optimizer_attributes_that_cannot_be_are_refused(name, value, message):
+    optimizer = Modular(params().items(), 0.1, modules=["adam"])
+    before = optimizer.get_config(), [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(ConfigError, match=message):
+        setattr(optimizer, name, value)
+    assert (optimizer.get_config(), [dict(group) for group in optimizer.param_groups]) == before
+
+
+def test_optimizer_parts_cannot_be_changed_in_a_copy():
+    """`optimizer.modules.append(...)` changed a list that nobody reads."""
+    optimizer = Modular(params().items(), 0.1, modules=["adam"], regularizers=["ridge"])
+    for found in (optimizer.modules, optimizer.regularizers):
+        assert isinstance(found, tuple) and len(found) == 1
+    for name in ("modules", "regularizers", "decay", "normalize"):
+        with pytest.raises(AttributeError):
+            setattr(optimizer, name, ())
+
+
+def test_optimizer_takes_none_for_no_parts():
+    optimizer = Modular(params().items(), 0.1, modules=None, regularizers=None)
+    assert not optimizer.modules and not optimizer.regularizers
+
+
+class CountsRounds(Module):
+    """Keeps nothing."""
+
+    name = "counts-rounds"
+    seen: ClassVar[list[int]] = []
+
+    def run(self, block):
+        block.own()
+
+    def start_round(self, state):
+        self.seen.append(len(state))
+
+
+class KeepsRounds(Module):
+    """Keeps a number and a tensor of each param."""
+
+    name = "keeps-rounds"
+    tensors = ("total",)
+
+    def first_state(self, weights):
+        return {"rounds": 0, **super().first_state(weights)}
+
+    def run(self, block):
+        block.state["total"].add_(block.own())
+
+    def start_round(self, state):
+        state["rounds"] += 1
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_optimizer_start_round_reaches_each_part(steps):
+    """Those without state too, and also before the first step, once for each param on which they work."""
+    found = params()
+    CountsRounds.seen.clear()
+    limited = KeepsRounds(params=["bias"], label="limited")
+    optimizer = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    for step in range(steps):
+        fill_grads(found, step)
+        optimizer.step()
+    optimizer.start_round()
+    optimizer.start_round()
+    assert CountsRounds.seen == [0] * 2 * len(found)
+    assert {name: optimizer.state[param]["all/rounds"] for name, param in found.items()} == dict.fromkeys(found, 2)
+    assert [name for name, param in found.items() if "limited/rounds" in optimizer.state[param]] == ["bias"]
+    fill_grads(found, steps)
+    optimizer.step()
+    other = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    other.set_state(optimizer.get_state())
+    assert other.state[found["bias"]]["limited/rounds"] == 2
+
+
+@pytest.mark.parametrize("loads_later", [False, True])
+def test_optimizer_references_before_the_first_step(loads_later):
+    """A round may begin before the weights of the round are loaded: FedProx and L2-SP hold on to those of the step."""
+    found = params()
+    optimizer = Modular(found.items(), 0.1, regularizers=[("fedprox", {"alpha": 0.5}), ("l2-sp", {"alpha": 0.5})])
+    if not loads_later:
+        optimizer.start_round()
+    with torch.no_grad():
+        for param in found.values():
+            param.add_(1.0)
+    if loads_later:
+        optimizer.start_round()
+    start = {name: param.detach().clone() for name, param in found.items()}
+    fill_grads(found, 0)
+    optimizer.step()
+    for name, param in found.items():
+        torch.testing.assert_close(param.detach(), start[name] - 0.1 * param.grad, **CLOSE)

@@ -5,8 +5,19 @@ import random
 
 import pytest
 
+from thinc_torchopt.cli.checkpoint import show_checkpoint
+from thinc_torchopt.errors import CheckpointWarning, StateError
 from thinc_torchopt.state.files import MANIFEST, clear_leftovers, write_folder
-from thinc_torchopt.training.checkpoint_folder import name_of, prune, remove, step_of, steps_of, whole_ones
+from thinc_torchopt.training.checkpoint_folder import (
+    VERSION,
+    name_of,
+    prune,
+    read_checkpoint,
+    remove,
+    step_of,
+    steps_of,
+    whole_ones,
+)
 
 from ..state.test_files import damage
 
@@ -40,6 +51,44 @@ def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path
     prune(tmp_path, 2)
     # A flipped bit in a file of the same size is not looked for; what is older than two is never needed then.
     assert {2, 3} <= set(left(tmp_path)) and (1 in left(tmp_path) or kind.startswith(("flip", "swap"))), kind
+
+
+PROGRESS = {"step": 6, "results": [(0.5, 5)], "losses": {"ner": [1.0, "float32"]}}
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        3,
+        "text",
+        None,
+        ["step"],
+        {},
+        *(
+            {**PROGRESS, name: value}
+            for name, values in {
+                "step": ("text", None),
+                "results": (3, "text", "ab", None, [3], ["ab"], [(10**400, 5)]),
+                "losses": (3, "text", {"ner": 3}, {"ner": "ab"}, {"ner": [1e300, "int32"]}, {"ner": [10**400, None]}),
+                "rollbacks": (3, "text"),
+            }.items()
+            for value in values
+        ),
+    ],
+    ids=lambda progress: repr(progress)[:60],
+)
+def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp_path, capsys):
+    """Its checksums are right, as if another program had written it."""
+    others = {"config": {}, "optimizer": {}, "model": {}, "data": {}, "random": {}, "performance": {}}
+    write_folder(tmp_path / name_of(5), {**others, "version": VERSION, "progress": {**PROGRESS, "step": 5}})
+    write_folder(tmp_path / name_of(6), {**others, "version": VERSION, "progress": progress})
+    with pytest.warns(CheckpointWarning, match="the progress.* The next older checkpoint is taken"):
+        assert [saved["progress"]["step"] for saved in whole_ones(tmp_path)] == [5]
+    with pytest.raises(StateError, match="progress"):
+        read_checkpoint(tmp_path / name_of(6))
+    with pytest.raises(SystemExit):
+        show_checkpoint(tmp_path / name_of(6), as_json=False)
+    assert "progress" in capsys.readouterr().out
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):

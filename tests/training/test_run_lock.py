@@ -63,7 +63,7 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
     first.take()
     first.check()
     second.take()
-    with pytest.raises(StateError, match=r"Can't write a checkpoint to .* another run has taken it since: process"):
+    with pytest.raises(StateError, match=r"Can't write checkpoints to .* another run has taken it since: process"):
         first.check()
     first.release()
     del first

@@ -74,7 +74,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
         }
     except StateError as error:
         return entry | {"whole": False, "problem": str(error)}
-    except (KeyError, TypeError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
         return entry | {
             "whole": False,
             "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r}).",

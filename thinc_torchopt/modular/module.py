@@ -170,8 +170,16 @@ class Part:
         if self.counts_steps:
             state["step"] += 1
 
+    @property
+    def listens(self) -> bool:
+        """Whether its class says itself what the begin of a round means."""
+        return type(self).start_round is not Part.start_round
+
     def start_round(self, state: MutableMapping[str, Any]) -> None:
-        """A round of federated training begins. state (MutableMapping): Of one param."""
+        """A round of federated training begins. It is called for each param on which this part works.
+
+        state (MutableMapping): Of one param, as `first_state` made it, or as it was left.
+        """
         if self.settings.get(ROUND_RESET):
             for key in self.tensors:
                 state[key].zero_()

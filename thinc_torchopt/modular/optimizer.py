@@ -40,6 +40,8 @@ _CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules"
 _CONFIG_OF_DECLEARN = ("lrate", "w_decay", "regularizers", "modules")
 # Keys of param groups that are no options of ours: torch's own, and those of its schedulers.
 _NOT_OPTIONS = ("params", "param_names", "initial_lr")
+# Attributes that are options of the param groups: what declearn's Optimizer has, and torch's names for them.
+_IN_ALL_GROUPS = {"lr": "lr", "lrate": "lr", "weight_decay": "weight_decay", "w_decay": "weight_decay"}
 
 
 class Modular(Lasting):
@@ -50,13 +52,15 @@ class Modular(Lasting):
     lr (float): The learning rate. declearn's name for it, `lrate`, is taken too.
     weight_decay (float): Decoupled weight decay. declearn's name is `w_decay`; it means `decay = "declearn"`.
     decay ("adamw" | "declearn"): Whether the learning rate scales the decay, or not.
-    regularizers, modules (Sequence | Mapping): Of each an instance, its name, or a pair of its name and its settings.
+    regularizers, modules (Sequence | Mapping | None): Of each an instance, its name, or a pair of its name and its
+        settings. None: none.
     normalize ("words" | "examples" | None): Gradients are sums over these, and are divided by their number before
         anything else: set `batch_size` before each step. None: they are means, as torch has them.
     RAISES (ConfigError): A setting that can't work. It is a ValueError; if of a wrong type also a TypeError, and for
         names that there are not a KeyError.
 
-    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`.
+    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`; `lr` or `lrate`, and `weight_decay` or
+    `w_decay`, of all param groups: what is set there, the next step reads.
     """
 
     def __init__(
@@ -95,12 +99,46 @@ class Modular(Lasting):
         self._check_patterns()
 
     @property
-    def regularizers(self) -> list[Regularizer]:
-        return [part for part in self._parts if isinstance(part, Regularizer)]
+    def regularizers(self) -> tuple[Regularizer, ...]:
+        return tuple(part for part in self._parts if isinstance(part, Regularizer))
 
     @property
-    def modules(self) -> list[Module]:
-        return [part for part in self._parts if isinstance(part, Module)]
+    def modules(self) -> tuple[Module, ...]:
+        return tuple(part for part in self._parts if isinstance(part, Module))
+
+    def __getattr__(self, name: str) -> Any:
+        """What is no attribute of its own: `lr` and `weight_decay`, if all param groups have the same."""
+        if name not in _IN_ALL_GROUPS:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        found = [group[_IN_ALL_GROUPS[name]] for group in self.param_groups]
+        if any(value != found[0] for value in found):
+            raise AttributeError(
+                f"Can't read '{name}' of Modular: expected one '{_IN_ALL_GROUPS[name]}' for all param groups, found "
+                f"{found}. Read it in param_groups."
+            )
+        return found[0]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """RAISES (ConfigError): An option that can't be, or that is set in param groups."""
+        if name in _IN_ALL_GROUPS:
+            key = _IN_ALL_GROUPS[name]
+            if name == "w_decay" and self.decay != "declearn":
+                raise ConfigError(
+                    "Can't set 'w_decay' of Modular: expected decay = 'declearn', which is what this name stands for, "
+                    f"found '{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
+                )
+            value = _SECTION.number(key, value)
+            self.defaults[key] = value
+            for group in self.param_groups:
+                group[key] = value
+        elif name in self.__dict__.get("defaults", ()):
+            raise ConfigKeyError(
+                f"Can't set '{name}' of Modular as an attribute: expected it in its param groups, where options of "
+                f"modules and regularizers are. Set it there: for group in optimizer.param_groups: group['{name}'] = "
+                f"{value!r}"
+            )
+        else:
+            super().__setattr__(name, value)
 
     @property
     def decay(self) -> Decay:
@@ -204,12 +242,25 @@ class Modular(Lasting):
         return train_step(self, model, batch, sclip, loss)
 
     def start_round(self) -> None:
-        """A round of federated training begins: FedProx takes new references, `round_reset` begins anew."""
+        """A round of federated training begins: FedProx takes new references, `round_reset` begins anew.
+
+        Each part hears of it, for each param on which it works: also one that keeps nothing, and before its first step.
+        """
+        chosen = {part.label: self._chosen(part) for part in self._parts}
         with torch.no_grad():
-            for state in self.state.values():
-                for part in self._parts:
-                    if kept := Kept(state, part.label):
-                        part.start_round(kept)
+            for group in self.param_groups:
+                listening = [part for part in self._parts if part.listens and group[f"{part.label}_{ENABLED}"]]
+                for param in group["params"]:
+                    state = self.state.get(param, {})
+                    for part in listening:
+                        if param in chosen[part.label] and not Kept(state, part.label):
+                            Kept(state, part.label).update(part.first_state(param.detach()))
+                    for part in self._parts:
+                        kept = Kept(state, part.label)
+                        if kept or (part in listening and param in chosen[part.label]):
+                            part.start_round(kept)
+                    if state:
+                        self.state[param] = state
 
     def normalize_before_clipping(self) -> None:
         """Let `before_clipping` normalize gradients, in place of `step`."""

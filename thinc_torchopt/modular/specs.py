@@ -20,12 +20,14 @@ REGISTRIES = {Module: "gradient_modules", Regularizer: "regularizers"}
 def build_parts(specs: Any, base: type[P]) -> list[P]:
     """Modules, or regularizers.
 
-    specs (Sequence | Mapping): Of each an instance, its name, or a pair of its name and its settings. A mapping gives
-        them labels.
+    specs (Sequence | Mapping | None): Of each an instance, its name, or a pair of its name and its settings. A mapping
+        gives them labels. None: none.
     base (type): `Module` or `Regularizer`.
     RAISES (ConfigTypeError, ConfigKeyError, ConfigError): One can't be made of it.
     """
     what = f"{base.kind}s"
+    if specs is None:
+        return []
     if isinstance(specs, Mapping):
         return [build_part(spec, base).named(str(label)) for label, spec in specs.items()]  # type: ignore[misc]
     if isinstance(specs, (str, bytes)) or not isinstance(specs, Sequence):

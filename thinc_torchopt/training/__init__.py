@@ -18,13 +18,16 @@ from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from .own_loop import Checkpoints
+from .run_lock import RunLock, is_in_use
 
 __all__ = [
     "Checkpoint",
     "Checkpoints",
     "RangeTest",
+    "RunLock",
     "collect_identity",
     "collect_values",
+    "is_in_use",
     "latest_info",
     "learn_rate_settings",
     "make_ramp",

@@ -15,6 +15,7 @@ from typing import Any
 from ..checks import check_version
 from ..errors import CheckpointWarning, StateError
 from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
+from .progress import check_progress
 
 VERSION = 1
 _PARTS = {
@@ -68,6 +69,7 @@ def _check_version(saved: Mapping[str, Any], path: Path) -> None:
 def _check_parts(saved: Mapping[str, Any], path: Path) -> None:
     if missing := _PARTS - saved.keys():
         raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
+    check_progress(saved["progress"])
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:

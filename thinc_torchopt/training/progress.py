@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from ..checks import check_count, check_parts
+from ..checks import check_count, check_parts, own_errors
 from ..errors import StateError
 
 
@@ -80,15 +80,24 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """RAISES (StateError): Not such a state. Nothing is changed then."""
-        check_parts("the progress", state, vars(self))
-        wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
-        if wrong:
-            raise StateError(
-                f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found "
-                f"{state[wrong[0]]!r}."
-            )
-        self.__dict__.update(state)
-        self.losses = {
+        losses = check_progress(state)
+        self.__dict__.update(state, losses=losses)
+
+
+def check_progress(state: Any) -> dict[str, Any]:
+    """Check the state of a progress. RETURNS (dict): Its losses, of the kinds that they were.
+
+    RAISES (StateError): It is none.
+    """
+    check_parts("the progress", state, _IS_PROGRESS)
+    wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
+    if wrong:
+        found = repr(state[wrong[0]])
+        raise StateError(
+            f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found {found[:200]}."
+        )
+    with own_errors("the progress"):
+        return {
             name: loss if dtype is None else numpy.dtype(dtype).type(loss)
             for name, (loss, dtype) in state["losses"].items()
         }
@@ -104,7 +113,7 @@ def _as_float(value: Any) -> float | None:
     """A score or loss as a float, also from an array or tensor of one element. None: not a number."""
     try:
         return float(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 
@@ -129,7 +138,8 @@ def plain_scores(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is one that a float can be: JSON has larger ones."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _as_float(value) is not None
 
 
 def _is_count(value: Any) -> bool:

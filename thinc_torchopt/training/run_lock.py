@@ -1,4 +1,4 @@
-"""One run for each folder of checkpoints: a file there says whose it is.
+"""One run for each folder, of checkpoints or of results: a file there says whose it is.
 
 The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no
 stale ones. Where disks have no locks, and within one process, the last run that comes has the folder; the one before
@@ -33,10 +33,14 @@ class RunLock:
     """A run's claim to a folder.
 
     folder (Path): The folder. It is made if it is not there.
+    what, setting (str): What the run writes there, and where it is told to, for errors.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(
+        self, folder: Path, *, what: str = "checkpoints", setting: str = "'path' in [training.optimizer.checkpoint]"
+    ):
         self.path = folder / _NAME
+        self._what, self._setting = what, setting
         self._run = uuid.uuid4().hex
         self._file: _LockFile | None = None
 
@@ -50,8 +54,8 @@ class RunLock:
         except OSError as error:
             if error.errno not in _FULL:  # of a full disk something may be removed
                 raise ConfigError(
-                    f"Can't save checkpoints in '{self.path.parent}': expected a folder that can be written to, found "
-                    f"{type(error).__name__}: {error}. Change 'path' in [training.optimizer.checkpoint]."
+                    f"Can't save {self._what} in '{self.path.parent}': expected a folder that can be written to, found "
+                    f"{type(error).__name__}: {error}. Change {self._setting}."
                 ) from error
 
     def check(self) -> None:
@@ -63,9 +67,8 @@ class RunLock:
             self._take()
         elif (found := self._file.read()) and found.get("run") != self._run:
             raise StateError(
-                f"Can't write a checkpoint to '{self.path.parent}': expected a folder for this run alone, found that "
-                f"another run has taken it since: {_describe(found)}. Give each run a 'path' of its own in "
-                "[training.optimizer.checkpoint]."
+                f"Can't write {self._what} to '{self.path.parent}': expected a folder for this run alone, found that "
+                f"another run has taken it since: {_describe(found)}. Give each run its own {self._setting}."
             )
 
     def release(self) -> None:
@@ -84,9 +87,9 @@ class RunLock:
             file = _LockFile(self.path)
             if not file.lock():
                 raise StateError(
-                    f"Can't use '{self.path.parent}' for checkpoints: expected a folder for this run alone, found one "
+                    f"Can't use '{self.path.parent}' for {self._what}: expected a folder for this run alone, found one "
                     f"that another run uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or "
-                    "set another 'path' in [training.optimizer.checkpoint]."
+                    f"change {self._setting}."
                 )
             _open[key] = file
         file.write(
@@ -98,6 +101,35 @@ class RunLock:
             }
         )
         self._file = file
+
+
+def is_in_use(folder: Path) -> bool | None:
+    """Whether a run that goes on has a folder. Takes nothing from it.
+
+    RETURNS (bool | None): None: it can't be told. The last run was on another machine, or there are no locks.
+    """
+    path = folder / _NAME
+    if os.path.realpath(path) in _open:
+        return True
+    try:
+        # A pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        if fcntl is None:
+            return None
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        host = json.loads(os.read(descriptor, 4096))["host"]
+    except OSError as error:
+        return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    except (ValueError, LookupError, TypeError):
+        return False
+    finally:
+        os.close(descriptor)
+    return False if host == socket.gethostname() else None
 
 
 class _LockFile:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import MessageError
@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from thinc_torchopt.modular.federated.house import Plan
 from thinc_torchopt.modular.federated.messages import (
+    Introduction,
     Report,
     Task,
     answer,
@@ -78,7 +79,8 @@ def test_messages_say_what_was_said():
     again = read_task(task_records(task, to_arrays(WEIGHTS)), WEIGHTS)
     assert (again.plan, again.agreement, again.taken, again.aux_vars) == (task.plan, task.agreement, 1, aux)
     assert equal(again.weights, WEIGHTS)
-    assert read_answer(answer("north", ["a", "b"])) == ("north", ["a", "b"])
+    introduction = Introduction("north", ["a", "b"], 10, 4)
+    assert read_answer(answer(introduction)) == introduction
     assert read_question(question({"vectors": "none"})) == {"vectors": "none"}
 
 
@@ -91,7 +93,7 @@ def test_messages_of_an_evaluation_have_no_weights():
 @pytest.mark.parametrize("name", ["n" * 101, "two\nlines", "\x1b[31mred"])
 def test_messages_with_names_that_spoil_logs_are_refused(name):
     with pytest.raises(MessageError, match="expected a name of at most 100 printable characters"):
-        read_answer(answer(name, []))
+        read_answer(answer(Introduction(name, [])))
 
 
 def with_arrays(name, value):
@@ -145,7 +147,7 @@ DAMAGE = {
     "scores that are lists": (with_value("scores", "ents_f", [0.5]), "expected a finite number as 'ents_f'"),
     "another name": (with_value("head", "name", "south"), "expected that name in it, found 'south'"),
     "a name that is none": (with_value("head", "name", 3), "expected a text as 'name'"),
-    "another protocol": (with_value("head", "protocol", 99), "expected protocol 1, found 99"),
+    "another protocol": (with_value("head", "protocol", 99), "expected protocol 2, found 99"),
     "no auxiliary variables": (
         without("aux-values"),
         "expected the auxiliary variables \\['scaffold'\\], found \\[\\]",
@@ -194,6 +196,7 @@ VALUES = st.one_of(
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_messages_never_raise_anything_else(data):
     """Whatever takes the place of a record, or of a value in it: it is a MessageError, or it does no harm."""
     content = report_records(report())
@@ -220,6 +223,7 @@ def test_messages_never_raise_anything_else(data):
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_messages_of_the_server_never_raise_anything_else(data):
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
     content = task_records(Task(Plan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))

@@ -1,13 +1,17 @@
 """The example, with Flower's processes: a superlink, three supernodes, and `flwr run`. Each takes a minute or two."""
 
-import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import spacy
+
+from thinc_torchopt.modular.federated.results import read_result
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
@@ -31,11 +35,23 @@ def example(tmp_path):
         logs = "".join(f"\n== {log}\n{log.read_text()[-3000:]}" for log in sorted(tmp_path.glob("*/logs/*.log")))
         assert done.returncode == 0, done.stdout + done.stderr + logs
         method = next(arg for arg in args if not arg.startswith("-"))
-        return done.stdout, json.loads((tmp_path / method / "result.json").read_text()), tmp_path / method
+        return done.stdout, read_result(tmp_path / method), tmp_path / method
 
     yield run
-    left = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    assert [line for line in left.splitlines() if str(tmp_path) in line and "pytest" not in line] == []
+    assert left_by(tmp_path) == []
+
+
+def left_by(folder):
+    """Processes of a run. The superlink knows the folder by its environment only."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in table.splitlines():
+        environment = ""
+        with suppress(OSError):  # it is gone, or there is no /proc
+            environment = Path(f"/proc/{line.split()[0]}/environ").read_text(errors="replace")
+        if (str(folder) in line or f"FLWR_HOME={folder}" in environment) and "pytest" not in line:
+            found.append(line)
+    return found
 
 
 def test_processes_train_with_scaffold(example):
@@ -59,6 +75,32 @@ def test_processes_go_on_when_a_client_is_killed(example):
     assert "south" in result["rounds"][2]["failed"]
     assert result["rounds"][3]["score"] > result["rounds"][0]["score"]
     assert "Client 'south' is left out of this round" in (folder / "logs" / "run.log").read_text()
+
+
+def test_processes_are_gone_when_the_example_is_ended(example, tmp_path):
+    """By SIGTERM, in the first round. `example` sees that none of them is left; the result tells that it was killed."""
+    command = [
+        sys.executable,
+        EXAMPLE,
+        "--output",
+        tmp_path,
+        "--texts",
+        "60",
+        "--methods",
+        "fedavg",
+        "--timeout",
+        "120",
+    ]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 600
+        log = tmp_path / "fedavg" / "logs" / "north.log"
+        while not (log.is_file() and "begins round 1:" in log.read_text(errors="replace")):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.2)
+        assert read_result(tmp_path / "fedavg")["status"] == "running"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 128 + signal.SIGTERM
+    assert read_result(tmp_path / "fedavg")["status"] == "killed"
 
 
 def test_processes_talk_over_tls_and_know_each_other(example):

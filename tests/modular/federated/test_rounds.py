@@ -1,22 +1,22 @@
 """Rounds over Flower's apps and messages, in one process: what comes out, and what happens to clients that fail."""
 
-import json
 import math
 
 import pytest
 import spacy
 import torch
+from spacy.tokens import DocBin
 
 from thinc_torchopt.errors import ConfigError, FederationError
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array
-from flwr.serverapp.strategy import FedMedian
+from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from thinc_torchopt.modular.federated import server
 from thinc_torchopt.modular.federated.house import House
-from thinc_torchopt.modular.federated.results import Results
+from thinc_torchopt.modular.federated.results import Results, read_result
 from thinc_torchopt.modular.federated.settings import federated_settings
 from thinc_torchopt.modular.federated.strategy import ModularStrategy
 from thinc_torchopt.modular.federated.weights import Weights
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def result(self):
-        return json.loads((self.output / "result.json").read_text())
+        return read_result(self.output)
 
     def weights(self, name="model-last"):
         return Weights(spacy.load(self.output / name)).collect()
@@ -148,6 +148,22 @@ def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
     strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), FedMedian())
     strategy.run(run.grid)
     assert all(float(value.abs().max()) < 100 for value in run.weights().values())
+
+
+class NoAverage(FedAvg):
+    """As some of Flower's strategies do when there are too few for them."""
+
+    def aggregate_train(self, server_round, replies):
+        return None, None
+
+
+def test_rounds_without_an_average_fail(texts, tmp_path):
+    """The model would stay as it was, and the run be finished."""
+    run = Run(texts, tmp_path, small_config())
+    house = House(_server_config(texts, small_config()))
+    strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), NoAverage())
+    with pytest.raises(FederationError, match="found that NoAverage gives none"):
+        strategy.run(run.grid)
 
 
 # ---------------------------------------------------------------------- clients that fail
@@ -267,19 +283,6 @@ def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
     assert context.state["optimizer-now"]["round"] == 1
 
 
-def test_rounds_without_any_report_leave_the_model_as_it_is(texts, tmp_path):
-    run = Run(
-        texts,
-        tmp_path,
-        small_config(federated__rounds=1),
-        spoil=lambda kind, name, reply: None if kind == "train" else reply,
-    )
-    result = run.train()
-    assert result["status"] == "finished" and not result["rounds"][1]["clients"]
-    start = House(_server_config(texts, small_config())).weights.collect()
-    assert all(torch.equal(value, start[name]) for name, value in run.weights().items())
-
-
 def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog):
     other = small_config(components__ner__model__hidden_width=9)
     run = Run(texts, tmp_path, small_config(), own={"south": other})
@@ -344,3 +347,169 @@ def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
     settings = {"config": "federated.cfg", "output": str(tmp_path)}
     with pytest.raises(ConfigError, match=f"expected the path '{missing}'"):
         server.train(None, {**settings, missing: ""})
+
+
+# ---------------------------------------------------------------------- rounds that are not accepted
+
+
+def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
+    """A silent client in round 2: nobody's model alone becomes that of all. Then it is back, and nothing was lost."""
+    is_now = in_round(2)
+    config = small_config(federated__min_clients=2, federated__rounds=3)
+    run = Run(texts, tmp_path, config, spoil=lambda kind, name, reply: None if is_now(kind, name) else reply)
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    assert result["status"] == "finished"
+    assert [set(row["clients"]) for row in result["rounds"][1:]] == [set(SIZES)] * 3
+    assert [len(row["repeated"]) for row in result["rounds"]] == [0, 0, 1, 0]
+    assert result["rounds"][2]["repeated"] == [{"south": "There was no reply within 5 seconds."}]
+    assert "Round 2 is not accepted: expected usable reports of at least 2 clients, found 1: north." in caplog.text
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", config)
+    plain.train()
+    # Each client went back to where it was before: the same model to the last bit.
+    assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
+
+
+def test_rounds_that_are_repeated_keep_to_the_clients_that_replied(texts, tmp_path, caplog):
+    """Another client that calls itself north comes while round 2 is repeated, as south is silent: it has to wait."""
+    is_now = in_round(2)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["twin"] = dict(run.grid.clients["north"])
+            run.grid.start("twin")
+            return None
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2), spoil=spoil)
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert result["status"] == "finished" and "Two clients are called 'north'" in caplog.text
+    assert {name for kind, name, _ in run.grid.log if kind == "train"} == set(SIZES)
+
+
+def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
+    """The silent client stays silent. What there was before is in model-last."""
+
+    def spoil(kind, name, reply):
+        if (kind, name) == ("train", "south"):
+            asked.append(1)
+        return None if (kind, name) == ("train", "south") and len(asked) > 1 else reply
+
+    asked = []
+    run = Run(
+        texts, tmp_path, small_config(federated__min_clients=2, federated__rounds=3, federated__attempts=2), spoil=spoil
+    )
+    with pytest.raises(FederationError, match=r"Can't accept round 2: expected usable reports of at least 2 clients"):
+        run.train()
+    result = run.result
+    assert result["status"] == "failed" and "in each of 2 attempts" in result["error"]
+    assert "south: There was no reply within 5 seconds." in result["error"]
+    assert len(asked) == 3 and result["best"] == 0
+    last = run.weights()
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", small_config(federated__min_clients=2, federated__rounds=1))
+    plain.train()
+    assert all(torch.equal(value, last[name]) for name, value in plain.weights().items())
+
+
+def test_rounds_without_any_report_fail(texts, tmp_path):
+    """Nobody ever replies, so there is no trained model, and the run does not say that there is one."""
+    run = Run(
+        texts, tmp_path, small_config(federated__rounds=1), spoil=lambda kind, *_: None if kind == "train" else _[-1]
+    )
+    with pytest.raises(FederationError, match=r"Can't accept round 1: .* found none, in each of 3 attempts"):
+        run.train()
+    assert run.result["status"] == "failed" and not run.result["rounds"][1]["clients"]
+    assert not (run.output / "model-last").exists()
+
+
+def test_rounds_score_no_model_by_too_few_clients(texts, tmp_path, caplog):
+    """The last model is evaluated by one of two: its score would be that of another set of texts."""
+    run = Run(
+        texts,
+        tmp_path,
+        small_config(federated__min_clients=2),
+        spoil=lambda kind, name, reply: None if (kind, name) == ("evaluate", "south") else reply,
+    )
+    result = run.train()
+    assert result["status"] == "finished" and result["rounds"][2]["score"] is None
+    assert "south" in result["rounds"][2]["failed"]
+
+
+# ---------------------------------------------------------------------- clients that lie about their numbers
+
+
+def spoil_to(examples, dev_examples=None, score=None):
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "south":
+            metrics = reply.content["metrics"]
+            metrics["num-examples"] = examples
+            if dev_examples is not None:
+                metrics["num-dev-examples"], metrics["score"] = dev_examples, score
+            for key, one in reply.content["arrays"].items():
+                reply.content["arrays"][key] = Array(one.numpy() * 0)
+        return reply
+
+    return spoil
+
+
+def test_rounds_cap_the_examples_of_a_client(texts, tmp_path, caplog):
+    """South said before round one that it has 20 texts. A report of ten billion counts as 20."""
+    config = small_config(federated__rounds=1)
+    run = Run(texts, tmp_path, config, spoil=spoil_to(10**10))
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    row = result["rounds"][1]["clients"]["south"]
+    assert (row["examples"], row["claimed_examples"]) == (20, 10**10)
+    assert "Client 'south' reports 10000000000 examples, and counts for the 20 of before" in caplog.text
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", config, spoil=spoil_to(20))
+    plain.train()
+    assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
+    assert any(float(value.abs().max()) > 0.01 for value in run.weights().values())
+
+
+def test_rounds_cap_the_dev_examples_of_a_client(texts, tmp_path):
+    """Or else one client would choose the best model."""
+    scores = []
+    for folder, dev_examples in (("lie", 10**10), ("plain", 5)):
+        (tmp_path / folder).mkdir()
+        run = Run(
+            texts, tmp_path / folder, small_config(federated__rounds=1), spoil=spoil_to(20, dev_examples, score=0.9)
+        )
+        scores.append(run.train()["rounds"][0]["score"])
+    assert scores[0] == scores[1]
+
+
+def test_rounds_take_no_dev_examples_from_who_has_none(texts, tmp_path):
+    """South said that it has none. Its report of ten billion, with a score, says nothing."""
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    run = Run(texts, tmp_path, small_config(federated__rounds=1), spoil=spoil_to(20, dev_examples=10**10, score=0.9))
+    run.grid.clients["south"]["paths.dev"] = str(tmp_path / "empty.spacy")
+    result = run.train()
+    [row] = [row for row in result["rounds"] if row["clients"]]
+    assert row["clients"]["south"]["score_before"] is None
+    assert result["rounds"][0]["score"] == row["clients"]["north"]["score_before"]
+
+
+def test_rounds_cap_what_a_stream_reads_by_the_first_report(texts, tmp_path):
+    """A stream has no number of texts, so it can't be said in advance."""
+    config = small_config(training__max_epochs=-1, federated__rounds=2)
+    is_now = in_round(2)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
+
+    first, second = Run(texts, tmp_path, config, spoil=spoil).train()["rounds"][1:]
+    assert second["clients"]["south"]["claimed_examples"] == 10**9
+    assert second["clients"]["south"]["examples"] == first["clients"]["south"]["examples"] <= 20
+
+
+def test_rounds_take_no_client_with_more_examples_than_may_be(texts, tmp_path):
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__max_examples=30))
+    with pytest.raises(FederationError, match=r"at most 30 examples, 'max_examples' in .federated., found 40"):
+        run.train()

@@ -44,6 +44,8 @@ momentum = 0.9
         ({"local_steps": 1, "clients": 2, "min_clients": 3}, "at most as many as 'clients', which are 2"),
         ({"local_steps": 1, "timeout_seconds": 0.0}, "'timeout_seconds'"),
         ({"local_steps": 1, "wait_seconds": float("inf")}, "'wait_seconds'"),
+        ({"local_steps": 1, "attempts": 0}, "'attempts' in .federated.: expected a whole number of at least 1"),
+        ({"local_steps": 1, "max_examples": -1}, "'max_examples'"),
         ({"local_steps": 1, "weigh_by": "size"}, "'examples' or 'client'"),
         ({"local_steps": 1, "algorithm": "adam"}, "a block with @torch_optimizers"),
         ({"local_steps": 1, "learn_rate": -1.0}, "'learn_rate'"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from . import needs_flwr  # noqa: F401  isort:skip
@@ -36,6 +36,7 @@ def same(one, other):
     return one == other and type(one) is type(other)
 
 
+@settings(deadline=None)
 @given(STATES, STATES)
 def test_state_comes_back_as_it_was(before, now):
     kept = RecordDict({"of another app": ConfigRecord({"x": 1})})

@@ -20,7 +20,7 @@ from ...state import put_together, take_apart
 from .agreement import differences
 from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message
 from .house import House, read_config
-from .messages import Report, answer, read_question, read_task, report_records
+from .messages import Introduction, Report, answer, read_question, read_task, report_records
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
@@ -38,7 +38,8 @@ def introduce(message: Message, context: Context) -> Message:
     found = differences(read_question(message.content), house.describe())
     for line in found:
         LOG.error("Client '%s' can't take part: %s", name, line)
-    return Message(answer(name, found), reply_to=message)
+    counts = (0, 0) if found else house.count_examples()
+    return Message(answer(Introduction(name, found, *counts)), reply_to=message)
 
 
 @app.train()
@@ -114,14 +115,14 @@ def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
 
 def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
     """The state after the last round that the server has taken. It is after the last one of this client, or the one
-    before if the last report did not arrive.
+    before if the last round did not count: the report came too late, or there were too few.
 
     taken (int): That round. 0: there is none.
     RETURNS (tuple): The round, and the state. None: it begins anew.
     """
     rounds = [int(kept[key]["round"]) for key in (_NOW, _BEFORE) if key in kept]
     if rounds and rounds[0] != taken:
-        LOG.warning("Client '%s' takes back round %s, whose report the server did not get in time", name, rounds[0])
+        LOG.warning("Client '%s' takes back round %s, which the server has not counted", name, rounds[0])
     for key in (_NOW, _BEFORE):
         if key in kept and int(kept[key]["round"]) == taken:
             return taken, _read_state(kept, key)

@@ -106,6 +106,14 @@ class House:
         own = [name for one in self._modular for name in aux_names(one)]
         return describe(self.nlp, self.weights, sorted(own if exchanged is None else exchanged))
 
+    def count_examples(self) -> tuple[int, int]:
+        """RETURNS (tuple): How many there are to train on, and for evaluation. 0 to train on: they are a stream, which
+        may have no end.
+        """
+        T = self._training
+        train, dev = resolve_dot_names(self.config, [T["train_corpus"], T["dev_corpus"]])
+        return 0 if T["max_epochs"] < 0 else sum(1 for _ in train(self.nlp)), sum(1 for _ in dev(self.nlp))
+
     def evaluate(self, weights: Mapping[str, Any]) -> tuple[float, dict[str, float], int]:
         """Evaluate weights on the dev corpus. RETURNS (tuple): The main score, all scores that are numbers, and the
         number of examples. Without examples the score is 0.

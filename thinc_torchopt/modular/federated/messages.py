@@ -22,7 +22,7 @@ from .house import Plan
 from .weights import Tensors
 
 # Of the form of the messages. Both sides must have the same.
-PROTOCOL = 1
+PROTOCOL = 2
 # More examples than anybody has: a count above it is a mistake, and would drown all other clients.
 MOST_EXAMPLES = 10**10
 # It stands in logs and tables.
@@ -31,6 +31,21 @@ _LONGEST_NAME = 100
 _ARRAYS, _HEAD, _METRICS, _SCORES, _LOSSES = "arrays", "head", "metrics", "scores", "losses"
 _AUX_ARRAYS, _AUX_VALUES = "aux-arrays", "aux-values"
 _COUNTS = ("num-examples", "num-dev-examples", "steps", "words", "skipped-updates")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client tells the server before its first round.
+
+    name (str): Its own.
+    differences (list[str]): What it has that is not as the server has it.
+    examples, dev_examples (int): How many it has. 0: that can't be known in advance.
+    """
+
+    name: str
+    differences: list[str]
+    examples: int = 0
+    dev_examples: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,13 +134,14 @@ def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
 # ---------------------------------------------------------------------- from a client
 
 
-def answer(name: str, differences: list[str]) -> RecordDict:
-    """My name, and what differs."""
-    return RecordDict({_HEAD: _head(name=name, differences=json.dumps(differences))})
+def answer(found: Introduction) -> RecordDict:
+    """Who I am."""
+    counts = dict(zip(_COUNTS, (found.examples, found.dev_examples)))
+    return RecordDict({_HEAD: _head(name=found.name, differences=json.dumps(found.differences), **counts)})
 
 
-def read_answer(content: RecordDict) -> tuple[str, list[str]]:
-    """RETURNS (tuple): The client's name, and what differs. RAISES (MessageError): It is no such message."""
+def read_answer(content: RecordDict) -> Introduction:
+    """RAISES (MessageError): It is no such message."""
     head = _read_head(content)
     name = _text(head, "name")
     if len(name) > _LONGEST_NAME or not name.isprintable():
@@ -133,7 +149,8 @@ def read_answer(content: RecordDict) -> tuple[str, list[str]]:
             f"Can't take in a client: expected a name of at most {_LONGEST_NAME} printable characters, found "
             f"{name[:_LONGEST_NAME]!r}."
         )
-    return name, [str(line) for line in _json(head, "differences", list)]
+    differences = [str(line) for line in _json(head, "differences", list)]
+    return Introduction(name, differences, *(_count(head, key) for key in _COUNTS[:2]))
 
 
 def report_records(report: Report) -> RecordDict:

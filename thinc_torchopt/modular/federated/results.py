@@ -1,37 +1,50 @@
 """What the server writes: `result.json`, with the scores of each round, and the global model as a spaCy pipeline.
 
-`flwr run` ends with exit code 0 whatever happens to the server. So "status" in the file says how the run went:
-"running", "finished" or "failed".
+`flwr run` ends with exit code 0 whatever happens to the server, and a server that is killed can write nothing any more.
+So how a run goes is not in the file. `read_result` finds it out: the server holds a lock on the folder while it runs.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ...errors import StateError
 from ...state import replacing, write_text
+from ...training import RunLock, is_in_use
 from .house import House
 from .weights import Tensors
 
+LOG = logging.getLogger("flwr.thinc-torchopt")
+
 RESULT = "result.json"
 LAST, BEST = "model-last", "model-best"
+_KEYS = ("ended", "error", "best", "rounds")
 
 
 class Results:
     """Rounds, scores and models of a run, in a folder.
 
-    path (Path): The folder. Files of a run before are replaced.
+    path (Path): The folder. What a run before has left there is moved into a folder of its own: see `set_aside`.
+    RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there.
 
     Public: `rounds` (one row each; row 0 is the model at the start), `best` (row of the best model so far, or None).
     """
 
     def __init__(self, path: Path):
         self._path = path
+        self._lock = RunLock(path, what="results", setting="'output' in [tool.flwr.app.config]")
+        self._lock.take()
+        if (before := set_aside(path)) is not None:
+            LOG.warning("The results of a run before were in '%s': they are in '%s' now", path, before)
         self.rounds: list[dict[str, Any]] = [_row(0)]
         self.best: int | None = None
-        self._write("running")
+        self._write()
 
     def begin_round(self) -> dict[str, Any]:
         """RETURNS (dict): The row of the round, to be filled."""
@@ -44,34 +57,96 @@ class Results:
         if self.best is None or score > self.rounds[self.best]["score"]:
             self.best = row
             self._save(BEST, house, weights, scores)
-        self._write("running")
+        self._write()
 
     def end_round(self, house: House, weights: Tensors) -> None:
         """A round is done. weights (Tensors): The new model's, which is saved."""
         self._save(LAST, house, weights, {})
-        self._write("running")
+        self._write()
 
     def finish(self) -> None:
         self._write("finished")
+        self._lock.release()
 
     def fail(self, error: BaseException) -> None:
-        self._write("failed", f"{type(error).__name__}: {error}")
+        with suppress(StateError):  # another run has the folder: that was the error
+            self._write("failed", f"{type(error).__name__}: {error}")
+        self._lock.release()
 
     def _save(self, name: str, house: House, weights: Tensors, scores: Mapping[str, float]) -> None:
         """Whole or not there."""
+        self._lock.check()
         nlp = house.to_save(weights)
         wanted = house.config["training"]["score_weights"]
         nlp.meta["performance"] = {metric: scores[metric] for metric in wanted if metric in scores}
         with replacing(self._path / name) as unfinished:
             nlp.to_disk(unfinished)
 
-    def _write(self, status: str, error: str | None = None) -> None:
-        content = {"status": status, "error": error, "best": self.best, "rounds": self.rounds}
+    def _write(self, ended: str | None = None, error: str | None = None) -> None:
+        self._lock.check()
+        content = dict(zip(_KEYS, (ended, error, self.best, self.rounds)))
         write_text(self._path / RESULT, json.dumps(content, indent=2) + "\n")
 
 
-def _row(number: int) -> dict[str, Any]:
-    """round: Which made the model. clients: What each reported. failed: Why others were left out. score, scores: Of the
-    model, when they are known.
+def read_result(folder: Path) -> dict[str, Any]:
+    """Read what a server has written.
+
+    folder (Path): Its `output`.
+    RETURNS (dict): "rounds", "best" and "error" as in result.json, and "status": "running", "finished", "failed",
+        "killed" (it ended, and could not say so), or "unknown" (it runs or was killed: on another machine, or on a disk
+        that has no locks).
+    RAISES (StateError): There is no result, or a damaged one.
     """
-    return {"round": number, "clients": {}, "failed": {}, "score": None, "scores": {}}
+    in_use = is_in_use(folder)
+    path = folder / RESULT
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except FileNotFoundError as error:
+        raise StateError(
+            f"Can't read '{path}': expected the results of a federated training, found no such file. It has not begun, "
+            "or writes elsewhere: see 'output' in [tool.flwr.app.config]."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, "JSON", repr(error)) from error
+    if not isinstance(found, dict) or set(found) != set(_KEYS):
+        raise _damaged(path, f"the parts {sorted(_KEYS)}", sorted(found) if isinstance(found, dict) else found)
+    ended, rounds = found.pop("ended"), found["rounds"]
+    if ended not in (None, "finished", "failed"):
+        raise _damaged(path, "null, 'finished' or 'failed' as 'ended'", ended)
+    if not isinstance(rounds, list) or not all(isinstance(row, dict) and set(row) == set(_row(0)) for row in rounds):
+        raise _damaged(path, f"a list of rounds with {sorted(_row(0))}", rounds)
+    # Asked twice, as a run may end or begin in between.
+    return {"status": ended or _STATUS[in_use or is_in_use(folder)], **found}
+
+
+_STATUS = {True: "running", False: "killed", None: "unknown"}
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move the results of a run out of the way, into "earlier-1", "earlier-2" ... in the same folder.
+
+    RETURNS (Path): That folder. None: there were none.
+    """
+    left = [path for name in (LAST, BEST, RESULT) if (path := folder / name).exists()]
+    if not left:
+        return None
+    place = next(place for n in count(1) if not (place := folder / f"earlier-{n}").exists())
+    place.mkdir()
+    for path in left:
+        path.rename(place / path.name)
+    return place
+
+
+def _damaged(path: Path, expected: str, found: Any) -> StateError:
+    text = found if isinstance(found, str) else repr(found)
+    return StateError(
+        f"Can't read '{path}': expected {expected}, found {text[:200]}. It is damaged, or was written by something "
+        "else."
+    )
+
+
+def _row(number: int) -> dict[str, Any]:
+    """round: Which made the model. clients: What each reported. failed: Why others were left out. repeated: The same of
+    each attempt that was not accepted. score, scores: Of the model, when they are known.
+    """
+    return {"round": number, "clients": {}, "failed": {}, "repeated": [], "score": None, "scores": {}}

@@ -30,6 +30,8 @@ class FederatedSettings:
     min_clients: int
     wait_seconds: float
     timeout_seconds: float
+    attempts: int
+    max_examples: int
     weigh_by: Literal["examples", "client"]
     algorithm: Algorithm | None
     learn_rate: FloatOrSchedule
@@ -44,6 +46,8 @@ def Federated(
     min_clients: int = 2,
     wait_seconds: float = 120.0,
     timeout_seconds: float = 90.0,
+    attempts: int = 3,
+    max_examples: int = 0,
     weigh_by: Literal["examples", "client"] = "examples",
     algorithm: Optional[Algorithm] = None,
     learn_rate: FloatOrSchedule = 1.0,
@@ -56,9 +60,12 @@ def Federated(
     local_steps (int): How many steps a client trains in a round. 0: see `local_epochs`.
     local_epochs (int): How often a client goes through its texts in a round. 0: see `local_steps`.
     clients (int): How many are expected. The first round begins when they are there, or after `wait_seconds`.
-    min_clients (int): With fewer there is no round: the run fails after `wait_seconds`.
+    min_clients (int): With fewer there is no round: the run fails after `wait_seconds`. With usable reports of fewer a
+        round is not accepted: the model stays as it was, and the round is repeated.
     wait_seconds (float): How long the server waits for clients before a round.
     timeout_seconds (float): How long a round waits for replies. It goes on without clients that are late.
+    attempts (int): How often a round is tried that is not accepted. Then the run fails.
+    max_examples (int): A client that says that it has more takes no part. 0: no limit.
     weigh_by ("examples" | "client"): In the average of the models a client counts by its number of training examples;
         or all count the same.
     algorithm (Algorithm | None): What the server does with the averaged update of a round, as a block with
@@ -89,6 +96,8 @@ def Federated(
         least,
         SECTION.number("wait_seconds", wait_seconds),
         SECTION.number("timeout_seconds", timeout_seconds, above=0.0),
+        SECTION.whole("attempts", attempts, at_least=1),
+        SECTION.whole("max_examples", max_examples),
         SECTION.choice("weigh_by", weigh_by, ("examples", "client")),
         algorithm,
         SECTION.number("learn_rate", learn_rate) if not may_move(learn_rate) else learn_rate,

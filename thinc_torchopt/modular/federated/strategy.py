@@ -1,6 +1,7 @@
 """What the server does in a round, as a strategy of Flower's.
 
-A client that dies, comes late, or sends what can't be used is left out of the round, and the log says so. Averages are
+A client that dies, comes late, or sends what can't be used is left out of the round, and the log says so. If too few
+are left, the round is not accepted: it is repeated from the same model, and in the end the run fails. Averages are
 another strategy's affair: Flower's FedAvg by default; its medians and trimmed means work as well.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,11 +71,18 @@ class ModularStrategy(Strategy):
         self._members: dict[int, str] = {}
         self._refused: dict[int, str] = {}
         self._sent: list[Message] = []
-        # By name of client: the last round whose report was taken.
+        # By name of client: the last round whose report was taken; and how many examples and dev examples it has.
         self._taken: dict[str, int] = {}
+        self._counts: dict[str, dict[str, int]] = {}
+        # Those who failed in an attempt that was not accepted, while the round is repeated.
+        self._silent: dict[str, str] = {}
 
     def run(self, grid: Grid) -> Result:
-        """All rounds. RAISES (FederationError): There are not enough clients, or the model has diverged."""
+        """All rounds.
+
+        RAISES (FederationError): There are not enough clients, or not enough of their reports, or the model has
+            diverged.
+        """
         return self.start(
             grid,
             to_arrays(self._weights),
@@ -92,6 +101,7 @@ class ModularStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        self._grid = grid
         self._gather(grid, server_round)
         self._results.begin_round()
         self._sent = self._messages(server_round, MessageType.TRAIN, arrays)
@@ -101,29 +111,33 @@ class ModularStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found = self._read(replies, self._weights)
-        reports = [report for report, _ in found]
+        while len(found) < self._settings.min_clients:
+            self._refuse(server_round, [report.name for report, _ in found])
+            found = self._read(self._repeat(server_round), self._weights)
+        self._silent = {}
+        claimed = [report for report, _ in found]
+        reports = [self._capped(report) for report in claimed]
+        found = [(report, reply) for report, (_, reply) in zip(reports, found)]
         self._note_score(server_round - 1, reports)
         row = self._results.rounds[server_round]
         row["clients"] = {
             report.name: {
                 "examples": report.examples,
+                "claimed_examples": said.examples,
                 "steps": report.steps,
                 "words": report.words,
                 "skipped_updates": report.skipped,
                 "losses": report.losses,
                 "score_before": report.score if report.dev_examples else None,
             }
-            for report in reports
+            for report, said in zip(reports, claimed)
         }
-        if not reports:
-            LOG.warning(
-                "Round %s: no client has sent anything that can be used; the model stays as it is", server_round
-            )
-            return None, None
         averaged, _ = self._average.aggregate_train(server_round, [self._for_average(*one) for one in found])
         if averaged is None:
-            LOG.warning("Round %s: there is no average; the model stays as it is", server_round)
-            return None, None
+            raise FederationError(
+                f"Can't make the model of round {server_round}: expected an average of the models of "
+                f"{', '.join(report.name for report in reports)}, found that {type(self._average).__name__} gives none."
+            )
         average = from_arrays(RecordDict({"arrays": averaged}), self._weights)
         self._step.process({report.name: report.aux_vars for report in reports})
         self._weights = self._step.apply(self._weights, average)
@@ -136,6 +150,67 @@ class ModularStrategy(Strategy):
             ", ".join(f"{report.name} ({report.examples / total:.0%} of the examples)" for report in reports),
         )
         return to_arrays(self._weights), None
+
+    def _refuse(self, server_round: int, names: list[str]) -> None:
+        """Note that an attempt is not accepted. names (list[str]): Of the clients whose reports can be used.
+
+        RAISES (FederationError): It was the last one.
+        """
+        row, s = self._results.rounds[server_round], self._settings
+        self._silent = row["failed"]
+        row["repeated"].append(row["failed"])
+        row["failed"] = {}
+        expected = (
+            f"expected usable reports of at least {s.min_clients} clients, found {len(names) or 'none'}"
+            f"{': ' if names else ''}{', '.join(names)}"
+        )
+        attempts = len(row["repeated"])
+        if attempts < s.attempts:
+            LOG.warning(
+                "Round %s is not accepted: %s. It is repeated: attempt %s of %s",
+                server_round,
+                expected,
+                attempts + 1,
+                s.attempts,
+            )
+            return
+        times = "" if attempts == 1 else f", in each of {attempts} attempts"
+        raise FederationError(
+            f"Can't accept round {server_round}: {expected}{times}. "
+            f"{' '.join(f'{name}: {reason}' for name, reason in row['repeated'][-1].items())} Look into the logs of "
+            "these clients, set 'timeout_seconds' in [federated] higher if they are late, or 'min_clients' lower."
+        )
+
+    def _repeat(self, server_round: int) -> Iterable[Message]:
+        """Ask for a round once more."""
+        self._gather(self._grid, server_round)
+        self._sent = self._messages(server_round, MessageType.TRAIN, to_arrays(self._weights))
+        return self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
+
+    def _capped(self, report: Report) -> Report:
+        """A report that counts for no more than what its client has said before; if it has said nothing, from now on
+        for no more than this. Its numbers weigh in averages of models and scores.
+        """
+        known = self._counts.setdefault(report.name, {})
+        capped = {}
+        for what in ("examples", "dev_examples"):
+            found = getattr(report, what)
+            limit = known.setdefault(what, found)
+            if found > limit:
+                LOG.warning(
+                    "Client '%s' reports %s %s, and counts for the %s of before", report.name, found, what, limit
+                )
+            capped[what] = min(found, limit)
+        return replace(report, **capped)
+
+    def _check_examples(self, name: str, examples: int) -> None:
+        """RAISES (MessageError): There are more than are allowed."""
+        most = self._settings.max_examples
+        if most and examples > most:
+            raise MessageError(
+                f"Client '{name}' can't take part: expected at most {most} examples, 'max_examples' in [federated], "
+                f"found {examples}."
+            )
 
     def _for_average(self, report: Report, reply: Message) -> Message:
         """Leave of a reply what the other strategy is to see: one ArrayRecord and one MetricRecord."""
@@ -155,7 +230,16 @@ class ModularStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         if self._sent:
-            self._note_score(server_round, [report for report, _ in self._read(replies, None)])
+            reports = [self._capped(report) for report, _ in self._read(replies, None)]
+            if len(reports) >= self._settings.min_clients:
+                self._note_score(server_round, reports)
+            else:
+                LOG.warning(
+                    "The model after round %s has no score: expected those of at least %s clients, found %s",
+                    server_round,
+                    self._settings.min_clients,
+                    len(reports),
+                )
         return None
 
     def _note_score(self, row: int, reports: list[Report]) -> None:
@@ -191,7 +275,7 @@ class ModularStrategy(Strategy):
             online = set(grid.get_node_ids())
             for node in self._members.keys() - online:
                 LOG.warning("Client '%s' is gone", self._members.pop(node))
-            refused |= self._introduce(grid, sorted(online - self._members.keys() - refused))
+            refused |= self._introduce(grid, sorted(online - self._members.keys() - refused), server_round)
             if len(self._members) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(min(1.0, s.wait_seconds))
@@ -204,7 +288,7 @@ class ModularStrategy(Strategy):
                 "clients, or change 'min_clients' in [federated]."
             )
 
-    def _introduce(self, grid: Grid, nodes: list[int]) -> set[int]:
+    def _introduce(self, grid: Grid, nodes: list[int], server_round: int) -> set[int]:
         """Ask nodes who they are. RETURNS (set[int]): Those that can't take part in the round that comes."""
         if not nodes:
             return set()
@@ -217,17 +301,21 @@ class ModularStrategy(Strategy):
         replies = grid.send_and_receive(asked, timeout=ttl)
         for node, reply in _by_node(asked, replies).items():
             try:
-                name, differences = read_answer(_content(reply))
+                found = read_answer(_content(reply))
+                name = found.name
+                if not found.differences:
+                    self._check_examples(name, found.examples)
             except MessageError as error:
                 self._refused[node] = f"Client at node {node}: {error}"
                 LOG.error("%s", self._refused[node])
                 continue
-            if differences:
-                self._refused[node] = f"Client '{name}' does not fit the server: {'; '.join(differences)}."
+            if found.differences:
+                self._refused[node] = f"Client '{name}' does not fit the server: {'; '.join(found.differences)}."
                 LOG.error("%s", self._refused[node])
                 continue
             old = next((other for other, known in self._members.items() if known == name), None)
-            if old is not None and self._taken.get(name, 0) == len(self._results.rounds) - 1:
+            is_alive = self._taken.get(name, 0) == server_round - 1 and name not in self._silent
+            if old is not None and is_alive:
                 LOG.error(
                     "Two clients are called '%s': the second one, node %s, has to wait until the first is gone",
                     name,
@@ -238,7 +326,9 @@ class ModularStrategy(Strategy):
             if old is not None:
                 del self._members[old]
             self._members[node] = name
-            LOG.info("Client '%s' takes part", name)
+            counts = {"dev_examples": found.dev_examples}
+            self._counts.setdefault(name, counts | ({"examples": found.examples} if found.examples else {}))
+            LOG.info("Client '%s' takes part, with %s examples", name, found.examples or "a stream of")
         return waiting | self._refused.keys()
 
     def _messages(self, server_round: int, kind: str, arrays: ArrayRecord) -> list[Message]:
@@ -263,6 +353,7 @@ class ModularStrategy(Strategy):
                 if node not in found:
                     raise MessageError(f"There was no reply within {self._settings.timeout_seconds:g} seconds.")
                 report = read_report(_content(found[node]), name, weights, self._exchanged)
+                self._check_examples(name, self._counts[name].get("examples", report.examples))
                 self._step.check(name, report.aux_vars)
                 reports.append((report, found[node]))
             except (AuxVarError, MessageError) as error:

@@ -1,0 +1,139 @@
+"""What is read of a run's results, while it runs and after it ended, however it ended: real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from thinc_torchopt.errors import StateError
+from thinc_torchopt.modular.federated.__main__ import main
+from thinc_torchopt.modular.federated.results import Results, read_result
+
+RUN = """
+import sys
+from pathlib import Path
+from thinc_torchopt.modular.federated.results import Results
+results = Results(Path(sys.argv[1]))
+results.begin_round()
+print("begun", flush=True)
+sys.stdin.readline()
+results.finish()
+"""
+
+
+def begin(folder):
+    """A server that has begun a run, and ends when it is told to."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.fixture
+def look(capsys):
+    """What the command says of a run: its exit code, and what it prints."""
+
+    def look(folder):
+        code = main([str(folder)])
+        return code, "".join(capsys.readouterr())
+
+    return look
+
+
+def test_results_tell_a_run_that_goes_on_from_one_that_ended(tmp_path, look):
+    with begin(tmp_path) as process:
+        assert read_result(tmp_path)["status"] == "running"
+        command = [sys.executable, "-m", "thinc_torchopt.modular.federated", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "running\nround 0: no score\n"), done.stderr
+        process.communicate("\n")
+    found = read_result(tmp_path)
+    assert found["status"] == "finished" and [row["round"] for row in found["rounds"]] == [0, 1]
+    assert look(tmp_path) == (0, "finished\nround 0: no score\nround 1: no score\n")
+
+
+def test_results_tell_that_a_server_was_killed(tmp_path, look):
+    """With -9. It can't write that; so the file must not say that it runs."""
+    with begin(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert read_result(tmp_path)["status"] == "killed"
+    assert look(tmp_path) == (1, "killed\nround 0: no score\n")
+
+
+def test_results_do_not_guess_about_another_machine(tmp_path, look):
+    """Some disks share files, and not their locks."""
+    with begin(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    lock = tmp_path / "lock.json"
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
+    assert read_result(tmp_path)["status"] == "unknown" and look(tmp_path)[0] == 2
+
+
+def test_results_say_why_a_run_failed(tmp_path, look):
+    results = Results(tmp_path)
+    assert read_result(tmp_path)["status"] == "running"  # in this process, too
+    results.fail(ValueError("too few"))
+    assert read_result(tmp_path)["status"] == "failed"
+    assert look(tmp_path) == (1, "failed: ValueError: too few\nround 0: no score\n")
+
+
+def test_results_of_a_run_before_are_kept(tmp_path, caplog):
+    """Also its models. A new run in the folder begins with nothing."""
+    for n in (1, 2, 3):
+        results = Results(tmp_path)
+        for _ in range(n):
+            results.begin_round()
+        for name in ("model-last", "model-best"):
+            (tmp_path / name).mkdir()
+        results.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "earlier-1",
+        "earlier-2",
+        "model-best",
+        "model-last",
+        "result.json",
+    ]
+    folders = (tmp_path / "earlier-1", tmp_path / "earlier-2", tmp_path)
+    assert [len(read_result(folder)["rounds"]) for folder in folders] == [2, 3, 4]
+    assert all((folder / "model-best").is_dir() for folder in folders)
+    assert f"they are in '{tmp_path / 'earlier-1'}' now" in caplog.text
+
+
+def test_results_are_those_of_one_run(tmp_path):
+    """A second server is refused, and the first one goes on."""
+    with begin(tmp_path) as process:
+        with pytest.raises(StateError, match=rf"for results: .* another run uses: process {process.pid} on .*'output'"):
+            Results(tmp_path)
+        process.communicate("\n")
+    assert read_result(tmp_path)["status"] == "finished" and not list(tmp_path.glob("earlier*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected JSON"),
+        ("3", "expected the parts"),
+        ('"finished"', "expected the parts"),
+        ('{"ended": null, "error": null, "best": null}', "expected the parts"),
+        ('{"ended": 1, "error": null, "best": null, "rounds": []}', "'finished' or 'failed' as 'ended', found 1"),
+        ('{"ended": null, "error": null, "best": null, "rounds": 3}', "a list of rounds"),
+        ('{"ended": null, "error": null, "best": null, "rounds": "two"}', "a list of rounds"),
+        ('{"ended": null, "error": null, "best": null, "rounds": [3]}', "a list of rounds"),
+    ],
+)
+def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(StateError, match=message):
+        read_result(tmp_path)
+    code, printed = look(tmp_path)
+    assert code == 1 and message in printed
+
+
+def test_results_that_are_not_there(tmp_path):
+    with pytest.raises(StateError, match="It has not begun"):
+        read_result(tmp_path)
