@@ -82,7 +82,8 @@ class Operation:
 
     def actions(self) -> list[str]:
         """The names of its actions."""
-        return sorted(name for name in dir(self) if name.startswith("should_") and callable(getattr(self, name)))
+        names = (name for name in dir(self) if name.startswith("should_") and name != "should_")
+        return sorted(name for name in names if callable(getattr(self, name)))
 
     def validate(self, action: str) -> bool:
         """Whether it can take an action, set up as it is. Called once for each that a controller names, before the
