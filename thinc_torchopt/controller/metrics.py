@@ -129,7 +129,7 @@ class Loss(Metric):
                 "epoch": number(kwargs.get("epoch")),
                 "step": kwargs["step"],
             }
-        log = _newest(kwargs.get("log_history") or ())
+        log = _newest(kwargs.get("log_history") or ()) if event_name == "on_log" else None
         return (
             None
             if log is None
@@ -232,7 +232,7 @@ class HistoryBasedMetric(Metric):
             self._add_components(values["components"])
             known = {key: values[key] for key in ("loss", "per_word") if values[key] is not None}
             self._add("training_loss", known | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
-        elif log := self._unseen(kwargs.get("log_history") or ()):
+        elif event_name == "on_log" and (log := self._unseen(kwargs.get("log_history") or ())):
             epoch = number(log.get("epoch", kwargs.get("epoch")))
             self._add("training_loss", {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
         return self._window

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
 from ..registry import registry
-from .messages import Message, level_of
+from .messages import Message, level_of, one_line
 from .webhook import Webhook
 
 T = TypeVar("T", bound=type)
@@ -267,15 +267,18 @@ class BestWeightsControl(Operation):
 
 @controller_operations("LogControl")
 class LogControl(Operation):
-    """Writes a line to Python's log `thinc_torchopt.controller`.
+    """Writes a line to Python's log `thinc_torchopt.controller`. Control characters in values stand as Python writes
+    them.
 
-    log_format (str): Text with fields: see `Message`.
+    log_format (str): Text with fields, one line: see `Message`.
     log_level (str): "debug", "info", "warning", "error" or "critical".
     """
 
     quiet = ("should_log",)
 
     def __init__(self, log_format: str, log_level: str = "info"):
+        if isinstance(log_format, str) and one_line(log_format := log_format.strip()) != log_format:
+            _SECTION.refuse("log_format", "one line without control characters", log_format)
         self._message = Message("log_format", log_format)
         if (level := level_of(log_level)) is None:
             _SECTION.refuse("log_level", "debug, info, warning, error or critical", log_level)
@@ -286,7 +289,7 @@ class LogControl(Operation):
 
     def should_log(self, *, values: Mapping[str, Any], **kwargs: Any) -> None:
         """Write it."""
-        logger.log(self._level, "%s", self._message.fill(values, kwargs))
+        logger.log(self._level, "%s", one_line(self._message.fill(values, kwargs)))
 
 
 @controller_operations("NotifyControl")
