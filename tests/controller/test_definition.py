@@ -187,6 +187,12 @@ def test_definition_action_without_a_name():
             "controllers[0].operations[0]",
             "operations are control, hfcontrols, lr",
         ),
+        (
+            (*C, "operations"),
+            ["control.should_log"],
+            "operations[0]",
+            "a controller that names it, found none for 'lr'",
+        ),
         ((*C, "operations"), "lr.should_cut", "controllers[0].operations", "a list of texts"),
         ((*C, "operations"), del_, "controllers[0]", "the key 'operations'"),
         ((*C, "operations"), [], "controllers[0].operations", "at least one, found []"),

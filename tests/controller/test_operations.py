@@ -80,6 +80,7 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
         ("should_cut", "LearnRateControl", {"factor": 1.0}, "below 1"),
         ("should_cut", "LearnRateControl", {"factor": 0}, "above 0"),
         ("should_cut", "LearnRateControl", {"factor": 0.5, "min_rate": -1}, "min_rate"),
+        ("should_set", "LearnRateControl", {"rate": 0.1, "min_rate": 0.01}, "'factor' beside it"),
         ("should_cut", "LearnRateControl", {"factor": 0.5, "groups": "enc"}, "list of names"),
         ("should_freeze", "FreezeControl", {}, "the arguments of 'FreezeControl'"),
         ("should_freeze", "FreezeControl", {"params": []}, "list of names"),

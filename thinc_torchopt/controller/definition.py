@@ -139,6 +139,10 @@ class _Reader:
             self._check_name(place, item, names)
             if (spec := self._controller(place, item, known, operations, operation_names)) is not None:
                 controllers.append(spec)
+        named = {text.partition(".")[0] for text in _named_actions(content)}
+        for i, item in enumerate(_list_of(content.get("operations"))):
+            if isinstance(item, Mapping) and item.get("name") in list(operations) and item["name"] not in named:
+                self._fault(f"operations[{i}]", f"expected a controller that names it, found none for '{item['name']}'")
         if self._faults:
             raise ControllerError(f"Can't use {self._label}: {told(self._faults)}")
         return Definition(self._label, metrics, operations, controllers)
@@ -337,6 +341,12 @@ def told(faults: Sequence[str]) -> str:
 
 def _list_of(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else []
+
+
+def _named_actions(content: Mapping[str, Any]) -> list[str]:
+    """What controllers name as `operation.action`, also in those that have faults."""
+    lists = [item.get("operations") for item in _list_of(content.get("controllers")) if isinstance(item, Mapping)]
+    return [text for texts in lists for text in _list_of(texts) if isinstance(text, str)]
 
 
 def _is_name(name: str) -> bool:

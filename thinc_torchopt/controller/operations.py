@@ -184,6 +184,8 @@ class LearnRateControl(Operation):
         if self._factor == 0.0:
             _SECTION.refuse("factor", "a number above 0 and below 1", factor)
         self._min_rate = _SECTION.number("min_rate", min_rate)
+        if self._min_rate and factor is None:
+            _SECTION.refuse("min_rate", "the argument 'factor' beside it", min_rate)
         self._rate = None if rate is None else _SECTION.number("rate", rate)
 
     def validate(self, action: str) -> bool:
