@@ -252,7 +252,7 @@ class Compiler:
         known = self._keys_of(node.value)
         if known is not None and isinstance(node.slice, ast.Constant):
             _check_key(str(metric), known, node.slice.value)
-        facts = (metric, None if known is None else tuple(known), may_be_none)
+        facts: tuple[Any, ...] = (metric, None if known is None else tuple(known), may_be_none)
         return _call("item", value, self.visit(node.slice, bound), *map(ast.Constant, facts))
 
     def List(self, node: ast.List, bound: frozenset[str]) -> ast.expr:

@@ -48,7 +48,7 @@ class Webhook:
         if not is_address or any(ord(letter) <= 32 or ord(letter) > 126 for letter in url):
             _SECTION.refuse("url", 'an address as in "https://example.org/hook", without user and password', url)
         with suppress(OSError):  # of a name
-            _check_address(parts.hostname, parts.port, socket.AI_NUMERICHOST)
+            _check_address(str(parts.hostname), parts.port, socket.AI_NUMERICHOST)
         self.host = parts.hostname
         self._url = url
         self._timeout = timeout_seconds
