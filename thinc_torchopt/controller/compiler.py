@@ -61,7 +61,7 @@ _BINARY = {
 }
 _LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions that take a generator
 _BOOLEAN = frozenset({"all", "any"})
-_NUMERIC = FUNCTIONS - _LAZY - {"len", "str"}  # round(x, None) is round(x): nobody writes that
+_NUMERIC = FUNCTIONS - _LAZY - {"len", "str"}
 
 
 class Compiler:
@@ -210,9 +210,8 @@ class Compiler:
             refuse(f"expected no call of {name}(), found one: {_REFUSED[name]}")
         if name not in FUNCTIONS or name in bound:
             refuse(f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'")
-        if name in _NUMERIC:
-            for arg in node.args:
-                self._must_be_one(arg)
+        if name in _NUMERIC and node.args:
+            self._must_be_one(node.args[0])
         args = [self._argument(name, arg, bound, len(node.args) == 1) for arg in node.args]
         keywords = {
             keyword.arg: self.visit(keyword.value, bound) for keyword in node.keywords if keyword.arg is not None

@@ -298,7 +298,8 @@ class LogControl(Operation):
 class NotifyControl(Operation):
     """Sends a message to a web address by POST, as JSON: `text`, `controller`, `event`, `step`, `values`.
 
-    The training does not wait for it, and a failure is only logged. While a message is on its way, others are left out.
+    The training does not wait for it, and a failure is only logged. Messages wait for those before them; where more
+    than a hundred do, the oldest are left out.
 
     url (str): Where to: "https://..." or "http://...".
     message (str): Text with fields: see `Message`.
