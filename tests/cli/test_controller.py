@@ -242,7 +242,7 @@ def test_controller_replay_ends_where_a_rule_fails(run):
 
 @pytest.mark.parametrize("lines, text", [([], "found none"), ([{"a": 1}], "lines of JSON with 'step'")])
 def test_controller_replay_of_no_log(run, lines, text):
-    found = run([LOSS], [], lines, check=False)
+    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], lines, check=False)
     assert found.returncode == 1 and text in found.stderr
 
 
@@ -299,7 +299,7 @@ def test_controller_replay_of_a_run_in_several_logs(run, tmp_path):
 
 
 def test_controller_replay_of_logs_that_can_not_be(run, tmp_path):
-    run([LOSS], [], log([1]))
+    run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]))
     (tmp_path / "log-2.jsonl").touch()
     found = spacy_cli("torchopt", "controller", tmp_path / "rules.yaml", tmp_path / "log.jsonl", check=False)
     assert found.returncode == 1 and "expected --replay before logs" in found.stderr

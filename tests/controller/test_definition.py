@@ -2,11 +2,16 @@
 
 import copy
 import json
+import os
+from datetime import date
+from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.controller import TrainerController
+from thinc_torchopt.controller import Operation, TrainerController, register_operation_handlers
 from thinc_torchopt.errors import ConfigError, ControllerError
+
+from .limits import measured
 
 GOOD = {
     "controller_metrics": [{"name": "loss", "class": "Loss"}],
@@ -62,7 +67,11 @@ BOMB = b"a: &a [x, x, x, x, x]\n" + b"\n".join(
     b"%c: &%c [*%c, *%c, *%c, *%c, *%c]" % (98 + i, 98 + i, *[97 + i] * 5) for i in range(20)
 )
 
+# Each has ten times as many keys as the one before.
+MERGED = [b"a%d: &a%d {<<: [%s]}" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 10)) for i in range(1, 20)]
+
 del_ = "(taken away)"
+M_ARGUMENTS = "controller_metrics[0].arguments"
 C = ("controllers", 0)
 M = ("controller_metrics", 0)
 O = ("operations", 0)  # noqa: E741
@@ -86,9 +95,49 @@ def test_definition_from_yaml_json_and_dict(tmp_path):
         assert list(controller.definition.operations) == ["lr", "hfcontrols", "control"]
 
 
-@pytest.mark.parametrize("empty", [{}, {"controllers": []}, {"controllers": None, "operations": None}])
-def test_definition_may_be_empty(empty):
-    assert TrainerController(empty).on_event("on_step_end", step=1) == []
+@pytest.mark.parametrize(
+    "nothing, place",
+    [
+        ({}, "the top: expected the key 'controllers'"),
+        ({"controllers": []}, "controllers: expected a list, at least one"),
+        ({"controllers": None, "operations": None}, "controllers: expected a list, at least one"),
+    ],
+)
+def test_definition_without_a_controller_would_do_nothing(nothing, place):
+    with pytest.raises(ControllerError, match=f"- {place}"):
+        TrainerController(nothing)
+
+
+@pytest.mark.parametrize("section", ["controller_metrics", "operations", "controllers"])
+@pytest.mark.parametrize("name", [None, "", " ", "\n", " c", "a\nb", "a\u202eb", 3, True, [], "x" * 101])
+def test_definition_names_that_are_none(section, name):
+    """An empty `name:` is None."""
+    with pytest.raises(ControllerError, match=rf"- {section}\[0\]\.name: expected a name"):
+        TrainerController(changed((section, 0, "name"), name))
+
+
+def test_definition_may_leave_optional_parts_empty():
+    """As in the framework: no patience, no settings, no metrics and operations of its own."""
+    content = {"controller_metrics": None, "operations": []}
+    controller = {"name": "c", "triggers": ["on_log"], "rule": "True", "operations": ["control.should_log"]}
+    found = TrainerController(content | {"controllers": [controller | {"patience": None, "config": None}]})
+    assert [firing.step for firing in found.on_event("on_log", step=3)] == [3]
+
+
+def test_definition_action_without_a_name():
+    class TestNameless(Operation):
+        def should_(self, **kwargs):
+            pass
+
+        def should_do(self, **kwargs):
+            pass
+
+    assert TestNameless().actions() == ["should_do"]
+    register_operation_handlers([TestNameless])
+    definition = changed((*O,), {"name": "lr", "class": "TestNameless"})
+    definition["controllers"][0]["operations"] = ["lr.should_"]
+    with pytest.raises(ControllerError, match=r"operations\[0\]: expected an action of 'lr' \(should_do\), found"):
+        TrainerController(definition)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +171,8 @@ def test_definition_may_be_empty(empty):
         ((*C, "triggers"), ["on_log", "on_log"], "controllers[0].triggers[1]", "again"),
         ((*C, "triggers"), "on_log", "controllers[0].triggers", "a list of texts"),
         ((*C, "triggers"), [3], "controllers[0].triggers", "a list of texts"),
+        ((*C, "triggers"), [], "controllers[0].triggers", "at least one, found []"),
+        ((*C, "triggers"), None, "controllers[0].triggers", "at least one, found None"),
         ((*C, "triggers"), del_, "controllers[0]", "the key 'triggers'"),
         ((*C, "rule"), "los > 1", "controllers[0].rule", "metric (loss), found 'los'"),
         ((*C, "rule"), "loss['los'] > 1", "controllers[0].rule", "is 'loss' meant?"),
@@ -136,14 +187,31 @@ def test_definition_may_be_empty(empty):
             "controllers[0].operations[0]",
             "operations are control, hfcontrols, lr",
         ),
+        (
+            (*C, "operations"),
+            ["control.should_log"],
+            "operations[0]",
+            "a controller that names it, found none for 'lr'",
+        ),
         ((*C, "operations"), "lr.should_cut", "controllers[0].operations", "a list of texts"),
         ((*C, "operations"), del_, "controllers[0]", "the key 'operations'"),
+        ((*C, "operations"), [], "controllers[0].operations", "at least one, found []"),
+        ((*C, "operations"), None, "controllers[0].operations", "at least one, found None"),
+        ((*C, "rule"), None, "controllers[0].rule", "found NoneType"),
+        ((*C, "rule"), " ", "controllers[0].rule", "one Python expression"),
+        ((*M, "class"), None, "controller_metrics[0].class", "found None"),
+        ((*O, "arguments"), {"factor": date(2026, 1, 1)}, "operations[0].arguments", "found date"),
+        ((*O, "arguments"), {"factor": 0.5, "groups": [b"a"]}, "operations[0].arguments", "found bytes"),
+        ((*M,), {"name": "f", "class": "FileWatch", "arguments": {"path": Path("x")}}, M_ARGUMENTS, "found PosixPath"),
         ((*C, "patience"), 3, "controllers[0].patience", "patience_threshold, mode"),
         ((*C, "patience"), {"threshold": 3}, "controllers[0].patience", "is 'patience_threshold' meant?"),
         ((*C, "patience", "patience_threshold"), 1.5, "controllers[0].patience.patience_threshold", "a whole number"),
         ((*C, "patience", "patience_threshold"), "2", "controllers[0].patience.patience_threshold", "a whole number"),
+        ((*C, "patience", "patience_threshold"), -1, "controllers[0].patience.patience_threshold", "at least 0"),
         ((*C, "patience", "mode"), "reset", "controllers[0].patience.mode", "reset_on_failure or"),
         ((*C, "config", "trigger_log_level"), "loud", "controllers[0].config.trigger_log_level", "debug, info"),
+        ((*C, "config", "trigger_log_level"), None, "controllers[0].config.trigger_log_level", "found None"),
+        ((*C, "max_firings"), None, "controllers[0].max_firings", "found None"),
         ((*C, "config"), {"level": "info"}, "controllers[0].config", "trigger_log_level"),
         ((*C, "cooldown"), -1, "controllers[0].cooldown", "at least 0"),
         ((*C, "cooldown"), True, "controllers[0].cooldown", "a whole number"),
@@ -210,11 +278,20 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"\xff\xfe", "utf"),
         ("d.yaml", BOMB, "10,000 values"),
         ("d.yaml", b"a: &a [*a]", "10,000 values"),
-        ("d.yaml", b"[" * 20_000, "expected"),
-        ("d.yaml", b" " * 1_000_001, "1,000,000 bytes"),
+        ("d.yaml", b"[" * 2_000 + b"]" * 2_000, "more than 100 open brackets"),
+        ("d.yaml", b"{a: " * 101, "more than 100 open brackets"),
+        ("d.yaml", b"- " * 20_000, "recursion"),
+        ("d.yaml", b"- " * 21 + b"a", "nested at most 20 deep"),
+        ("d.yaml", b"[" + b"1," * 40_000 + b"]", "more than 10,000 values"),
+        ("d.yaml", b"\n".join(b"a%d: 1" % i for i in range(10_100)), "more than 10,000 values"),
+        ("d.yaml", b"\n".join([b"a0: &a0 {k: 1}", *MERGED]), "a merge key"),
+        ("d.yaml", b"a: &a {k: 1}\nb:\n  ? !!merge x\n  : *a", "a merge key"),
+        ("d.yaml", b"a: &a '" + b"x" * 60_000 + b"'\nb: *a", "100,000 characters"),
+        ("d.yaml", b" " * 100_001, "more than 100,000 bytes"),
         ("d.json", b"{", "line 1"),
         ("d.json", b'{"controllers": [], "controllers": []}', "more than once"),
-        ("d.json", b"[" * 20_000, "expected YAML or JSON"),
+        ("d.json", b"[" * 20_000, "more than 100 open brackets"),
+        ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"more than once in the same place: \['.x1b\[2J'\]"),
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
@@ -231,3 +308,41 @@ def test_definition_that_is_no_file(tmp_path):
         TrainerController(tmp_path)
     with pytest.raises(ControllerError, match="expected the path of a file, or a dict, found list"):
         TrainerController([GOOD])
+
+
+def test_definition_that_would_be_waited_for(tmp_path):
+    """Nobody writes to the pipe, and the device never ends."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", tmp_path, "/dev/zero", "/dev/null"):
+        with pytest.raises(ControllerError, match=r"Can't read .*something else than a file"):
+            TrainerController(path)
+
+
+def test_definition_shows_twenty_faults_and_counts_the_others():
+    """Byte codes are counted, not seconds: it took 15 of these."""
+    metrics = [{"name": f"m{i}", "class": f"L{i}"} for i in range(3_000)]
+    with measured() as done, pytest.raises(ControllerError) as caught:
+        TrainerController({"controller_metrics": metrics, "controllers": GOOD["controllers"]})
+    first, *faults, last = str(caught.value).splitlines()
+    assert first == "Can't use the controller definition: found 3,002 faults." and last == "and 2,982 more"
+    assert [fault.split(": ")[0] for fault in faults] == [f"- controller_metrics[{i}].class" for i in range(20)]
+    assert done.codes < 5_000_000, done
+
+
+def test_definition_faults_are_short():
+    """Also where there is much that could be listed."""
+    names = [f"{'metric' * 10}{i}" for i in range(900)]
+    controllers = [GOOD["controllers"][0] | {"name": f"c{i}", "rule": "nope > 1"} for i in range(50)]
+    with pytest.raises(ControllerError) as caught:
+        TrainerController(
+            {"controller_metrics": [{"name": name, "class": "Loss"} for name in names], "controllers": controllers}
+        )
+    assert len(str(caught.value)) < 25_000
+
+
+def test_definition_in_python_is_bounded_too():
+    content = changed((*C, "rule"), "True or " * 200 + "True")
+    content["controllers"] = [{**content["controllers"][0], "name": f"c{i}"} for i in range(400)]
+    with measured() as done, pytest.raises(ControllerError, match=r"expected at most .* 100,000 characters"):
+        TrainerController(content)
+    assert done.codes < 1_000_000, done

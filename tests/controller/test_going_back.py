@@ -60,7 +60,7 @@ def prepared(folder, corpus, rules, *, steps=16, keep=2, **optimizer):
 def back_at(step, event="on_step_end", *more, **limits):
     return definition(
         rule("back", event, f'state["step"] == {step}', "best.should_rollback", *more, **limits),
-        operations=[BEST, CUT],
+        operations=[BEST, *[CUT] * ("cut.should_cut" in more)],
     )
 
 

@@ -65,6 +65,20 @@ def test_loss_from_a_log_keeps_its_value_where_nothing_is_logged():
     assert value(controller, "on_log") == {"loss": 0.5, "epoch": 0.25}
 
 
+@pytest.mark.parametrize(
+    "kind, arguments", [("Loss", {}), ("HistoryBasedMetric", {"window_size": 2, "source_event": "on_step_end"})]
+)
+def test_losses_of_a_step_are_not_those_that_were_logged(kind, arguments):
+    """What was logged is of an earlier step, or a mean."""
+    controller = watch(kind, arguments)
+    history = [{"loss": 0.5, "epoch": 0.25}]
+    before = value(controller, "on_step_end", step=1, log_history=history)
+    assert before is None or before["training_loss"]["loss"] == []
+    found = value(controller, "on_step_end", step=2, losses={"ner": 3.0}, log_history=history)
+    again = value(controller, "on_step_end", step=3, log_history=history)
+    assert found == again and (found if kind == "Loss" else found["training_loss"])["loss"] in (3.0, [3.0])
+
+
 @pytest.mark.parametrize("whole_history", [True, False])
 def test_history_slides_and_keeps_repeated_values(whole_history):
     controller, logs = watch("HistoryBasedMetric", {"window_size": 3}, "on_log"), []

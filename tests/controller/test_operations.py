@@ -1,6 +1,7 @@
 """What operations do: with flags, with a loop that can be steered, and with a real web server."""
 
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,9 +11,11 @@ import pytest
 
 from thinc_torchopt.controller import (
     Control,
+    Metric,
     Operation,
     TrainerController,
     controller_operations,
+    register_metric_handlers,
     register_operation_handlers,
 )
 from thinc_torchopt.controller.operations import Steering
@@ -77,6 +80,7 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
         ("should_cut", "LearnRateControl", {"factor": 1.0}, "below 1"),
         ("should_cut", "LearnRateControl", {"factor": 0}, "above 0"),
         ("should_cut", "LearnRateControl", {"factor": 0.5, "min_rate": -1}, "min_rate"),
+        ("should_set", "LearnRateControl", {"rate": 0.1, "min_rate": 0.01}, "'factor' beside it"),
         ("should_cut", "LearnRateControl", {"factor": 0.5, "groups": "enc"}, "list of names"),
         ("should_freeze", "FreezeControl", {}, "the arguments of 'FreezeControl'"),
         ("should_freeze", "FreezeControl", {"params": []}, "list of names"),
@@ -89,6 +93,19 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
         ("should_notify", "NotifyControl", {"url": "http://h:99999/"}, "an address"),
         ("should_notify", "NotifyControl", {"url": 3}, "an address"),
         ("should_notify", "NotifyControl", {"url": "http://h/", "timeout_seconds": 0}, "above 0"),
+        ("should_notify", "NotifyControl", {"url": "http://user:secret@h/"}, "without user and password"),
+        *(
+            ("should_notify", "NotifyControl", {"url": f"http://{host}/latest/meta-data"}, "not link-local")
+            for host in (
+                *("169.254.169.254", "169.254.0.1:8080", "[fe80::1]", "[febf::1]:80"),
+                *("[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "2852039166", "0xa9fea9fe", "169.254.43518"),
+            )
+        ),
+        ("should_notify", "NotifyControl", {"url": "https://169.254.169.254"}, "not link-local"),
+        ("should_log", "LogControl", {"log_format": "a\n[INFO] b"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "\x1b[2J{step}"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "a\u2028b"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "a\u202eb"}, "one line without control characters"),
         ("should_sing", "RollbackControl", {}, r"an action of 'op' \(should_rollback\)"),
         ("state_dict", "RollbackControl", {}, "an action of 'op'"),
     ],
@@ -115,6 +132,46 @@ def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
     assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
 
 
+@pytest.mark.parametrize(
+    "letter, shown",
+    [
+        ("\n", "\\n"),
+        ("\r", "\\r"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\x00", "\\x00"),
+        ("\x7f", "\\x7f"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\x85", "\\x85"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+        ("\u202e", "\\u202e"),
+        ("\u2066", "\\u2066"),
+        ("\ud800", "\\ud800"),
+        ("é\u00a0\N{ZERO WIDTH JOINER}…", "é\u00a0\N{ZERO WIDTH JOINER}…"),
+    ],
+    ids=ascii,
+)
+def test_log_control_writes_one_line(letter, shown, caplog):
+    """Whatever is in values: paths, names of components, texts of metrics of one's own."""
+
+    class TestText(Metric):
+        events = ("on_save",)
+
+        def compute(self, event_name, *, path, **kwargs):
+            return {"text": path}
+
+    register_metric_handlers([TestText])
+    operation = {"name": "op", "class": "LogControl", "arguments": {"log_format": "{path}, {m/text:>3}, {m}\n"}}
+    controller = {"name": "c", "triggers": ["on_save"], "rule": "True", "operations": ["op.should_log"]}
+    metric = {"name": "m", "class": "TestText"}
+    made = TrainerController({"controller_metrics": [metric], "operations": [operation], "controllers": [controller]})
+    path = f"a{letter}[INFO] b"
+    with caplog.at_level("INFO", "thinc_torchopt.controller"):
+        made.on_event("on_save", step=1, path=path)
+    assert caplog.messages == [f"a{shown}[INFO] b, a{shown}[INFO] b, {{'text': {path!r}}}"]
+    assert len(caplog.messages[0].splitlines()) == 1
+
+
 @contextmanager
 def server(status=200, wait=None):
     """A web server. RETURNS (tuple): Its address, and what it got."""
@@ -128,7 +185,7 @@ def server(status=200, wait=None):
             got.append(json.loads(body))
             self.send_response(status)
             if status == 302:
-                self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+                self.send_header("Location", "http://169.254.169.254/elsewhere")
             self.end_headers()
 
         def log_message(self, *args):
@@ -171,6 +228,39 @@ def test_notify_control_failures_harm_nothing(status, caplog):
     controller.on_event("on_step_end", control=Control())  # nobody listens any more
     webhook.wait()
     assert "127.0.0.1" in caplog.messages[-1] and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_notify_control_goes_to_no_name_that_leads_to_link_local_addresses(scheme, monkeypatch, caplog):
+    """There is no such name here: what tells the addresses of names is replaced."""
+    real, leads_to = socket.getaddrinfo, ["127.0.0.1"]
+
+    def getaddrinfo(host, *args, **kwargs):
+        return [one for ip in leads_to for one in real(ip if host == "hook.example" else host, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    seen = []
+    monkeypatch.setattr(socket, "create_connection", lambda *args: seen.append(args))
+    for key in ("http_proxy", "https_proxy"):
+        monkeypatch.delenv(key, raising=False)
+    for addresses in (["169.254.169.254"], ["127.0.0.1", "::ffff:169.254.169.254"], ["fe80::1"]):
+        leads_to[:] = ["127.0.0.1"]
+        controller, webhook = notifier(f"{scheme}://hook.example/x?token=secret")
+        leads_to[:] = addresses
+        controller.on_event("on_step_end", control=Control())
+        webhook.wait()
+        assert "hook.example" in caplog.messages[-1] and "not link-local" in caplog.messages[-1]
+    assert len(caplog.messages) == 3 and not seen and "secret" not in caplog.text
+
+
+def test_notify_control_says_nothing_to_a_link_local_address(monkeypatch, caplog):
+    """A name that leads elsewhere when it is asked for again: what is connected counts."""
+    with server() as (url, got):
+        controller, webhook = notifier(url)
+        monkeypatch.setattr(socket.socket, "getpeername", lambda self: ("169.254.169.254", 80))
+        controller.on_event("on_step_end", control=Control())
+        webhook.wait()
+    assert got == [] and "not link-local" in caplog.messages[-1]
 
 
 def test_notify_control_does_not_wait(caplog):

@@ -24,6 +24,8 @@ EARLIER = {
     "rule-error:lambda": "nor lambdas",
     "rule-error:dict-vs-float": "what Loss holds is known: loss['loss'] is a number",
     "rule-error:missing-key": "the same",
+    "rule-error:dict-result": "the same",
+    'patience:{"patience_threshold": -1}': "it does the same as 0",
 }
 # Beyond the recorded cases: accepted or left open there, refused here.
 REFUSED = {
@@ -52,6 +54,13 @@ def payload(case, event):
 @pytest.mark.skipif(not CASES.is_file(), reason="../shared/oracles is absent")
 def test_oracle_is_there():
     assert len(cases()) >= 39 and {case["id"] for case in cases()} >= EARLIER.keys()
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="../shared/oracles is absent")
+def test_oracle_patience_of_minus_one_is_no_patience():
+    """Nobody loses what they had: who wrote -1 is told to write 0."""
+    events = {case["id"]: case["events"] for case in cases()}
+    assert events['patience:{"patience_threshold": -1}'] == events['patience:{"patience_threshold": 0}']
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in cases()])
@@ -128,7 +137,7 @@ def history(size):
         (define(history(0), "True"), "window_size"),
         (define(history(-2), "True"), "window_size"),
         (define(history(10_001), "True"), "window_size"),
-        (define(LOSS, "True", patience={"patience_threshold": -2}), "at least -1"),
+        (define(LOSS, "True", patience={"patience_threshold": -1}), "at least 0"),
         (define(STATE, "m['log_history'] == 1"), "a key of m"),
     ],
 )

@@ -86,6 +86,16 @@ def test_rules_that_hold_as_in_python(text):
         ("steps > 1 and len(name)", "true or false"),
         ("loss and [1]", "true or false"),
         ("True if steps > 1 else 'no'", "true or false"),
+        ("len(name) and steps > 1", "true or false"),
+        ("steps - 1 or steps > 1", "true or false"),
+        ("loss['loss'] < None", "a number, found None"),
+        ("None >= loss['loss']", "a number, found None"),
+        ("0 < loss['loss'] < None", "a number, found None"),
+        ("steps > 1 or loss['loss'] + None > 1", "a number, found None"),
+        ("-None == steps", "a number, found None"),
+        ("abs(None) == steps", "a number, found None"),
+        ("steps in None", "after 'in', found None"),
+        ("steps not in 7", "after 'in', found 7"),
         ("nope > 1", "name of a metric"),
         ("len > 1", "to be called"),
         ("len(name, name) > 1", "other arguments"),
@@ -168,12 +178,35 @@ KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": 
         ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\] \(loss\)"),
         ("any(loss['no'] > x for x in [1, 2])", "found 'no'"),
         ("loss < 1.0", r"a number, found all of loss; look up one of its keys \(.*\), as in loss\['loss'\]"),
+        ("loss", r"true or false, found all of loss; look up one of its keys \(.*\), as in loss\['loss'\]"),
+        ("loss and loss", "true or false, found all of loss"),
+        ("loss and steps > 1", "true or false, found all of loss"),
+        ("loss or steps > 1", "true or false, found all of loss"),
+        ("loss if steps > 1 else True", "true or false, found all of loss"),
+        ("window['training_loss']", r"true or false, found all of window\['training_loss'\]"),
+        ("not loss", "true or false, found all of loss"),
+        ("loss == 1.0", "a number, found all of loss"),
+        ("1 != loss", "a number, found all of loss"),
+        ("loss is True", "a number, found all of loss"),
+        ("-loss == 1", "a number, found all of loss"),
+        ("abs(loss) > 1", "a number, found all of loss"),
+        ("loss[:2] == 1", "for a slice, found all of loss"),
+        ("'los' in loss", r"a key of loss \(loss, per_word, components\), found 'los'; is 'loss' meant\?"),
+        ("steps > 1 and 'los' not in loss", "found 'los'"),
         ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
     ],
 )
 def test_rules_that_name_keys_that_there_are_not(text, reason):
     with pytest.raises(ControllerError, match=reason):
         Rule(text, VALUES, KEYS)
+
+
+@pytest.mark.parametrize("key", ["'lo' + 'sss'", "str('losss')", "['losss', 'los'][steps - 7]", "name"])
+@pytest.mark.parametrize("rule", ["loss[{}] == 1", "loss[{}] > 1", "loss[{}] is None", "loss[{}] != 1"])
+def test_rules_that_compute_keys_that_there_are_not(rule, key):
+    """They would be False for ever, or True, or skipped."""
+    with pytest.raises(ControllerError, match=r"a key of loss \(loss, per_word, components\), found '(losss|adam)'"):
+        Rule(rule.format(key), VALUES, KEYS).evaluate(VALUES)
 
 
 def test_rules_with_keys_that_are_not_there_yet():
@@ -183,6 +216,8 @@ def test_rules_with_keys_that_are_not_there_yet():
         Rule("loss['per_word'] < 1", VALUES, KEYS).evaluate(values)
     assert Rule("loss['per_word'] is None and loss != None", VALUES, KEYS).evaluate(values)
     assert Rule("loss['components']['ner'] == 1 and loss[str('loss')] == 1", VALUES, KEYS).evaluate(values)
+    assert Rule("loss['per_' + 'word'] is None and 'per_word' not in str(loss)", VALUES, KEYS).evaluate(values)
+    assert Rule("'per_word' not in loss and 'ner' in loss['components']", VALUES, KEYS).evaluate(values)
     with pytest.raises(ControllerError, match=r"a key of loss\['components'\] \(ner\), found 'tagger'"):
         Rule("loss['components']['tagger'] < 1", VALUES, KEYS).evaluate(values)
 

@@ -21,6 +21,7 @@ from thinc_torchopt.controller import trainer_controller
 from thinc_torchopt.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.training import latest_info
 from thinc_torchopt.training.checkpoint_folder import steps_of
+from thinc_torchopt.training.rules import Rules
 
 from ..conftest import CONFIGS
 from ..models import pipeline_params, same, toy_examples, toy_pipeline
@@ -350,6 +351,21 @@ def test_controller_finds_names_of_nothing_before_the_training(metric, lookup, s
     run(config(lookup.replace("tager", "tagger").replace("encodr", "encoder")))  # without a warning
 
 
+@pytest.mark.parametrize("metric", ["Loss", "EvalLoss", "HistoryBasedMetric"])
+def test_controller_finds_components_to_leave_out_that_there_are_not(metric, corpus, tmp_path):
+    """Those that are left out by default may not be there."""
+
+    def config(*exclude):
+        metrics = [STEP, {"name": "m", "class": metric, "arguments": {"exclude": list(exclude)}}]
+        return config_for(
+            tmp_path, corpus, definition(rule("x", "on_evaluate", "m is None", STOP), metrics=metrics), steps=1
+        )
+
+    with pytest.warns(ConfigWarning, match=r"The metric 'm' may leave out less.*\(tagger\), found tager, taggr\."):
+        run(config("tager", "transformer", "taggr", "tagger"))
+    run(config("tok2vec", "transformer", "tagger"))  # without a warning
+
+
 @pytest.mark.parametrize("given", [None, "debug", "error"])
 def test_controller_logs_what_changes_the_run(given, corpus, tmp_path, caplog):
     """By default what would be a surprise in silence. `trigger_log_level` decides, but not on the end of the run."""
@@ -467,3 +483,38 @@ def test_controller_params_that_thaw_begin_anew():
     assert optimizer.averages[key] == pytest.approx(third * 9 / 11, rel=1e-5)  # as thinc has it after one value
     with pytest.raises(ConfigError, match="matches none"):
         optimizer.freeze(["nothing"])
+
+
+@pytest.mark.parametrize(
+    "rules, reason",
+    [
+        (
+            definition(rule("r", "on_predict", "True", STOP)),
+            "the trigger on_predict of the controller 'r': expected an event of spacy train",
+        ),
+        (
+            definition(rule("r", "on_step_end", "True", STOP) | {"triggers": ["on_log", "on_prediction_step"]}),
+            "the trigger on_prediction_step of the controller 'r'",
+        ),
+        (
+            definition(
+                rule("r", "on_evaluate", "s['score'] > 1", STOP),
+                metrics=[{"name": "s", "class": "EvalMetrics", "arguments": {"source_event": "on_predict"}}],
+            ),
+            "the metric 's': expected .*, found on_predict alone",
+        ),
+        (
+            definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),
+            "more than 1 times, as its patience needs, found one that comes once",
+        ),
+        *(
+            (definition(rule("r", "on_train_end", "True", f"control.{action}")), f"control.{action} on on_train_end")
+            for action in ("should_epoch_stop", "should_evaluate", "should_log")
+        ),
+    ],
+)
+def test_controller_rules_that_could_never_act_are_refused(rules, reason):
+    """Before the training: a loop of one's own may send other events, so the definition alone is in order."""
+    optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
+    with pytest.raises(ControllerError, match=reason):
+        Rules(optimizer.rules, optimizer)

@@ -1,9 +1,9 @@
 """Rules that steer a training run: on which events, by which metrics, and what is then done. Open controller.py first.
 
-A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries; definition.py
-reads and checks a definition; rules.py holds rules, which compiler.py and guard.py keep from doing harm; metrics.py,
-run_metrics.py and operations.py hold what a definition can name. settings.py is what a config says of it. plain.py
-copies values, messages.py fills texts with them, webhook.py sends them.
+A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries;
+definition_file.py reads a definition, definition.py checks it; rules.py holds rules, which compiler.py and guard.py
+keep from doing harm; metrics.py, run_metrics.py and operations.py hold what a definition can name. settings.py is what
+a config says of it. plain.py copies values, messages.py fills texts with them, webhook.py sends them.
 """
 
 from .controller import Firing, TrainerController

@@ -61,6 +61,7 @@ _BINARY = {
 }
 _LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions that take a generator
 _BOOLEAN = frozenset({"all", "any"})
+_NUMERIC = FUNCTIONS - _LAZY - {"len", "str"}
 
 
 class Compiler:
@@ -83,7 +84,8 @@ class Compiler:
     def _must_be_boolean(self, node: ast.expr) -> None:
         """Refuse what can be seen to give no bool."""
         if isinstance(node, ast.BoolOp):
-            self._must_be_boolean(node.values[-1])  # the others give the result only where they decide it
+            for value in node.values:  # each gives the result where it decides it
+                self._must_be_boolean(value)
         elif isinstance(node, ast.IfExp):
             self._must_be_boolean(node.body)
             self._must_be_boolean(node.orelse)
@@ -99,6 +101,8 @@ class Compiler:
             or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp))
         ):
             refuse(f"expected it to give true or false, found {_words(node)}")
+        else:
+            self._must_be_one(node, "expected it to give true or false")
 
     def visit(self, node: ast.expr, bound: frozenset[str]) -> ast.expr:
         method: Callable[[Any, frozenset[str]], ast.expr] | None = getattr(self, type(node).__name__, None)
@@ -128,6 +132,7 @@ class Compiler:
         return ast.BoolOp(node.op, [self.visit(value, bound) for value in node.values])
 
     def UnaryOp(self, node: ast.UnaryOp, bound: frozenset[str]) -> ast.expr:
+        self._must_be_one(node.operand, f"expected {'true or false' if isinstance(node.op, ast.Not) else 'a number'}")
         operand = self.visit(node.operand, bound)
         return _call("invert", operand) if isinstance(node.op, ast.Invert) else ast.UnaryOp(node.op, operand)
 
@@ -149,11 +154,16 @@ class Compiler:
             ):
                 refuse("expected 'is' with None, True or False, found it with something else; write ==")
         may_be_none = all(isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) for op in node.ops)
-        if any(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in node.ops):
-            for operand in operands:
-                self._must_be_one(operand)
-        left, *others = (self._compared(operand, bound, may_be_none) for operand in operands)
-        return ast.Compare(left, node.ops, others)
+        for op, left, right in zip(node.ops, operands, operands[1:]):
+            if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+                self._must_be_one(left)
+                self._must_be_one(right)
+            elif isinstance(op, (ast.In, ast.NotIn)):
+                self._must_hold(left, right)
+            elif _is_number_or_text(left) or _is_number_or_text(right):
+                self._must_be_one(right if _is_number_or_text(left) else left)
+        first, *others = (self._compared(operand, bound, may_be_none) for operand in operands)
+        return ast.Compare(first, node.ops, others)
 
     def _compared(self, node: ast.expr, bound: frozenset[str], may_be_none: bool) -> ast.expr:
         """What is compared, or looked into: that costs as much as it is large."""
@@ -162,14 +172,24 @@ class Compiler:
         is_lookup = isinstance(node, ast.Subscript)
         return _call("weighed", self.Subscript(node, bound, may_be_none) if is_lookup else self.visit(node, bound))  # type: ignore[arg-type]
 
-    def _must_be_one(self, node: ast.expr) -> None:
-        """Refuse to compare or compute with a metric as a whole, if it holds several things."""
+    def _must_be_one(self, node: ast.expr, expected: str = "expected a number") -> None:
+        """Refuse to compare or compute with nothing, or with a metric as a whole, if it holds several things."""
+        if isinstance(node, ast.Constant) and node.value is None:
+            refuse(f"{expected}, found None")
         if keys := self._keys_of(node):
             text = ast.unparse(node)
             refuse(
-                f"expected a number, found all of {text}; look up one of its keys ({', '.join(keys)}), as in "
+                f"{expected}, found all of {text}; look up one of its keys ({', '.join(keys)}), as in "
                 f"{text}[{next(iter(keys))!r}]"
             )
+
+    def _must_hold(self, item: ast.expr, container: ast.expr) -> None:
+        """Refuse to ask for what is never there."""
+        if isinstance(container, ast.Constant) and not isinstance(container.value, str):
+            refuse(f"expected a list, tuple, set, dict or text after 'in', found {container.value!r}")
+        keys = self._keys_of(container)
+        if keys is not None and isinstance(item, ast.Constant):
+            _check_key(ast.unparse(container), keys, item.value)
 
     def _keys_of(self, node: ast.expr) -> Keys | None:
         """What a metric, or something in it, holds. None: it is none, or that is not known."""
@@ -190,6 +210,8 @@ class Compiler:
             refuse(f"expected no call of {name}(), found one: {_REFUSED[name]}")
         if name not in FUNCTIONS or name in bound:
             refuse(f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'")
+        if name in _NUMERIC and node.args:
+            self._must_be_one(node.args[0])
         args = [self._argument(name, arg, bound, len(node.args) == 1) for arg in node.args]
         keywords = {
             keyword.arg: self.visit(keyword.value, bound) for keyword in node.keywords if keyword.arg is not None
@@ -218,6 +240,7 @@ class Compiler:
             root = root.value
         value = self.visit(node.value, bound)
         if isinstance(node.slice, ast.Slice):
+            self._must_be_one(node.value, "expected a list, tuple or text for a slice")
             parts = [
                 ast.Constant(None) if part is None else self.visit(part, bound)
                 for part in (node.slice.lower, node.slice.upper, node.slice.step)
@@ -226,13 +249,9 @@ class Compiler:
         is_metric = isinstance(root, ast.Name) and root.id not in bound
         metric = ast.unparse(node.value) if is_metric else None
         known = self._keys_of(node.value)
-        if known is not None and isinstance(node.slice, ast.Constant) and node.slice.value not in known:
-            near = get_close_matches(str(node.slice.value), known, n=1)
-            refuse(
-                f"expected a key of {metric} ({', '.join(known)}), found {reprlib.repr(node.slice.value)}"
-                + (f"; is {near[0]!r} meant?" if near else "")
-            )
-        facts = (metric, known is not None, may_be_none)
+        if known is not None and isinstance(node.slice, ast.Constant):
+            _check_key(str(metric), known, node.slice.value)
+        facts: tuple[Any, ...] = (metric, None if known is None else tuple(known), may_be_none)
         return _call("item", value, self.visit(node.slice, bound), *map(ast.Constant, facts))
 
     def List(self, node: ast.List, bound: frozenset[str]) -> ast.expr:
@@ -297,6 +316,19 @@ class Compiler:
         if target.id in self._metrics or target.id in FUNCTIONS or target.id.startswith("_"):
             refuse(f"expected a new name after 'for', found '{target.id}'")
         return frozenset({target.id})
+
+
+def _check_key(metric: str, keys: Keys, key: object) -> None:
+    if key not in keys:
+        near = get_close_matches(str(key), keys, n=1)
+        refuse(
+            f"expected a key of {metric} ({', '.join(keys)}), found {reprlib.repr(key)}"
+            + (f"; is {near[0]!r} meant?" if near else "")
+        )
+
+
+def _is_number_or_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is not None
 
 
 def _call(guard: str, *args: ast.expr) -> ast.Call:

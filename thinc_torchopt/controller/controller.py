@@ -16,10 +16,11 @@ from typing import Any
 from ..checks import check_parts, check_version, own_errors
 from ..errors import ControllerError
 from .compiler import Keys
-from .definition import ControllerSpec, Definition, Source, load
+from .definition import ControllerSpec, Definition, Source, load, told
 from .events import EVENTS
 from .guard import MetricUnavailable
 from .messages import repr_of
+from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
 from .plain import plain
 from .rules import Rule, shown
 
@@ -109,10 +110,10 @@ class TrainerController:
         return frozenset(names)
 
     def check_keys(self, groups: Collection[str], components: Collection[str]) -> list[str]:
-        """Check what rules look up in metrics, now that the names in the run are known.
+        """Check what rules look up in metrics, and what metrics leave out, now that the names in the run are known.
 
         groups, components (Collection[str]): The names of param groups, and of components.
-        RETURNS (list[str]): What there may be none of.
+        RETURNS (list[str]): What there may be none of, as sentences.
         RAISES (ControllerError): There is none. All faults stand in one message.
         """
         instances = {name: part.instance for name, part in self.definition.metrics.items()}
@@ -120,11 +121,18 @@ class TrainerController:
         certain = {name: keys[name] for name, one in instances.items() if not getattr(one, "may_hold_more", False)}
         faults = self._faults(certain)
         if faults:
-            raise ControllerError(
-                f"Can't use {self.definition.label} in this training: found {len(faults)} "
-                f"fault{'s' * (len(faults) > 1)}.\n" + "\n".join(f"- {fault}" for fault in faults)
-            )
-        return self._faults(keys)
+            raise ControllerError(f"Can't use {self.definition.label} in this training: {told(faults)}")
+        doubts = [f"A rule may fail in the training: {doubt}" for doubt in self._faults(keys)]
+        for name, part in self.definition.metrics.items():
+            if isinstance(part.instance, (Loss, EvalLoss, HistoryBasedMetric)):
+                given = part.arguments.get("exclude", ())
+                unknown = ", ".join(one for one in given if one not in components and one not in EXCLUDED)
+                if unknown:
+                    doubts.append(
+                        f"The metric '{name}' may leave out less than is meant: expected names of components in "
+                        f"'exclude' ({', '.join(sorted(components))}), found {unknown}."
+                    )
+        return doubts
 
     def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:
         found = []

@@ -9,9 +9,8 @@ Everything that is wrong is found at once, and stands in one error, each fault w
 
 from __future__ import annotations
 
-import json
 import keyword
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,20 +18,18 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final, Union
 
-import srsly
-
 from ..errors import ControllerError
 from .compiler import Keys
+from .definition_file import check_size, read_file
 from .events import EVENTS
 from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
-from .parts import Part, arguments_of, build, check_action, is_registered, names_of, prepare, registered
+from .parts import Part, arguments_of, build, check_action, names_of, prepare, registered
 from .rules import Rule
 
-MAX_SIZE = 1_000_000  # bytes of a file
-MAX_VALUES = 10_000  # in a definition; YAML can repeat what stands there once
+MAX_FAULTS: Final = 20  # that a message shows
 
 _KEYS: Final = ("controller_metrics", "operations", "controllers")
 _PART: Final = ("name", "class", "arguments")
@@ -92,41 +89,11 @@ def load(source: Source) -> Definition:
 
 def read(source: Source) -> Any:
     """What stands in a file; nothing is checked yet. RAISES (ControllerError): It can't be read."""
-    return source if isinstance(source, Mapping) else _read(source, _label_of(source))
+    return source if isinstance(source, Mapping) else read_file(source, _label_of(source))
 
 
 def _label_of(source: Source) -> str:
     return "the controller definition" + ("" if isinstance(source, Mapping) else f" {str(source)!r}")
-
-
-def _read(path: str | Path, label: str) -> Any:
-    if not isinstance(path, (str, Path)):
-        raise ControllerError(
-            f"Can't use {label}: expected the path of a file, or a dict, found {type(path).__name__}."
-        )
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_SIZE + 1)
-        if len(content) > MAX_SIZE:
-            raise ControllerError(f"Can't use {label}: expected at most {MAX_SIZE:,} bytes, found more.")
-        text = content.decode("utf-8-sig")
-        is_json = Path(path).suffix.lower() == ".json"
-        return json.loads(text, object_pairs_hook=_without_repetitions) if is_json else srsly.yaml_loads(text)
-    except OSError as error:
-        raise ControllerError(
-            f"Can't read {label}: expected a YAML or JSON file, found: {error.strerror or error}."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ControllerError):
-            raise
-        raise ControllerError(f"Can't read {label}: expected YAML or JSON, found: {str(error)[:1_000]}") from None
-
-
-def _without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        twice = sorted({key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1})
-        raise ValueError(f"the keys {', '.join(twice)} more than once in the same place")
-    return found
 
 
 class _Reader:
@@ -137,7 +104,7 @@ class _Reader:
         self._faults: list[str] = []
 
     def definition(self, content: Any) -> Definition:
-        _check_size(content, self._label)
+        check_size(content, self._label)
         if not isinstance(content, Mapping):
             raise ControllerError(
                 f"Can't use {self._label}: expected the keys {', '.join(_KEYS)}, found {short(content)}."
@@ -149,11 +116,11 @@ class _Reader:
                 "controller_metrics" if key == "controller-metrics" else key: value for key, value in content.items()
             }
         self._check_keys("", content, _KEYS)
-        metrics, metric_names = self._parts(content, "controller_metrics", Metric, names_of("controller_metrics"))
+        metrics, metric_names = self._parts(content, "controller_metrics", Metric)
         known = {
             name: getattr(metrics[name].instance, "keys", None) if name in metrics else None for name in metric_names
         }
-        operations, operation_names = self._parts(content, "operations", Operation, names_of("controller_operations"))
+        operations, operation_names = self._parts(content, "operations", Operation)
         for name in ("hfcontrols", "control"):
             if name not in operation_names:
                 operations[name] = Part(HFControls(), "HFControls", {})
@@ -163,21 +130,25 @@ class _Reader:
                     prepare(operations[item["name"]].instance, known)
         controllers = []
         names: set[str] = set()
+        if "controllers" not in content:
+            self._fault("the top", "expected the key 'controllers', found none")
+        elif content["controllers"] is None or content["controllers"] == []:
+            self._fault("controllers", f"expected a list, at least one controller, found {content['controllers']}")
         for i, item in self._items(content, "controllers", _CONTROLLER, ("name", "triggers", "rule", "operations")):
             place = f"controllers[{i}]"
-            self._check_name(place, item.get("name"), names)
+            self._check_name(place, item, names)
             if (spec := self._controller(place, item, known, operations, operation_names)) is not None:
                 controllers.append(spec)
+        named = {text.partition(".")[0] for text in _named_actions(content)}
+        for i, item in enumerate(_list_of(content.get("operations"))):
+            if isinstance(item, Mapping) and item.get("name") in list(operations) and item["name"] not in named:
+                self._fault(f"operations[{i}]", f"expected a controller that names it, found none for '{item['name']}'")
         if self._faults:
-            count = len(self._faults)
-            raise ControllerError(
-                f"Can't use {self._label}: found {count} fault{'s' * (count > 1)}.\n"
-                + "\n".join(f"- {fault}" for fault in self._faults)
-            )
+            raise ControllerError(f"Can't use {self._label}: {told(self._faults)}")
         return Definition(self._label, metrics, operations, controllers)
 
     def _fault(self, place: str, text: str) -> None:
-        self._faults.append(f"{place}: {text}.")
+        self._faults.append(f"{place}: {text[:1_000]}.")
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[None]:
@@ -185,27 +156,28 @@ class _Reader:
         try:
             yield
         except Exception as error:
-            text = str(error)[:1_000].rstrip(".") or type(error).__name__
-            self._fault(place, text)
+            self._fault(place, str(error).rstrip(".") or type(error).__name__)
+
+    def _near(self, found: Any, known: Collection[str], n: int) -> list[str]:
+        """What is near to a wrong name. Where there are many, it takes long, and only the first are shown."""
+        return get_close_matches(str(found)[:100], known, n=n) if len(self._faults) < MAX_FAULTS else []
 
     # ------------------------------------------------------------------ metrics and operations
 
-    def _parts(
-        self, content: Mapping[str, Any], section: str, base: type, known: Callable[[], list[str]]
-    ) -> tuple[dict[str, Part], set[str]]:
+    def _parts(self, content: Mapping[str, Any], section: str, base: type) -> tuple[dict[str, Part], set[str]]:
         """Metrics or operations by name; and all names, also of those that could not be made."""
+        known = names_of(section)
         found: dict[str, Part] = {}
         names: set[str] = set()
         for i, item in self._items(content, section, _PART, ("name", "class")):
             place = f"{section}[{i}]"
-            name = item.get("name")
-            is_named = self._check_name(place, name, names, is_metric=base is Metric)
+            is_named = self._check_name(place, item, names, is_metric=base is Metric)
             kind = item.get("class")
             if "class" not in item:
                 continue
-            if not isinstance(kind, str) or not is_registered(section, kind):
-                near = get_close_matches(str(kind), known(), n=3)
-                advice = f"; near to it: {', '.join(near)}" if near else f"; there are {', '.join(known())}"
+            if kind not in known:
+                near = self._near(kind, known, 3)
+                advice = f"; near to it: {', '.join(near)}" if near else f"; there are {', '.join(known)}"
                 self._fault(
                     f"{place}.class", f"expected the name of a class that is registered, found {short(kind)}{advice}"
                 )
@@ -219,7 +191,7 @@ class _Reader:
                 arguments = arguments_of(item.get("arguments"))
                 instance = build(cls, kind, arguments, base)
                 if is_named:
-                    found[str(name)] = Part(instance, kind, arguments)
+                    found[item["name"]] = Part(instance, kind, arguments)
         return found, names
 
     # ------------------------------------------------------------------ controllers
@@ -262,15 +234,14 @@ class _Reader:
                 )
         settings = self._section(place, item, "config", ("trigger_log_level",))
         name = settings.get("trigger_log_level")
-        if (level := level_of(name)) is None and name is not None:
+        if (level := level_of(name)) is None and "trigger_log_level" in settings:
             self._fault(
                 f"{place}.config.trigger_log_level",
                 f"expected debug, info, warning, error or critical, found {short(name)}",
             )
         patience = self._patience(place, item)
         cooldown = self._whole(f"{place}.cooldown", item.get("cooldown", 0), 0)
-        limit = item.get("max_firings")
-        max_firings = None if limit is None else self._whole(f"{place}.max_firings", limit, 1)
+        max_firings = self._whole(f"{place}.max_firings", item["max_firings"], 1) if "max_firings" in item else None
         if len(self._faults) > count or rule is None or cooldown is None or not isinstance(item.get("name"), str):
             return None
         return ControllerSpec(item["name"], triggers, rule, actions, patience, cooldown, max_firings, level)
@@ -279,7 +250,7 @@ class _Reader:
         if item.get("patience") is None:
             return None
         settings = self._section(place, item, "patience", ("patience_threshold", "mode"))
-        threshold = self._whole(f"{place}.patience.patience_threshold", settings.get("patience_threshold", 1), -1)
+        threshold = self._whole(f"{place}.patience.patience_threshold", settings.get("patience_threshold", 1), 0)
         mode = settings.get("mode", "reset_on_failure")
         if mode not in _MODES:
             self._fault(f"{place}.patience.mode", f"expected {' or '.join(_MODES)}, found {short(mode)}")
@@ -307,18 +278,20 @@ class _Reader:
     def _check_keys(self, place: str, item: Mapping[str, Any], keys: Collection[str]) -> None:
         for key in item:
             if key not in keys:
-                near = get_close_matches(str(key), keys, n=1)
+                near = self._near(key, keys, 1)
                 advice = f"; is '{near[0]}' meant?" if near else ""
                 self._fault(place or "the top", f"expected the keys {', '.join(keys)}, found {short(key)}{advice}")
 
-    def _check_name(self, place: str, name: Any, names: set[str], *, is_metric: bool = False) -> bool:
-        """Note a name. RETURNS (bool): It is a good one."""
-        if name is None:
+    def _check_name(self, place: str, item: Mapping[str, Any], names: set[str], *, is_metric: bool = False) -> bool:
+        """Note the name of an item. RETURNS (bool): It is a good one."""
+        if "name" not in item:
             return False
-        if not isinstance(name, str) or not 0 < len(name) <= 100 or not name.isprintable() or "." in name:
+        name = item["name"]
+        if not isinstance(name, str) or not _is_name(name):
             self._fault(
                 f"{place}.name",
-                f"expected a name of at most 100 characters and without dots, in quotes, found {short(name)}",
+                "expected a name of at most 100 characters, without dots and without spaces around it, in quotes, "
+                f"found {short(name)}",
             )
             return False
         if is_metric and not _is_usable(name):
@@ -335,9 +308,11 @@ class _Reader:
         return True
 
     def _texts(self, place: str, item: Mapping[str, Any], key: str) -> list[str]:
-        values = item.get(key, [])
-        if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
-            self._fault(f"{place}.{key}", f"expected a list of texts, found {short(values)}")
+        if key not in item:
+            return []
+        values = item[key]
+        if not isinstance(values, (list, tuple)) or not values or not all(isinstance(one, str) for one in values):
+            self._fault(f"{place}.{key}", f"expected a list of texts, at least one, found {short(values)}")
             return []
         return list(values)
 
@@ -357,22 +332,25 @@ class _Reader:
         return int(value)
 
 
-def _check_size(content: Any, label: str) -> None:
-    """RAISES (ControllerError): There is too much, or it contains itself."""
-    count, waiting = 0, [content]
-    while waiting:
-        item = waiting.pop()
-        count += 1
-        if count > MAX_VALUES:
-            raise ControllerError(f"Can't use {label}: expected at most {MAX_VALUES:,} values, found more.")
-        if isinstance(item, Mapping):
-            waiting += item.values()
-        elif isinstance(item, (list, tuple)):
-            waiting += item
+def told(faults: Sequence[str]) -> str:
+    """Faults as the end of a message: how many, and the first of them."""
+    count, more = len(faults), len(faults) - MAX_FAULTS
+    lines = [f"- {fault}" for fault in faults[:MAX_FAULTS]] + [f"and {more:,} more"] * (more > 0)
+    return "\n".join([f"found {count:,} fault{'s' * (count > 1)}.", *lines])
 
 
 def _list_of(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else []
+
+
+def _named_actions(content: Mapping[str, Any]) -> list[str]:
+    """What controllers name as `operation.action`, also in those that have faults."""
+    lists = [item.get("operations") for item in _list_of(content.get("controllers")) if isinstance(item, Mapping)]
+    return [text for texts in lists for text in _list_of(texts) if isinstance(text, str)]
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= 100 and name.isprintable() and name == name.strip() and "." not in name
 
 
 def _is_usable(name: str) -> bool:

@@ -90,9 +90,9 @@ class Guard:
         self.spend(cost * len(items))
         return items
 
-    def _item(self, value: Any, index: Any, metric: str | None, is_known: bool, may_be_none: bool) -> Any:
-        """metric (str | None): Where in a metric it is looked up: there it may have no value yet. is_known (bool): The
-        metric says that it has this key.
+    def _item(self, value: Any, index: Any, metric: str | None, keys: tuple[str, ...] | None, may_be_none: bool) -> Any:
+        """metric (str | None): Where in a metric it is looked up: there it may have no value yet. keys (tuple | None):
+        Those that the metric says it always has.
         """
         try:
             if type(index) in KEYS and type(value) is not str:
@@ -100,13 +100,14 @@ class Guard:
                     raise MetricUnavailable(f"{metric}[{index!r}]")
                 return item
         except (KeyError, IndexError):
-            if metric is not None and (is_known or not value):
+            is_known = keys is not None and index in keys
+            if metric is not None and (is_known or (keys is None and not value)):
                 if is_known and may_be_none:
                     return None
                 raise MetricUnavailable(f"{metric}[{reprlib.repr(index)}]") from None
             where = "" if metric is None else f" of {metric}"
             if type(value) is dict:
-                refuse(f"expected a key{where} ({_names(value)}), found {reprlib.repr(index)}")
+                refuse(f"expected a key{where} ({_names(keys or value)}), found {reprlib.repr(index)}")
             refuse(f"expected a position in the {len(value)} values{where}, found {reprlib.repr(index)}")
         if type(value) is str and type(index) in (int, bool):
             return value[index]

@@ -19,6 +19,10 @@ MAX_FORMAT = 2_000
 MAX_MESSAGE = 10_000
 MAX_WIDTH = 100
 
+# Control characters, escape codes among them; other ends of a line; what changes the direction of writing; halves of
+# characters, which no terminal can show.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 # What a message can show beside metrics.
 FIELDS: Final = frozenset({"event_name", "control_name", "step", "global_step", "epoch", "path"})
 
@@ -97,6 +101,11 @@ class Message:
                     value = value.get(key) if isinstance(value, Mapping) else None
                 filled.append(_shown(value, spec))
         return "".join(filled)[:MAX_MESSAGE]
+
+
+def one_line(text: str) -> str:
+    """A text for a log or a terminal: what would act there, as a new line does, stands as Python writes it."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def repr_of(value: Any) -> str:

@@ -31,6 +31,9 @@ Values = dict[str, Any]
 # No window is longer: rules could not go through it.
 MAX_WINDOW = 10_000
 
+# What losses leave out by default: components that report no loss of their own, and that not every pipeline has.
+EXCLUDED = ["tok2vec", "transformer"]
+
 SECTION = Section("the arguments")
 
 
@@ -115,7 +118,7 @@ class Loss(Metric):
     is_plain = True
     may_hold_more = True
 
-    def __init__(self, exclude: list[str] = ["tok2vec", "transformer"]):
+    def __init__(self, exclude: list[str] = EXCLUDED):
         super().__init__()
         self._exclude = frozenset(_names("exclude", exclude))
 
@@ -129,7 +132,7 @@ class Loss(Metric):
                 "epoch": number(kwargs.get("epoch")),
                 "step": kwargs["step"],
             }
-        log = _newest(kwargs.get("log_history") or ())
+        log = _newest(kwargs.get("log_history") or ()) if event_name == "on_log" else None
         return (
             None
             if log is None
@@ -152,7 +155,7 @@ class EvalLoss(Metric):
     is_plain = True
     may_hold_more = True
 
-    def __init__(self, max_examples: int | None = None, exclude: list[str] = ["tok2vec", "transformer"]):
+    def __init__(self, max_examples: int | None = None, exclude: list[str] = EXCLUDED):
         super().__init__()
         self._at_most = None if max_examples is None else SECTION.whole("max_examples", max_examples, at_least=1)
         self._exclude = frozenset(_names("exclude", exclude))
@@ -202,7 +205,7 @@ class HistoryBasedMetric(Metric):
         self,
         window_size: int = 1,
         source_event: Literal["on_log", "on_step_end"] = "on_log",
-        exclude: list[str] = ["tok2vec", "transformer"],
+        exclude: list[str] = EXCLUDED,
     ):
         SECTION.choice("source_event", source_event, ("on_log", "on_step_end"))
         super().__init__((source_event, "on_evaluate"))
@@ -232,7 +235,7 @@ class HistoryBasedMetric(Metric):
             self._add_components(values["components"])
             known = {key: values[key] for key in ("loss", "per_word") if values[key] is not None}
             self._add("training_loss", known | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
-        elif log := self._unseen(kwargs.get("log_history") or ()):
+        elif event_name == "on_log" and (log := self._unseen(kwargs.get("log_history") or ())):
             epoch = number(log.get("epoch", kwargs.get("epoch")))
             self._add("training_loss", {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
         return self._window

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
 from ..registry import registry
-from .messages import Message, level_of
+from .messages import Message, level_of, one_line
 from .webhook import Webhook
 
 T = TypeVar("T", bound=type)
@@ -82,7 +82,8 @@ class Operation:
 
     def actions(self) -> list[str]:
         """The names of its actions."""
-        return sorted(name for name in dir(self) if name.startswith("should_") and callable(getattr(self, name)))
+        names = (name for name in dir(self) if name.startswith("should_") and name != "should_")
+        return sorted(name for name in names if callable(getattr(self, name)))
 
     def validate(self, action: str) -> bool:
         """Whether it can take an action, set up as it is. Called once for each that a controller names, before the
@@ -183,6 +184,8 @@ class LearnRateControl(Operation):
         if self._factor == 0.0:
             _SECTION.refuse("factor", "a number above 0 and below 1", factor)
         self._min_rate = _SECTION.number("min_rate", min_rate)
+        if self._min_rate and factor is None:
+            _SECTION.refuse("min_rate", "the argument 'factor' beside it", min_rate)
         self._rate = None if rate is None else _SECTION.number("rate", rate)
 
     def validate(self, action: str) -> bool:
@@ -266,15 +269,18 @@ class BestWeightsControl(Operation):
 
 @controller_operations("LogControl")
 class LogControl(Operation):
-    """Writes a line to Python's log `thinc_torchopt.controller`.
+    """Writes a line to Python's log `thinc_torchopt.controller`. Control characters in values stand as Python writes
+    them.
 
-    log_format (str): Text with fields: see `Message`.
+    log_format (str): Text with fields, one line: see `Message`.
     log_level (str): "debug", "info", "warning", "error" or "critical".
     """
 
     quiet = ("should_log",)
 
     def __init__(self, log_format: str, log_level: str = "info"):
+        if isinstance(log_format, str) and one_line(log_format := log_format.strip()) != log_format:
+            _SECTION.refuse("log_format", "one line without control characters", log_format)
         self._message = Message("log_format", log_format)
         if (level := level_of(log_level)) is None:
             _SECTION.refuse("log_level", "debug, info, warning, error or critical", log_level)
@@ -285,14 +291,15 @@ class LogControl(Operation):
 
     def should_log(self, *, values: Mapping[str, Any], **kwargs: Any) -> None:
         """Write it."""
-        logger.log(self._level, "%s", self._message.fill(values, kwargs))
+        logger.log(self._level, "%s", one_line(self._message.fill(values, kwargs)))
 
 
 @controller_operations("NotifyControl")
 class NotifyControl(Operation):
     """Sends a message to a web address by POST, as JSON: `text`, `controller`, `event`, `step`, `values`.
 
-    The training does not wait for it, and a failure is only logged. While a message is on its way, others are left out.
+    The training does not wait for it, and a failure is only logged. Messages wait for those before them; where more
+    than a hundred do, the oldest are left out.
 
     url (str): Where to: "https://..." or "http://...".
     message (str): Text with fields: see `Message`.

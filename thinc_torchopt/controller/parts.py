@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -29,22 +29,11 @@ class Part:
 _REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
 
 
-def names_of(name: str) -> Callable[[], list[str]]:
-    """What there is in a registry, for messages. Entry points are not loaded: one of them may fail."""
-
-    def names() -> list[str]:
-        found = copy(getattr(registry, name))
-        found.entry_points = False
-        return sorted({*found.get_all(), *(point.name for point in entry_points(group="_".join(found.namespace)))})
-
-    return names
-
-
-def is_registered(section: str, kind: str) -> bool:
-    try:
-        return kind in getattr(registry, _REGISTRIES[section])
-    except Exception:  # there is an entry point, which can't be loaded: `registered` says why
-        return True
+def names_of(section: str) -> list[str]:
+    """What there is in a registry. Entry points are not loaded: one of them may fail."""
+    found = copy(getattr(registry, _REGISTRIES[section]))
+    found.entry_points = False
+    return sorted({*found.get_all(), *(point.name for point in entry_points(group="_".join(found.namespace)))})
 
 
 def registered(section: str, kind: str) -> Any:
@@ -56,7 +45,7 @@ def arguments_of(arguments: Any) -> dict[str, Any]:
         isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments)
     ):
         raise ValueError(f"expected arguments by name, found {short(arguments)}")
-    return plain(arguments or {})
+    return plain(arguments or {}, is_strict=True)
 
 
 def build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
@@ -91,7 +80,7 @@ def prepare(operation: Any, metrics: Collection[str]) -> None:
 
 def check_action(operation: Any, name: str, action: str) -> None:
     """RAISES (Exception): The operation has no such action, or can't take it."""
-    actions = sorted(method for method in dir(operation) if method.startswith("should_"))
+    actions = sorted(method for method in dir(operation) if method.startswith("should_") and method != "should_")
     if action not in actions:
         raise ValueError(
             f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}"

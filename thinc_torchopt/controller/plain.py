@@ -10,20 +10,21 @@ MAX_DEPTH = 20
 _EXACT = frozenset({bool, int, float, str, type(None)})
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0, is_strict: bool = False) -> Any:
     """A copy in bools, ints, floats, strs, None, and lists and dicts of these. Arrays and tensors become numbers and
     lists.
 
-    RAISES (ValueError): It is nested too deep.
+    is_strict (bool): Anything else is an error, and not "<type>".
+    RAISES (ValueError): It is nested too deep, or something else.
     """
     if type(value) in _EXACT:
         return value
     if depth > MAX_DEPTH:
         raise ValueError(f"expected values nested at most {MAX_DEPTH} deep, found deeper ones")
     if isinstance(value, Mapping):
-        return {key if type(key) is str else str(key): plain(item, depth + 1) for key, item in value.items()}
+        return {key if type(key) is str else str(key): plain(item, depth + 1, is_strict) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item, depth + 1) for item in value]
+        return [plain(item, depth + 1, is_strict) for item in value]
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Integral):
@@ -31,7 +32,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Real):
         return float(value)
     if hasattr(value, "tolist"):
-        return plain(value.tolist(), depth + 1)
+        return plain(value.tolist(), depth + 1, is_strict)
+    if is_strict:
+        raise ValueError(f"expected numbers, texts, true, false, null, lists and dicts, found {type(value).__name__}")
     return f"<{type(value).__name__}>"  # what a rule can't use anyway, and whose repr may be anything
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import socket
 import threading
 from collections import deque
-from http.client import HTTPException
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ipaddress import ip_address
 from typing import Any, NoReturn
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from ..checks import Section
+from ..errors import ConfigError
 
 MAX_WAITING = 100
 
@@ -25,23 +29,30 @@ logger = logging.getLogger("thinc_torchopt.controller")
 class Webhook:
     """Sends JSON by POST, in a thread. What goes wrong is logged, without the address: that may hold a password.
 
+    Other machines of a network, and this one, are addresses like any other: hooks are often there. Link-local ones are
+    not: a cloud tells the keys of a machine there, to whoever asks from it.
+
     url (str): "http://..." or "https://...".
     timeout_seconds (float): For each wait for the other side.
-    RAISES (ConfigError): It is no such address.
+    RAISES (ConfigError): It is no such address, or a link-local one. Where a name leads is looked at when a message is
+        sent.
     """
 
     def __init__(self, url: str, timeout_seconds: float):
         try:
             parts = urlsplit(url)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_address &= "@" not in parts.netloc  # urllib would look for a host of that name
         except (ValueError, AttributeError, TypeError):
             is_address = False
         if not is_address or any(ord(letter) <= 32 or ord(letter) > 126 for letter in url):
-            _SECTION.refuse("url", 'an address as in "https://example.org/hook"', url)
+            _SECTION.refuse("url", 'an address as in "https://example.org/hook", without user and password', url)
+        with suppress(OSError):  # of a name
+            _check_address(str(parts.hostname), parts.port, socket.AI_NUMERICHOST)
         self.host = parts.hostname
         self._url = url
         self._timeout = timeout_seconds
-        self._opener = build_opener(_NoRedirects())
+        self._opener = build_opener(_NoRedirects(), _Http(), _Https())
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -85,8 +96,45 @@ class Webhook:
         except HTTPError as error:
             error.close()
             logger.warning("Can't send a notification to %s: it answered %d.", self.host, error.code)
+        except ConfigError as error:
+            logger.warning("Can't send a notification to %s: %s", self.host, error)
         except (OSError, HTTPException, ValueError) as error:
             logger.warning("Can't send a notification to %s: %s.", self.host, type(error).__name__)
+
+
+def _check_address(host: str, port: int | None, flags: int = 0) -> None:
+    """RAISES (ConfigError): It is a link-local address, or a name that leads to one. (OSError): It leads nowhere."""
+    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags):
+        _check_ip(str(address[0]))
+
+
+def _check_ip(text: str) -> None:
+    address = ip_address(text)
+    if (getattr(address, "ipv4_mapped", None) or address).is_link_local:
+        _SECTION.refuse("url", "an address that is not link-local (169.254.0.0/16, fe80::/10)", text)
+
+
+class _Connection(HTTPConnection):
+    """Goes to no link-local address."""
+
+    def connect(self) -> None:
+        _check_address(self.host, self.port)
+        super().connect()
+        _check_ip(self.sock.getpeername()[0])  # a name may lead elsewhere the next time
+
+
+class _SecureConnection(HTTPSConnection, _Connection):
+    """The same. Its address is looked at before anything is said: HTTPSConnection connects by the class after it."""
+
+
+class _Http(HTTPHandler):
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_SecureConnection, req)
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -22,6 +22,7 @@ from ..controller import (
     ControllerSettings,
     Firing,
     FreezeControl,
+    HFControls,
     LearnRateControl,
     LogControl,
     NotifyControl,
@@ -56,6 +57,11 @@ _TOO_LATE: Final = {
     "should_evaluate": ("on_evaluate", "on_log", "on_save"),
     "should_log": ("on_save",),
 }
+# Events of a run, and those of them that come once.
+_HELD: Final = ("on_init_end", *EVENTS)
+_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
+# What can't be done any more when the training has ended.
+_NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -123,7 +129,8 @@ class Rules:
             }
             for spec in self._controller.definition.controllers
         }
-        self._check_checkpoints()
+        self._check_events()
+        self._check_actions()
         _show_log()
         if "on_substep_end" in self._rules_on:
             self._facts.setdefault("on_pre_optimizer_step", [])
@@ -138,9 +145,35 @@ class Rules:
 
     # ------------------------------------------------------------------ what the run can't do
 
-    def _check_checkpoints(self) -> None:
+    def _check_events(self) -> None:
+        """Refuse rules that would never be evaluated, or never fire, and metrics that would never be computed."""
+        definition = self._controller.definition
+        for spec in definition.controllers:
+            for trigger in spec.triggers:
+                if trigger not in _HELD:
+                    raise ControllerError(
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': expected an event of spacy "
+                        f"train, found one of other loops. There are {', '.join(_HELD)}."
+                    )
+                if spec.patience is not None and spec.patience.threshold > 0 and trigger in _ONCE:
+                    raise ControllerError(
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': expected an event that "
+                        f"comes more than {spec.patience.threshold} times, as its patience needs, found one that comes "
+                        "once. Set patience_threshold = 0."
+                    )
+        for name, part in definition.metrics.items():
+            if not set(part.instance.events) & set(_HELD):
+                raise ControllerError(
+                    f"Can't use the metric '{name}': expected one that is computed on an event of spacy train, found "
+                    f"{', '.join(part.instance.events)} alone. There are {', '.join(_HELD)}."
+                )
+
+    def _check_actions(self) -> None:
         for name, action, operation, triggers in self._actions():
-            if isinstance(operation, RollbackControl) and "on_train_end" in triggers:
+            at_end = isinstance(operation, RollbackControl) or (
+                isinstance(operation, HFControls) and action in _NOT_AT_END
+            )
+            if at_end and "on_train_end" in triggers:
                 raise ControllerError(
                     f"Can't take the action {name}.{action} on on_train_end: expected an event after which the "
                     "training goes on. Take on_evaluate, for example."
@@ -162,7 +195,7 @@ class Rules:
                 self._optimizer.check_param_names(operation.params)
         components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}  # as in names of params
         for doubt in self._controller.check_keys(self._optimizer.rate_names, components):
-            warnings.warn(ConfigWarning(f"A rule may fail in the training: {doubt}"), stacklevel=4)
+            warnings.warn(ConfigWarning(doubt), stacklevel=4)
 
     def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
         """What keeps the best weights of components, if there is a rule that puts them together. RAISES
