@@ -94,7 +94,7 @@ def test_run_config_notices_other_labels():
 
     assert compare_identities(identity(), identity()) == []
     found = compare_identities(identity(), identity(lambda tag: "ADJ" if tag == "JJ" else tag))
-    assert found == ["labels of tagger: 4 before, 4 now; number 1 was 'JJ', is 'ADJ'"]
+    assert found == ["labels of tagger: 4 before, 4 now; number 1: 'JJ' before, 'ADJ' now"]
 
 
 def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_path):
