@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from spacy.language import Language
 from spacy.training import Example
 
+from .. import hooks
 from ..controller import Firing
 from ..distributed import (
     FlatReduce,
@@ -149,6 +150,7 @@ class Ranks(Alone):
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
     ):
+        hooks.check_all_in_place()
         _check_begins_anew(nlp)
         self.settings = optimizer.distributed or DistributedSettings()
         self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
