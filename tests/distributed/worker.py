@@ -308,6 +308,7 @@ def spacy_training(folder, name, state, *, stop_at=None, **changes):
     config["training"]["logger"] = {"@loggers": "test-distributed.Voice.v1"}
     config["training"]["before_update"] = {"@callbacks": "test-distributed.Stop.v1"}
     STOP[:] = [stop_at]
+    SPOKE.clear()
     nlp = init_nlp(config.interpolate())
     output, said = folder / name, io.StringIO()
     if RANK == 0:

@@ -352,25 +352,24 @@ def wait_for_store(master: str, port: int) -> None:
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    timeout = timedelta(seconds=JOIN_SECONDS)
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not _listens(master, port):
+        if time.monotonic() > deadline:
+            raise DistributedError(
+                f"Can't meet at {master}:{port}: expected the store of rank 0 there within {JOIN_SECONDS:g} seconds, "
+                "found that nothing takes connections. Check the address, and that the machine of rank 0 has begun."
+            )
+        time.sleep(10 * _POLL_SECONDS)
+    timeout = timedelta(seconds=ANSWER_SECONDS)
     found = _asked(lambda: TCPStore(master, port, None, False, timeout, wait_for_workers=False))
-    was_there = is_there = False
-    while not (was_there and is_there):
-        with suppress(TimeoutError):
-            try:
-                found.result(ANSWER_SECONDS)
-                return
-            except RuntimeError as error:
-                raise DistributedError(
-                    f"Can't meet at {master}:{port}: expected the store of rank 0 there within {JOIN_SECONDS:g} "
-                    f"seconds, found {_first_line(error)}. Check the address, and that the machine of rank 0 has begun."
-                ) from error
-        was_there, is_there = is_there, _listens(master, port)
-    raise DistributedError(
-        f"Can't meet at {master}:{port}: expected the store of rank 0 there, found something that does not answer as "
-        f"one for {ANSWER_SECONDS:g} seconds. Another program uses that port, as a rule. Choose one that is free "
-        "on the machine of rank 0."
-    )
+    try:
+        found.result(ANSWER_SECONDS)  # torch waits for ever where something listens and says nothing
+    except (TimeoutError, RuntimeError):
+        raise DistributedError(
+            f"Can't meet at {master}:{port}: expected the store of rank 0 there, found something that does not answer "
+            f"as one for {ANSWER_SECONDS:g} seconds. Another program uses that port, as a rule. Choose one that is "
+            "free on the machine of rank 0."
+        ) from None
 
 
 def _listens(host: str, port: int) -> bool:
