@@ -124,6 +124,7 @@ class Run:
                     "training.max_steps": max_steps,
                     "training.frozen_components": exclude,
                     "training.annotating_components": annotating_components,
+                    "listeners": [type(listener).__qualname__ for listener in listeners],
                 }
             )
             self.ranks.share_generators()
