@@ -16,13 +16,14 @@ import spacy.training.pretrain
 import thinc
 import thinc.model
 import torch
+from spacy.training.initialize import init_nlp
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 
 from thinc_torchopt import TorchOptimizer, hooks
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.averages.averages import AveragedParams
 from thinc_torchopt.averages.settings import EMA
-from thinc_torchopt.errors import ConfigError, HostWarning
+from thinc_torchopt.errors import ConfigError, DistributedError, HostWarning
 
 from .conftest import CONFIGS
 from .models import (
@@ -37,6 +38,7 @@ from .models import (
     toy_examples,
     toy_pipeline,
 )
+from .runs import config_for
 
 TRAIN = """
 import hashlib, json, sys
@@ -74,18 +76,21 @@ def test_hooks_leave_other_optimizers_bit_identical():
     assert without == with_us
 
 
+HOOKED = [
+    (thinc.model.Model, "finish_update"),
+    (thinc.model.Model, "use_params"),
+    (spacy.training.loop, "train_while_improving"),
+    (spacy.training.loop, "train"),
+    (spacy.training.loop, "clean_output_dir"),
+    (spacy.training.pretrain, "create_pretraining_model"),
+    (spacy.language.Language, "initialize"),
+    (spacy.language.Language, "resume_training"),
+    (spacy.language.Language, "use_params"),
+]
+
+
 def hooked():
-    return [
-        thinc.model.Model.finish_update,
-        thinc.model.Model.use_params,
-        spacy.training.loop.train_while_improving,
-        spacy.training.loop.train,
-        spacy.training.loop.clean_output_dir,
-        spacy.training.pretrain.create_pretraining_model,
-        spacy.language.Language.initialize,
-        spacy.language.Language.resume_training,
-        spacy.language.Language.use_params,
-    ]
+    return [getattr(owner, name) for owner, name in HOOKED]
 
 
 def test_hooks_are_idempotent():
@@ -120,6 +125,87 @@ def test_hooks_leave_a_changed_signature_alone(monkeypatch):
     with pytest.warns(HostWarning, match=r"found finish_update\(self optimizer scale\)"):
         hooks.install(TorchOptimizer)
     assert thinc.model.Model.finish_update is finish_update
+
+
+def plain_hooks(monkeypatch):
+    """Take all hooks away for a test."""
+    for function, (owner, name) in zip(hooked(), HOOKED):
+        monkeypatch.setattr(owner, name, function.__wrapped__)
+
+
+@pytest.mark.parametrize("nth", range(len(HOOKED)))
+def test_hooks_fall_back_function_by_function(nth, monkeypatch):
+    """One that something else has replaced, with other parameters: all others are in place."""
+    plain_hooks(monkeypatch)
+    owner, name = HOOKED[nth]
+    monkeypatch.setattr(owner, name, lambda strange: None)
+    with pytest.warns(HostWarning, match=rf"found {name}\(strange\)\. Left alone: {name}\. Without it TorchOptimizer"):
+        hooks.install(TorchOptimizer)
+    assert [hasattr(function, hooks._MARK) for function in hooked()] == [i != nth for i in range(len(HOOKED))]
+
+
+@pytest.mark.parametrize("patch", ["none", "all", "self"])
+def test_hooks_go_on_top_of_a_patch_without_wraps(patch, monkeypatch):
+    """It takes all arguments, so it can be called as the function was; its gradients are clipped by one norm."""
+    plain_hooks(monkeypatch)
+    original = thinc.model.Model.finish_update
+    called = []
+
+    def patched(*args, **kwargs):
+        called.append(args)
+        return original(*args, **kwargs)
+
+    def patched_method(self, *args, **kwargs):
+        return patched(self, *args, **kwargs)
+
+    if patch != "none":
+        monkeypatch.setattr(thinc.model.Model, "finish_update", patched if patch == "all" else patched_method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hooks.install(TorchOptimizer)
+    model, optimizer, rng = mixed_model(), TorchOptimizer(AdamW(), 0.01), numpy.random.default_rng(0)
+    backprop(model, rng)
+    with optimizer.joint_step():
+        model.finish_update(optimizer)
+    assert optimizer.grad_norm > 0 and not called
+    backprop(model, rng)
+    model.finish_update(thinc.api.Adam())
+    assert bool(called) == (patch != "none")
+
+
+def test_hooks_without_one_tell_no_norm_of_a_single_param(monkeypatch):
+    """The last one's is not that of the update."""
+    monkeypatch.setattr(thinc.model.Model, "finish_update", thinc.model.Model.finish_update.__wrapped__)
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    with optimizer.joint_step():
+        model.finish_update(optimizer)
+    assert optimizer.grad_norm is None and optimizer.params
+
+
+def test_hooks_several_processes_need_all_of_them(monkeypatch, corpus, tmp_path):
+    """Each would train by itself, and all would write to one folder."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        spacy.training.loop, "train_while_improving", spacy.training.loop.train_while_improving.__wrapped__
+    )
+    nlp = init_nlp(config_for(tmp_path, corpus).interpolate())
+    with pytest.raises(ConfigError, match=r"several processes.* found other functions: train_while_improving"):
+        spacy.training.loop.train(nlp, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_hooks_several_processes_refuse_to_update_one_param(monkeypatch):
+    """A component that calls the optimizer itself, or what has replaced `finish_update` since."""
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    before = params_of(model)
+    optimizer.reduce_by(object())
+    alone = pytest.raises(DistributedError, match=r"Can't update param \(.*'W'\) by itself in one of several")
+    with alone, optimizer.joint_step():
+        thinc.model.Model.finish_update.__wrapped__(model.layers[0], optimizer)
+    assert same(before, params_of(model))
 
 
 def test_hooks_are_not_needed_for_a_correct_update(monkeypatch):

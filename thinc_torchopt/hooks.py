@@ -11,8 +11,9 @@ replacement does what the original did, by calling it, unless the optimizer is o
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
-A spaCy or thinc that we don't know is left alone, with a warning. Without the hook in thinc every param is updated by
-itself, as thinc's own optimizers do; without those in spaCy, once per component.
+A spaCy or thinc that we don't know is left alone, with a warning; so is a function that takes other arguments than we
+know. Without the hook in thinc every param is updated by itself, as thinc's own optimizers do; without those in spaCy,
+once per component. Several processes then can't train together, and are refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +80,20 @@ _SPACY = (
     ],
 )
 
+# What is missing without a hook.
+_WITHOUT = {
+    "finish_update": "it updates each param by itself, and measures no norm of all gradients",
+    "train_while_improving": (
+        "spaCy's own loop trains, without checkpoints, rules and going back, and each component is updated by itself"
+    ),
+    "train": "a run does not hear when it ends",
+    "clean_output_dir": "runs with checkpoints do not keep the best model",
+    "create_pretraining_model": "settings that pretraining does not honour are not refused",
+    "initialize": "state of a pipeline from before it was initialized anew goes on",
+    "resume_training": "state of a pipeline from before it was resumed goes on",
+    "use_params": "averages reach thinc's params only",
+}
+
 
 def install(optimizer_class: type[Optimizer]) -> None:
     """Put the hooks in place. Doing it again changes nothing.
@@ -88,20 +104,19 @@ def install(optimizer_class: type[Optimizer]) -> None:
     _ours = optimizer_class
     for host, version, known, functions in (_THINC, _SPACY):
         if not version.startswith(known):
-            _leave_alone(host, f"version {known}x", version)
+            _leave_alone(host, f"version {known}x", version, [name for _, name, _ in functions])
             continue
-        changed = [
-            f"{name}({_params_of(owner, name)})"
+        changed = {
+            name: f"{name}({_params_of(owner, name)})"
             for owner, name, params in functions
-            if _params_of(owner, name) != params
-        ]
+            if not _takes(owner, name, params)
+        }
         if changed:
-            _leave_alone(host, "the functions of that version", ", ".join(changed))
-            continue
+            _leave_alone(host, "the functions of that version", ", ".join(changed.values()), list(changed))
         for owner, name, _ in functions:
-            original = getattr(owner, name)
-            if not hasattr(original, _MARK):
-                hook = functools.wraps(original)(_HOOKS[owner, name](original))
+            original = getattr(owner, name, None)
+            if name not in changed and not hasattr(original, _MARK):
+                hook = functools.wraps(original)(_HOOKS[owner, name](original))  # type: ignore[arg-type]
                 setattr(hook, _MARK, True)
                 setattr(owner, name, hook)
                 # `spacy train` holds on to the original under a name of its own.
@@ -110,15 +125,43 @@ def install(optimizer_class: type[Optimizer]) -> None:
                     command.train_nlp = hook  # type: ignore[union-attr]
 
 
-def _leave_alone(host: str, expected: str, found: str) -> None:
+def check_all_in_place() -> None:
+    """RAISES (ConfigError): Functions are not replaced, or something else has replaced them since. Several processes
+    would not train together.
+    """
+    table = [*_THINC[-1], *_SPACY[-1]]
+    missing = [name for owner, name, _ in table if not hasattr(getattr(owner, name, None), _MARK)]
+    if missing:
+        raise ConfigError(
+            "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
+            f"{', '.join(missing)}. Each process would train by itself. Another package has replaced them without "
+            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove what "
+            "replaces them."
+        )
+
+
+def _leave_alone(host: str, expected: str, found: str, names: list[str]) -> None:
     warnings.warn(
         HostWarning(
-            f"Can't hook into {host}: expected {expected}, found {found}. Without the hook TorchOptimizer still works, "
-            f"but updates each param or component by itself instead of the whole pipeline at once. Install a {host} "
-            "that thinc-torchopt supports."
+            f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
+            f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
+            f"{'; '.join(dict.fromkeys(_WITHOUT[name] for name in names))}. Install a {host} that thinc-torchopt "
+            "supports, or remove what replaces its functions."
         ),
         stacklevel=3,
     )
+
+
+def _takes(owner: Any, name: str, params: str) -> bool:
+    """Whether a function has these parameters, or takes any, which it hands on to the one that was there before it."""
+    function = getattr(owner, name, None)
+    if function is None:
+        return False
+    found, expected = list(inspect.signature(function).parameters.values()), params.split()
+    if [param.kind for param in found[-2:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+        found = found[:-2]
+        expected = expected[: len(found)]
+    return [param.name for param in found] == expected
 
 
 def _params_of(owner: Any, name: str) -> str:
@@ -174,7 +217,9 @@ def end_of_training() -> ExitStack | None:
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
         with ExitStack() as end:
-            if rank_in_environment() > 0 and _is_for_us(nlp):
+            if _is_for_us(nlp) and is_launched():
+                check_all_in_place()
+            if _is_for_us(nlp) and rank_in_environment() > 0:
                 output_path, kwargs["stdout"] = None, StringIO()
                 end.enter_context(_silence(nlp))
             token = _end.set(end)
@@ -191,9 +236,9 @@ def _is_for_us(nlp: Any) -> bool:
     return isinstance(nlp._optimizer, _ours) or _is_ours(nlp.config)
 
 
-def silence_command() -> None:
-    """In another process than the first: let `spacy train` make no folder, and print nothing but errors, if the
-    config names an optimizer of ours.
+def guide_command() -> None:
+    """In one of several processes: let `spacy train` begin only with all hooks in place, and in another process than
+    the first make no folder, and print nothing but errors. If the config names an optimizer of ours.
     """
     command: Any = sys.modules.get("spacy.cli.train")
     if command is None or hasattr(command.train, _MARK):
@@ -208,6 +253,9 @@ def silence_command() -> None:
         with suppress(Exception):  # what is wrong with it, spaCy will say
             is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
         if is_ours:
+            import_module("thinc_torchopt.optimizers")  # with which the hooks come
+            check_all_in_place()
+        if is_ours and rank_in_environment() > 0:
             with redirect_stdout(StringIO()):
                 original(config_path, None, use_gpu=use_gpu, overrides=overrides)
         else:

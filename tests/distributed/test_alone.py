@@ -1,28 +1,31 @@
 """What holds without several processes: nothing of it is paid for, and commands say what is wrong before any starts."""
 
 import ast
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import thinc_torchopt
-from thinc_torchopt.distributed import report_failures
+from thinc_torchopt.distributed import group, report_failures, wait_for_store
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
 from thinc_torchopt.errors import DistributedError
-from thinc_torchopt.launched import is_launched, rank_in_environment
 
 from ..conftest import CONFIGS
-from ..spacy_cli import spacy_cli
+from ..spacy_cli import spacy_cli, spacy_process
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
-LAUNCHED = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 def test_alone_nothing_is_imported():
@@ -55,19 +58,6 @@ def test_alone_torch_distributed_is_imported_inside_functions():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.startswith("torch.distributed") for name in names), path
-
-
-@pytest.mark.parametrize(
-    ("environment", "launched"),
-    [({}, False), (LAUNCHED, True), (LAUNCHED | {"WORLD_SIZE": "1"}, False), ({"RANK": "1", "WORLD_SIZE": "2"}, False)],
-    ids=["none", "four", "one", "half"],
-)
-def test_alone_is_known_by_the_environment(environment, launched, monkeypatch):
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert is_launched() == launched and rank_in_environment() == (2 if launched else 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
@@ -116,14 +106,96 @@ def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
     ("config", "options", "message"),
     [
         ("cnn.cfg", ["--nnodes", 2], "Can't use '--rdzv-endpoint' in spacy torchopt train: expected host:port of the"),
+        ("cnn.cfg", ["--nnodes", 2, "--rdzv-endpoint", "here:99999"], "with a port of 1 to 65535, found 'here:99999'"),
         ("cnn.cfg", ["--nnodes", 2, "--node-rank", 2], "expected a number below --nnodes, 2, found 2"),
         ("thinc.cfg", ["--nproc-per-node", 2], 'expected an optimizer of thinc-torchopt, found "Adam.v1"'),
         ("cnn.cfg", ["--training.optimizer.grad_clip", -1.0], "Can't set 'grad_clip' in [training.optimizer]"),
     ],
-    ids=["endpoint", "rank", "optimizer", "setting"],
+    ids=["endpoint", "port", "rank", "optimizer", "setting"],
 )
 def test_alone_command_is_checked_before_it_starts(config, options, message, tmp_path):
     (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
     (tmp_path / "thinc.cfg").write_text('[training]\n[training.optimizer]\n@optimizers = "Adam.v1"\n')
     run = spacy_cli("torchopt", "train", tmp_path / config, *options, check=False)
     assert run.returncode == 1 and message in " ".join(run.stderr.split())
+
+
+@pytest.fixture
+def listener():
+    """A port where something else than torch's store listens: it does what it is told with each connection."""
+    what_to_do, connections = [], []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connections.append(connection)
+                    what_to_do[0](connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1], what_to_do
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in connections:
+        connection.close()
+
+
+def answer_as_a_web_server(connection):
+    with suppress(OSError):
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize("what", [lambda connection: None, socket.socket.close, answer_as_a_web_server])
+def test_alone_another_program_at_the_port_is_no_store(what, listener, monkeypatch):
+    """Not even torch's own timeout ends the wait for one that says nothing."""
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.3)
+    port, what_to_do = listener
+    what_to_do.append(what)
+    with pytest.raises(DistributedError, match=f"Can't meet at 127.0.0.1:{port}: .* does not answer as one"):
+        wait_for_store("127.0.0.1", port)
+
+
+def test_alone_a_store_may_come_late(monkeypatch):
+    """After this rank has looked for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    stores, looked = [], threading.Event()
+    listens = group._listens
+
+    def look(*where):
+        looked.set()
+        return listens(*where)
+
+    monkeypatch.setattr(group, "_listens", look)
+
+    def begin():
+        looked.wait()
+        stores.append(TCPStore("127.0.0.1", port, 2, True, timedelta(seconds=60), wait_for_workers=False))
+
+    late = threading.Thread(target=begin)
+    late.start()
+    wait_for_store("127.0.0.1", port)
+    late.join()
+
+
+def test_alone_nobody_at_the_port(monkeypatch):
+    monkeypatch.setattr(group, "JOIN_SECONDS", 0.1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(DistributedError, match=r"rank 0 there within 0.1 seconds, found that nothing"):
+        wait_for_store("127.0.0.1", port)
+
+
+def test_alone_command_needs_a_free_port(listener):
+    """On the machine whose launcher has the store."""
+    port, what_to_do = listener
+    what_to_do.append(socket.socket.close)
+    several = ["--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    run = spacy_process("torchopt", "train", CONFIGS / "cnn.cfg", *several, check=False)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    said = " ".join(run.stderr.split())
+    assert "Error: Training stopped: the launcher's store does not work" in said
+    assert said.endswith("address already in use. Choose a port that is free here for --rdzv-endpoint.")

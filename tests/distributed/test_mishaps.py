@@ -39,15 +39,19 @@ def config_with(folder, name, at=(), how="SIGKILL", timeout=60, **changes):
     return ["train", path, "--output", folder / name / "out", "--code", CODE]
 
 
-def by_hand(command, *, timeout):
-    """Two ranks without a launcher, which would end the one that is left. RETURNS: How rank 0 ended, and its output."""
+def by_hand(command, *, timeout, more=((), ()), all_end=False):
+    """Two ranks without a launcher, which would end the one that is left.
+
+    more: Further arguments of each. all_end: Wait for both, or else for rank 0. RETURNS: How they ended, and their
+    output.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = ENV | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "spacy", *map(str, command)],
+            [sys.executable, "-m", "spacy", *map(str, [*command, *more[rank]])],
             env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,8 +60,9 @@ def by_hand(command, *, timeout):
         for rank in range(2)
     ]
     try:
-        output, _ = processes[0].communicate(timeout=timeout)
-        return processes[0].returncode, output
+        waited = processes if all_end else processes[:1]
+        outputs = [process.communicate(timeout=timeout)[0] for process in waited]
+        return [(process.returncode, output) for process, output in zip(waited, outputs)]
     finally:
         for process in processes:
             process.kill()
@@ -67,13 +72,48 @@ def by_hand(command, *, timeout):
 @pytest.mark.parametrize("how", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_mishaps_are_named(how, tmp_path):
     """A rank that hangs, or is killed, in step 4: the other one says so, and ends."""
-    code, output = by_hand(config_with(tmp_path, "run", [4], how, timeout=4), timeout=120)
+    [(code, output)] = by_hand(config_with(tmp_path, "run", [4], how, timeout=4), timeout=120)
     assert code == 1
     assert (
         "Can't compare what ranks found on rank 0 at step 4: expected all 2 ranks to take part within 4 seconds"
         in output
     )
     assert "found that rank 1 did not: it was last seen at step 3 and has ended, hangs" in output
+
+
+def test_mishaps_of_another_command(tmp_path):
+    """One rank has another limit of steps: both say so, and end as failed. Paths may be others."""
+    command = config_with(tmp_path, "run")
+    more = (), ("--training.max_steps", 5, "--paths.state", tmp_path / "elsewhere")
+    for code, output in by_hand(command, timeout=120, more=more, all_end=True):
+        assert code == 1 and "Traceback" not in output
+        [*_, fact, advice] = (
+            line.partition("]: ")[2].strip() for line in output.splitlines()
+        )  # after torch's "[rank0]: "
+        assert fact == "training.max_steps: 14 on rank 0, 5 on rank 1" and advice.startswith("Run the same command")
+    assert not list((tmp_path / "run" / "out").glob("*"))
+
+
+def test_mishaps_without_hooks(tmp_path):
+    """Another package has replaced functions of spaCy's: each rank would train by itself, and write to one folder."""
+    command = config_with(tmp_path, "run", training__max_steps=1)
+    code = tmp_path / "patches.py"
+    code.write_text(
+        f"{CODE.read_text()}\n"
+        "import spacy.training.loop as loop\n"
+        "def replaced_by(original):\n"
+        "    return lambda first, *others, **options: original(first, *others, **options)\n"
+        "for name in ('train', 'train_while_improving'):\n"
+        "    setattr(loop, name, replaced_by(getattr(loop, name)))\n"
+    )
+    command[command.index(CODE)] = code
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "spacy", *map(str, command)], env=ENV | launched, capture_output=True, text=True
+    )
+    assert run.returncode == 1 and not (tmp_path / "run" / "out").exists()
+    assert "ConfigError: Can't train in several processes" in run.stderr
+    assert "found other functions: train_while_improving, train." in run.stderr
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from thinc.shims.pytorch_grad_scaler import PyTorchGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.distributed import (
+    differences,  # noqa: F401  its scenarios
     features,  # noqa: F401  its scenarios
     pipelines,
 )
@@ -307,6 +308,7 @@ def spacy_training(folder, name, state, *, stop_at=None, **changes):
     config["training"]["logger"] = {"@loggers": "test-distributed.Voice.v1"}
     config["training"]["before_update"] = {"@callbacks": "test-distributed.Stop.v1"}
     STOP[:] = [stop_at]
+    SPOKE.clear()
     nlp = init_nlp(config.interpolate())
     output, said = folder / name, io.StringIO()
     if RANK == 0:
@@ -322,6 +324,7 @@ def spacy_training(folder, name, state, *, stop_at=None, **changes):
 SPOKE = []
 STOP = []
 SPOILED = []
+DRIFTS = []
 
 
 @registry.loggers("test-distributed.Voice.v1")
@@ -338,6 +341,8 @@ def stop():
     def before_update(nlp, args):
         if args["step"] in STOP and RANK == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        if args["step"] in DRIFTS and RANK == 1:
+            nlp.get_pipe("tagger").model.get_ref("softmax").get_param("W")[0, 0] += 1e-6
         if args["step"] in SPOILED and RANK == 1:
             tagger = nlp.get_pipe("tagger")
             update = tagger.update

@@ -11,6 +11,7 @@ from thinc_torchopt.training.config_check import (
     collect_defaults,
     collect_identity,
     collect_values,
+    collect_values_of_all,
     compare_configs,
     compare_identities,
 )
@@ -94,7 +95,7 @@ def test_run_config_notices_other_labels():
 
     assert compare_identities(identity(), identity()) == []
     found = compare_identities(identity(), identity(lambda tag: "ADJ" if tag == "JJ" else tag))
-    assert found == ["labels of tagger: 4 before, 4 now; number 1 was 'JJ', is 'ADJ'"]
+    assert found == ["labels of tagger: 4 before, 4 now; number 1: 'JJ' before, 'ADJ' now"]
 
 
 def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_path):
@@ -103,6 +104,21 @@ def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_pa
     run(config_for(tmp_path, corpus, steps=4, training__optimizer__learn_rate=rate), tmp_path / "out")
     with pytest.raises(StateError, match=r"training.optimizer.learn_rate.total_steps: 4 before, 9 now"):
         run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rate), tmp_path / "out")
+
+
+def test_run_config_of_several_processes():
+    """Where files are may be another thing on each machine, and nothing else: also not what may change later."""
+
+    def differences(**changes):
+        one, other = (collect_values_of_all(with_config(**changed)) for changed in ({}, changes))
+        return compare_configs(one, other, words=("here", "there"), left_out=())
+
+    assert differences(paths__vectors="c", paths__train="d", corpora__train__path="e") == []
+    assert differences(training__max_steps=30) == [
+        "training.max_steps: 20 here, 30 there",
+        "training.optimizer.total_steps: 20 here, 30 there",
+    ]
+    assert differences(training__patience=3) == ["training.patience: not there here, 3 there"]
 
 
 def without(values, *paths):

@@ -3,13 +3,15 @@
 spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
 import typer
 from spacy.cli._util import Arg, Opt, app
 
-from ..launched import is_launched, rank_in_environment
+from ..errors import ConfigError
+from ..launched import is_launched
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -44,14 +46,13 @@ _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory t
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
-if is_launched():
-    from ..distributed import report_failures
+with suppress(ConfigError):  # what is wrong with the environment, a training in several processes will say
+    if is_launched():
+        from ..distributed import report_failures
+        from ..hooks import guide_command
 
-    report_failures()
-if rank_in_environment() > 0:
-    from ..hooks import silence_command
-
-    silence_command()  # `spacy train` in another process than the first
+        report_failures()
+        guide_command()
 
 
 @torchopt_cli.command("train", context_settings=_OVERRIDES)

@@ -12,6 +12,7 @@ from spacy import util
 from spacy.cli._util import import_code, parse_config_overrides, show_validation_error
 
 from ..checks import Section
+from ..distributed import wait_for_store
 from ._util import errors_shown, make_console, missing_section_named, print_error, resolve_optimizer
 
 _SECTION = Section("spacy torchopt train", verb="use")
@@ -38,16 +39,16 @@ def launch(
     with errors_shown(as_json=False):
         if machine >= machines:
             _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
-        if machines > 1 and ":" not in (endpoint or ""):
-            _SECTION.refuse("--rdzv-endpoint", "host:port of the machine with --node-rank 0", endpoint)
+        host, port = ("", 0) if machines == 1 else address_of(endpoint)
         check_config(config_path, args, code_path)
+        if machine:
+            wait_for_store(host, port)
     command = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
     if machines == 1:
         command += ["--standalone"]
     else:
-        host, _, port = str(endpoint).rpartition(":")
         command += ["--nnodes", str(machines), "--node-rank", str(machine)]
-        command += ["--master-addr", host, "--master-port", port]
+        command += ["--master-addr", host, "--master-port", str(port)]
     if use_gpu >= 0:
         # Each process sees one GPU, its own, as the first.
         command += ["--virtual-local-rank"]
@@ -60,6 +61,16 @@ def launch(
     command += ["--code", str(code_path)] if code_path is not None else []
     command += ["--verbose"] if verbose else []
     sys.exit(_run([*command, *args]))
+
+
+def address_of(endpoint: str | None) -> tuple[str, int]:
+    """Host and port of an endpoint. RAISES (ConfigError): It has none."""
+    host, _, port = (endpoint or "").rpartition(":")
+    if not (host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+        _SECTION.refuse(
+            "--rdzv-endpoint", "host:port of the machine with --node-rank 0, with a port of 1 to 65535", endpoint
+        )
+    return host, int(port)
 
 
 def check_config(config_path: Path, args: Sequence[str], code_path: Path | None) -> None:
@@ -77,6 +88,7 @@ def check_config(config_path: Path, args: Sequence[str], code_path: Path | None)
 
 def _run(command: list[str]) -> int:
     """Run torch's launcher. RETURNS (int): The exit code."""
+    from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -95,6 +107,11 @@ def _run(command: list[str]) -> int:
         advice = "Run the same command again to go on from the last checkpoint, if there is one."
         print_error(console, f"Training stopped. Rank {rank} was the first to fail: it {ended}\n{advice}")
         return failure.exitcode if failure.exitcode > 128 else 1
+    except DistNetworkError as error:
+        found = str(error).strip().splitlines()[0]
+        advice = "Choose a port that is free here for --rdzv-endpoint." if "EADDRINUSE" in found else ""
+        print_error(console, f"Training stopped: the launcher's store does not work: {found}. {advice}".rstrip())
+        return 1
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

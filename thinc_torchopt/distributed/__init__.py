@@ -14,7 +14,7 @@ from .agree import SharedSets, check_same_params, seed_of
 from .data import deal
 from .evaluation import sharing_pipe
 from .failures import report_failures
-from .group import Group
+from .group import Group, wait_for_store
 from .reduce import FlatReduce
 from .settings import Distributed
 from .shard import Shards, check_can_be_split
@@ -31,4 +31,5 @@ __all__ = [
     "report_failures",
     "seed_of",
     "sharing_pipe",
+    "wait_for_store",
 ]

@@ -21,7 +21,7 @@ def report_failures() -> None:
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, DistributedError):
-            print(reason_of(error), file=sys.stderr)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
         else:
             before(kind, error, trace)
         if isinstance(error, Exception):

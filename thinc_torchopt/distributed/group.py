@@ -14,11 +14,13 @@ has no pulse, is named.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -29,6 +31,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import DistributedError
+from ..launched import master_in_environment, rank_in_environment, world_size_in_environment
 from ..types import DistributedSettings
 from .addresses import choose_interface
 
@@ -36,6 +39,8 @@ T = TypeVar("T")
 
 # Ranks read their data before they meet, which takes longer on some machines than on others.
 JOIN_SECONDS = 600.0
+# A store answers at once, also if the process that has it is busy.
+ANSWER_SECONDS = 20.0
 # When a rank has died, the launcher kills those that have not ended some seconds after its signal.
 HURRY_SECONDS = 5.0
 _POLL_SECONDS = 0.01
@@ -77,15 +82,17 @@ class Group:
         from torch.distributed.rendezvous import rendezvous
 
         timeout = timedelta(seconds=settings.timeout_seconds)
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if dist.is_initialized():
             store = PrefixStore(f"torchopt-{next(_groups)}", _get_default_store())
             return cls(dist.get_rank(), dist.get_world_size(), store, settings.timeout_seconds, is_own=False)
-        master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        rank, size = rank_in_environment(), world_size_in_environment()
+        master, port = master_in_environment()
         choose_interface(master, port, one_machine=int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size)
         # Params may be on a GPU, but what ranks tell each other beside gradients is not.
         backend = settings.backend or ("nccl" if on_gpu else "gloo")
         try:
+            if rank:
+                wait_for_store(master, port)
             base, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
             # The store outlives ranks that are started again, with all that those before them wrote.
             store = PrefixStore(f"torchopt-{_meet_anew(base, rank, size, next(_groups))}", base)
@@ -304,27 +311,14 @@ class Group:
         return {rank: self._read(f"pulse/{rank}") for rank in ranks if not self._store.check([f"{meeting}/{rank}"])}
 
     def _ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
-        """Ask the store something. If the network is cut, its client waits for ever: so a thread asks.
+        """Ask the store something. If the network is cut, its client waits for ever.
 
         RAISES (RuntimeError): There is no answer.
         """
-        answers: list[T] = []
-        errors: list[RuntimeError] = []
-
-        def ask() -> None:
-            try:
-                answers.append(question())
-            except RuntimeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(self.timeout_seconds if seconds is None else seconds)
-        if errors:
-            raise errors[0]
-        if not answers:
-            raise RuntimeError("the launcher's store does not answer")
-        return answers[0]
+        try:
+            return _asked(question).result(self.timeout_seconds if seconds is None else seconds)
+        except TimeoutError:
+            raise RuntimeError("the launcher's store does not answer") from None
 
     def _read(self, key: str) -> bytes:
         return self._store.get(key) if self._store.check([key]) else b""
@@ -335,6 +329,54 @@ class Group:
                 self._store.set(f"pulse/{self.rank}", str(i))
                 if self._is_closed.wait(_PULSE_SECONDS):
                     return
+
+
+def _asked(question: Callable[[], T]) -> Future[T]:
+    """Let a thread find something out that may take for ever."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answer
+
+
+def wait_for_store(master: str, port: int) -> None:
+    """Wait until a store of torch's is where ranks meet.
+
+    RAISES (DistributedError): Something else is there, or nothing.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not _listens(master, port):
+        if time.monotonic() > deadline:
+            raise DistributedError(
+                f"Can't meet at {master}:{port}: expected the store of rank 0 there within {JOIN_SECONDS:g} seconds, "
+                "found that nothing takes connections. Check the address, and that the machine of rank 0 has begun."
+            )
+        time.sleep(10 * _POLL_SECONDS)
+    timeout = timedelta(seconds=ANSWER_SECONDS)
+    found = _asked(lambda: TCPStore(master, port, None, False, timeout, wait_for_workers=False))
+    try:
+        found.result(ANSWER_SECONDS)  # torch waits for ever where something listens and says nothing
+    except (TimeoutError, RuntimeError):
+        raise DistributedError(
+            f"Can't meet at {master}:{port}: expected the store of rank 0 there, found something that does not answer "
+            f"as one for {ANSWER_SECONDS:g} seconds. Another program uses that port, as a rule. Choose one that is "
+            "free on the machine of rank 0."
+        ) from None
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether something takes connections there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=_PULSE_SECONDS):
+        return True
+    return False
 
 
 def _meet_anew(store: Any, rank: int, size: int, nth: int) -> str:

@@ -31,8 +31,8 @@ from .shard import Shards
 
 # What each rank notes: it trains other params, or has other losses, than were agreed on; it has examples; a component
 # found a value that is not finite; the number of the signal that it got; a set in a layer has changed; a checksum of
-# the batch, of 20 bits.
-NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "new_sets", "batch")
+# all batches so far with their annotations, 16 bits each: float32 holds whole numbers of 24.
+NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "new_sets", "data", "more_data")
 # In "took part", for a param whose gradient scaler found an overflow. More ranks than that there are not.
 _OVERFLOW = 1 << 16
 
@@ -203,13 +203,13 @@ class FlatReduce:
         return self._layout
 
     def _check_batches(self) -> None:
-        found = self.found["batch"]
-        for rank, batch in enumerate(found):
-            if batch != found[0]:
+        found = list(zip(self.found["data"], self.found["more_data"]))
+        for rank, data in enumerate(found):
+            if data != found[0]:
                 raise DistributedError(
                     f"Can't train on different data: expected rank {rank} to read the same batches as rank 0, found "
-                    "others. The training data must be the same on all machines, in the same order, and be drawn from "
-                    "no other random generators than Python's and NumPy's global ones."
+                    "others, or other annotations. The training data must be the same on all machines, in the same "
+                    "order, and be drawn from no other random generators than Python's and NumPy's global ones."
                 )
 
 

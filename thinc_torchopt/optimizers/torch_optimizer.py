@@ -27,7 +27,7 @@ from ..algorithms import Algorithm
 from ..averages import AverageSettings, chosen_averages
 from ..checks import OPTIMIZER
 from ..controller import ControllerSettings
-from ..errors import ParamError
+from ..errors import DistributedError, ParamError
 from ..gradients import JOINT, Guard, rollback_settings
 from ..groups import Cascade, FrozenGrads
 from ..params import (
@@ -366,9 +366,17 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
         lr_scale (float): Scales the learning rate.
         RETURNS (tuple[Any, Any]): Weights and gradient.
+        RAISES (DistributedError): In a joint step of several processes, whose updates would be of this one alone.
         """
         if len(gradient) < 1:
             return weights, gradient
+        if self._joint and self._step.reduce is not None:
+            raise DistributedError(
+                f"Can't update param {key!r} by itself in one of several processes: expected "
+                "thinc.model.Model.finish_update to give all gradients to the optimizer at once, found a call for one "
+                "param. Something has replaced that function, or a component calls the optimizer itself. Train in one "
+                "process."
+            )
         if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
             weights = own_copy(weights)
         waiting = self._noted, self._joint
@@ -378,6 +386,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             self._update(lr_scale)
         finally:
             self._noted, self._joint = waiting
+        if self._joint:
+            self._step.grad_norm = None  # this was one param's
         return weights, gradient
 
 

@@ -1,7 +1,7 @@
 """What a run was started with, as far as it decides what is learned: the config, the static vectors, and the labels.
 
 A run that goes on must be the same in all of it: learned rows are those of a label by its place, and vectors are not
-saved.
+saved. So must several processes that train one pipeline.
 """
 
 from __future__ import annotations
@@ -27,23 +27,37 @@ _MAY_CHANGE = (
     "training.optimizer.checkpoint",
     "training.optimizer.distributed",
 )
+# What may be another in one of several processes: where its files are, and what only the first one has.
+_MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")
+
+# Of which run a difference is told.
+BEFORE_AND_NOW = ("before", "now")
 
 
 def collect_config(nlp: Language) -> dict[str, str]:
     """All settings of a run, by their dotted path, as texts: as they stand in the config, with the variables in it."""
-    return _settings(nlp.config)
+    return _settings(nlp.config, _MAY_CHANGE)
 
 
 def collect_values(nlp: Language) -> dict[str, str]:
     """The same with the values of variables, but for those that are paths: `total_steps = ${training.max_steps}` is
     another with another `max_steps`.
     """
-    written = _settings(nlp.config)
-    values = _settings(nlp.config.interpolate())
+    return _values(nlp, _MAY_CHANGE)
+
+
+def collect_values_of_all(nlp: Language) -> dict[str, str]:
+    """The same, of all that several processes must have alike."""
+    return _values(nlp, _MAY_DIFFER)
+
+
+def _values(nlp: Language, left_out: tuple[str, ...]) -> dict[str, str]:
+    written = _settings(nlp.config, left_out)
+    values = _settings(nlp.config.interpolate(), left_out)
     return {path: text if "${paths." in (text := written.get(path, "")) else value for path, value in values.items()}
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def collect(section: Mapping[str, Any], prefix: str) -> None:
@@ -51,7 +65,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
             path = f"{prefix}{key}"
             if isinstance(value, Mapping) and value:
                 collect(value, f"{path}.")
-            elif not path.startswith(_MAY_CHANGE) and not (path.startswith("corpora.") and key == "path"):
+            elif not path.startswith(left_out) and not (path.startswith("corpora.") and key == "path"):
                 found[path] = repr(value)
 
     collect(config, "")
@@ -118,29 +132,44 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def compare_configs(before: Mapping[str, str], now: Mapping[str, str], at_default: Collection[str] = ()) -> list[str]:
+def compare_configs(
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+    at_default: Collection[str] = (),
+    *,
+    words: tuple[str, str] = BEFORE_AND_NOW,
+    left_out: tuple[str, ...] = _MAY_CHANGE,
+) -> list[str]:
     """What is different, a line each.
 
     at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default
         is one that this version has and the one before had not: nothing has changed.
+    words (tuple[str, str]): Of which run each is. left_out (tuple[str, ...]): With what paths begin that are not
+        compared; older checkpoints may hold some.
     """
-    # Older checkpoints may hold settings that may now change.
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
         path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default)
     )
-    return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
+    was, is_now = words
+    return [f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed]
 
 
-def compare_identities(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is different, a line each."""
+def compare_identities(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, words: tuple[str, str] = BEFORE_AND_NOW
+) -> list[str]:
+    """What is different, a line each. words (tuple[str, str]): Of which run each is."""
     found = []
+    was, is_now = words
     if before["vectors"] != now["vectors"]:
-        found.append(f"static vectors: {before['vectors']} before, {now['vectors']} now")
+        found.append(f"static vectors: {before['vectors']} {was}, {now['vectors']} {is_now}")
     for name in sorted(before["labels"].keys() | now["labels"].keys()):
         old, new = before["labels"].get(name, []), now["labels"].get(name, [])
         if old != new:
             place = next((i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), min(len(old), len(new)))
-            was, is_now = (repr(labels[place]) if place < len(labels) else "none" for labels in (old, new))
-            found.append(f"labels of {name}: {len(old)} before, {len(new)} now; number {place} was {was}, is {is_now}")
+            one, other = (repr(labels[place]) if place < len(labels) else "none" for labels in (old, new))
+            found.append(
+                f"labels of {name}: {len(old)} {was}, {len(new)} {is_now}; number {place}: {one} {was}, {other} "
+                f"{is_now}"
+            )
     return found

@@ -6,8 +6,9 @@ in between, so that one could not be replayed without the other.
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,8 @@ class Batches:
 
     batches (Iterator): Epoch and batch of each step.
     """
+
+    checksum = 0
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches = batches
@@ -59,7 +62,7 @@ class DataStream(Batches):
         batches.
     size (int): How many batches of an epoch make one; at its end fewer. For several processes.
 
-    Public: `position` (how many were drawn).
+    Public: `position` (how many were drawn), `checksum` (of all of them, of 32 bits: texts and annotations).
     """
 
     def __init__(self, batches: Iterator[Batch], size: int = 1):
@@ -69,8 +72,8 @@ class DataStream(Batches):
         self._size = size
         self._drawn: list[list[int]] = []  # how many batches there were of which size, in their order
         self._next: Batch | None = None  # of the epoch that comes
-        # Checksums: of the texts of the last batch, and of all; and of all with their annotations.
-        self._last = self._all = self._annotated = 0
+        # Checksums of texts: of the last batch, and of all.
+        self._last = self._all = 0
 
     def __next__(self) -> Batch:
         epoch, batch = super().__next__()
@@ -82,8 +85,18 @@ class DataStream(Batches):
         texts = "\n".join(example.reference.text for example in examples).encode("utf8")
         self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
         for example in examples:
-            self._annotated = _checksum(example.reference, self._annotated)
+            self.checksum = _checksum(example.reference, self.checksum)
         return epoch, batch
+
+    def all_examples(self) -> list[Example]:
+        """All that spaCy has read into memory to make the batches, in an order that follows from the generators.
+        Empty: nothing tells them before they are drawn, as in a corpus that is streamed.
+
+        SOURCE: spacy.training.loop.create_train_batches
+        """
+        if not inspect.isgenerator(self._batches) or self.next_epoch is None:
+            return []
+        return _examples_in(inspect.getgeneratorlocals(self._batches).get("examples"))
 
     def _draw(self) -> Batch:
         others = read_generators()
@@ -112,7 +125,7 @@ class DataStream(Batches):
             "start": save_generators(self._start),
             "position": self.position,
             "all": self._all,
-            "annotated": self._annotated,
+            "annotated": self.checksum,
             **({"sizes": self._drawn} if any(size != 1 for size, _ in self._drawn) else {}),
         }
 
@@ -136,7 +149,7 @@ class DataStream(Batches):
                     bar.update()
             self._size = wanted
         # Earlier versions had a checksum of the texts only, or of those of the last batch.
-        checksums = {"annotated": self._annotated, "all": self._all, "last": self._last}
+        checksums = {"annotated": self.checksum, "all": self._all, "last": self._last}
         found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
         if (self.position, found) != (state["position"], expected):
             raise StateError(
@@ -144,6 +157,11 @@ class DataStream(Batches):
                 "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
                 "its reader draws from random generators other than Python's and NumPy's global ones."
             )
+
+
+def checksums_of(examples: Iterable[Example]) -> list[int]:
+    """Of the text and annotations of each."""
+    return [_checksum(example.reference, 0) for example in examples]
 
 
 def _examples_in(batch: Any) -> list[Example]:

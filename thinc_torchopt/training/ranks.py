@@ -11,11 +11,13 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from spacy.language import Language
 from spacy.training import Example
 
+from .. import hooks
 from ..controller import Firing
 from ..distributed import (
     FlatReduce,
@@ -32,6 +34,8 @@ from ..errors import ConfigError, DistributedError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
 from ..types import DistributedSettings
+from .config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
+from .data_stream import checksums_of
 from .events import EVENTS, Control, Event
 from .model_state import check_model, collect_model, restore_model
 from .random_state import load_generators, read_generators, save_generators, seed_all, set_generators
@@ -40,6 +44,9 @@ T = TypeVar("T")
 Scores = tuple[float, dict[str, Any]]
 
 logger = logging.getLogger("spacy.torchopt")
+
+# Of an error. All of another config are too many.
+_LINES = 20
 
 
 class Alone:
@@ -59,6 +66,15 @@ class Alone:
     def share_generators(self) -> None:
         """Let the data begin with the random generators of rank 0."""
 
+    def compare_settings(self, arguments: dict[str, Any]) -> None:
+        """What decides what is learned is the same on all ranks. arguments (dict): Of the run, by their config path.
+
+        RAISES (DistributedError): It is not.
+        """
+
+    def compare_data(self, examples: Callable[[], list[Example]]) -> None:
+        """All ranks train on the same examples. RAISES (DistributedError): They don't."""
+
     def begin(self, seed: int | None) -> None:
         """The run begins, or goes on. seed (int | None): Of the run that goes on."""
 
@@ -67,8 +83,12 @@ class Alone:
         if hook is not None:
             hook()
 
-    def begin_update(self, batch: list[Example], losses: dict[str, Any]) -> tuple[list[Example], dict[str, Any]]:
-        """What this process trains on, and where its losses are added up."""
+    def begin_update(
+        self, batch: list[Example], losses: dict[str, Any], checksum: int
+    ) -> tuple[list[Example], dict[str, Any]]:
+        """What this process trains on, and where its losses are added up. checksum (int): Of all batches so far, of 32
+        bits.
+        """
         return batch, losses
 
     def end_backward(self) -> None:
@@ -79,6 +99,9 @@ class Alone:
 
     def end_step(self, step: int) -> None:
         """The step is done. RAISES (DistributedError): Ranks have different params."""
+
+    def compare_params(self, step: int) -> None:
+        """Params are to be evaluated or saved. RAISES (DistributedError): Ranks have different ones."""
 
     def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:
         """Score and scores."""
@@ -127,6 +150,7 @@ class Ranks(Alone):
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
     ):
+        hooks.check_all_in_place()
         _check_begins_anew(nlp)
         self.settings = optimizer.distributed or DistributedSettings()
         self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
@@ -148,6 +172,46 @@ class Ranks(Alone):
 
     def share_generators(self) -> None:
         set_generators(load_generators(self.group.broadcast(save_generators(read_generators()))))
+
+    def compare_settings(self, arguments: dict[str, Any]) -> None:
+        block = {f"training.optimizer.distributed.{name}": value for name, value in asdict(self.settings).items()}
+        own = collect_values_of_all(self._nlp) | {path: repr(value) for path, value in (arguments | block).items()}
+        (config, identity), *others = self.group.gather((own, collect_identity(self._nlp)))
+        found = []
+        for rank, (its_config, its_identity) in enumerate(others, 1):
+            words = "on rank 0", f"on rank {rank}"
+            found += compare_configs(config, its_config, words=words, left_out=())
+            found += compare_identities(identity, its_identity, words=words)
+        if found:
+            lines = [*found[:_LINES], *([f"and {len(found) - _LINES} more"] if len(found) > _LINES else [])]
+            raise DistributedError(
+                f"Can't train in {self.size} processes: expected the same config, vectors and labels on all ranks, "
+                "found others:\n  " + "\n  ".join(lines) + "\nRun the same command on all machines. Only what stands "
+                "in [paths], and what follows from it, may differ."
+            )
+
+    def compare_data(self, examples: Callable[[], list[Example]]) -> None:
+        own = examples()
+        checksums = checksums_of(own)
+        sums = self.group.gather((len(own), zlib.crc32(repr(checksums).encode())))
+        rank = next((rank for rank, found in enumerate(sums) if found != sums[0]), 0)
+        if not rank:
+            return
+        if sums[rank][0] != sums[0][0]:
+            found = f"{sums[0][0]:,} examples on rank 0 and {sums[rank][0]:,} on rank {rank}"
+        else:
+            all_checksums = self.group.gather(checksums)
+            pairs = enumerate(zip(all_checksums[0], all_checksums[rank]))
+            different = [i for i, (one, other) in pairs if one != other]
+            texts = self.group.gather(own[different[0]].reference.text)
+            one, other = (shorten(texts[i], 80, placeholder=" ...") for i in (0, rank))
+            what = "the annotations of" if texts[0] == texts[rank] else f"{one!r} on rank 0 where there is"
+            more = f", and {len(different) - 1:,} others" if len(different) > 1 else ""
+            found = f"that {len(different):,} of {len(own):,} differ: {what} {other!r} on rank {rank}{more}"
+        raise DistributedError(
+            f"Can't train in {self.size} processes: expected the same training data on all ranks, found {found}. Copy "
+            "the corpus of one machine to all others."
+        )
 
     def begin(self, seed: int | None) -> None:
         self._look_at_algorithms()
@@ -214,12 +278,14 @@ class Ranks(Alone):
                 self._look_at_algorithms()
         seed_all(seed_of(self.seed, step, self.rank))
 
-    def begin_update(self, batch: list[Example], losses: dict[str, Any]) -> tuple[list[Example], dict[str, Any]]:
+    def begin_update(
+        self, batch: list[Example], losses: dict[str, Any], checksum: int
+    ) -> tuple[list[Example], dict[str, Any]]:
         part = deal(batch, self.size)[self.rank]
-        texts = "\n".join(example.reference.text for example in batch)
         self._reduce.notes = {
             "has_examples": float(bool(part)),
-            "batch": float(zlib.crc32(texts.encode("utf8")) & 0xFFFFF),
+            "data": float(checksum & 0xFFFF),
+            "more_data": float(checksum >> 16),
         }
         self._own_losses = self._reduce.losses = {}
         return part, self._own_losses
@@ -240,8 +306,11 @@ class Ranks(Alone):
             self._sets.merge(self.group)
 
     def end_step(self, step: int) -> None:
-        every = self.settings.check_every
-        if every and step % every == 0:
+        if self.settings.check_every and step % self.settings.check_every == 0:
+            self.compare_params(step)
+
+    def compare_params(self, step: int) -> None:
+        if self.settings.check_every:
             check_same_params(self.group, self._optimizer.params, self._optimizer.controller.rates, step)
 
     def stopped_by(self, noted: int | None) -> int | None:

@@ -110,8 +110,23 @@ class Run:
         except PipelineError:
             if before_update is None:
                 raise  # or else the hook may be what puts the pipeline in order
+        end = hooks.end_of_training()
         if is_launched():
             self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal)
+            if end is not None:
+                end.push(lambda kind, error, trace: self.ranks.close(error))
+            self.ranks.compare_settings(
+                {
+                    **({"training.dropout": dropout} if isinstance(dropout, float) else {}),
+                    "training.eval_frequency": eval_frequency,
+                    "training.accumulate_gradient": accumulate_gradient,
+                    "training.patience": patience,
+                    "training.max_steps": max_steps,
+                    "training.frozen_components": exclude,
+                    "training.annotating_components": annotating_components,
+                    "listeners": [type(listener).__qualname__ for listener in listeners],
+                }
+            )
             self.ranks.share_generators()
             self.batches = DataStream(data, self.ranks.size)
             if rules is not None:
@@ -140,9 +155,10 @@ class Run:
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
-        end = hooks.end_of_training()
         if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
             end.push(lambda kind, error, trace: self.close(error))
+        if isinstance(self.batches, DataStream):
+            self.ranks.compare_data(self.batches.all_examples)
         self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
 
     def __enter__(self) -> Run:
@@ -197,6 +213,7 @@ class Run:
 
     def end(self) -> None:
         """The last step is done, and the run is over."""
+        self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
     def finish(self) -> Iterator[tuple[list[Example], dict[str, Any], bool]]:
@@ -207,6 +224,7 @@ class Run:
         if weights is None or not weights.is_asked or not weights.steps:
             return
         weights.put_together()
+        self.ranks.compare_params(self.progress.step)
         score, scores = self.ranks.evaluate(self._evaluate)
         best = self.progress.best_score
         weights.report(score, best)
@@ -236,7 +254,7 @@ class Run:
         nlp, optimizer, all_losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
-        part, losses = self.ranks.begin_update(batch, all_losses)
+        part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
         drop, goes_by_loss = next(self._dropouts), optimizer.controller.goes_by_metrics
         optimizer.keep_buffers()  # also after the training went on, or back
         # For one step, and not for the whole training: there is no signal when a training is abandoned.
@@ -288,6 +306,7 @@ class Run:
         """
         if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
             return None, None, None
+        self.ranks.compare_params(self.progress.step)  # spaCy saves what was evaluated
         with self.nlp.use_params(self.optimizer.averages):
             score, scores = self.ranks.evaluate(self._evaluate)
         self.optimizer.observe(score, scores)
@@ -331,6 +350,8 @@ class Run:
         stopped_by = None if is_over else self.ranks.stopped_by(self._noted_signal)
         is_saved = is_over or stopped_by is not None or control.should_save
         if is_saved:
+            if is_best is None:
+                self.ranks.compare_params(progress.step)
             self.emit(Save, info, is_best, stopped_by)
         if is_saved or is_best is not None:
             self.ranks.meet()  # rank 0 has written
