@@ -151,6 +151,7 @@ class Bound(Parts):
         """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
         as before.
         """
+        self._trained.table.prepare_shims()
         with (
             self._frozen_grads.stopping(self._trained.groups.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),

@@ -37,6 +37,7 @@ from ..params import (
     foreign_grads,
     is_viewable,
     own_copy,
+    scale_passes_apart,
     torch_grads,
 )
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
@@ -274,6 +275,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
     def _finish_shim(self, shim: Shim, model: Model) -> None:
         table = self._trained.table
         self._noted.shims.append(shim)
+        scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             for param, grad in torch_grads(shim, self):
                 table.meet_torch_param(param, shim, model)

@@ -2,10 +2,12 @@
 name.
 
 Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params
-are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join.
+are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join,
+mixed_precision.py what thinc does to gradients of torch modules there.
 """
 
 from .layers import layers_of
+from .mixed_precision import backprop_apart, scale_passes_apart
 from .names import NamedParam, shim_paths, torch_params, walk
 from .old_names import model_by_names_of_now, renamed_components
 from .param import Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
@@ -25,6 +27,7 @@ __all__ = [
     "WriteBack",
     "all_names",
     "array_of",
+    "backprop_apart",
     "backprop_through_frozen",
     "clean",
     "clear_grads",
@@ -38,6 +41,7 @@ __all__ = [
     "own_copy",
     "renamed_components",
     "saved_tensor",
+    "scale_passes_apart",
     "shim_paths",
     "torch_grads",
     "torch_params",
