@@ -70,8 +70,12 @@ class Stepper:
         optimizer = self.optimizer
         rides_along = grad_factor != 1.0 and all(group.fuses_factor(params) for group, params in chosen)
         if rides_along:
+            devices = {param.device for _, params in chosen for param in params}
+            # From one device to another torch would copy the factor without waiting for it.
+            rides_along = len(devices) == 1
+        if rides_along:
             # What torch.amp.GradScaler sets for fused kernels, which divide by it.
-            optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)  # type: ignore[attr-defined]
+            optimizer.grad_scale = torch.full((), 1.0 / grad_factor, device=devices.pop())  # type: ignore[attr-defined]
         elif grad_factor != 1.0:
             grads = [param.grad for _, params in chosen for param in params]
             scale_grads(grads, [grad_factor] * len(grads))

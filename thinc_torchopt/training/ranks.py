@@ -31,6 +31,7 @@ from ..distributed import (
 from ..errors import ConfigError, DistributedError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
+from ..state import in_main_memory
 from ..types import DistributedSettings
 from .events import EVENTS, Control, Event
 from .model_state import check_model, collect_model, restore_model
@@ -179,7 +180,8 @@ class Ranks(Alone):
 
     def _share_model(self) -> None:
         """Give all ranks the params of rank 0, and all that layers keep beside them."""
-        saved = self.from_rank_0(lambda: collect_model(self._nlp, self._optimizer.stopped_grads))
+        # A tensor on a GPU would come to the GPU of that number, in the other process.
+        saved = self.from_rank_0(lambda: in_main_memory(collect_model(self._nlp, self._optimizer.stopped_grads)))
         if self.rank:
             try:
                 check_model(self._nlp, saved)
