@@ -6,19 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thinc.api import PyTorchWrapper
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import thinc_torchopt
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import AdamW
 from thinc_torchopt.distributed import report_failures
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
-from thinc_torchopt.errors import DistributedError
+from thinc_torchopt.errors import ConfigError, DistributedError
 from thinc_torchopt.launched import is_launched, rank_in_environment
+from thinc_torchopt.training.ranks import Ranks
 
 from ..conftest import CONFIGS
+from ..models import toy_pipeline
 from ..spacy_cli import spacy_cli
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
@@ -127,3 +133,11 @@ def test_alone_command_is_checked_before_it_starts(config, options, message, tmp
     (tmp_path / "thinc.cfg").write_text('[training]\n[training.optimizer]\n@optimizers = "Adam.v1"\n')
     run = spacy_cli("torchopt", "train", tmp_path / config, *options, check=False)
     assert run.returncode == 1 and message in " ".join(run.stderr.split())
+
+
+def test_alone_a_module_may_make_its_params_in_the_first_batch():
+    """Each rank would draw other values for them."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"component 'tagger' in several processes: .* found a lazy torch module"):
+        Ranks(nlp, TorchOptimizer(AdamW()), lambda: None, lambda: None)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from spacy.language import Language
 from spacy.training import Example
+from torch.nn.parameter import is_lazy
 
 from ..controller import Firing
 from ..distributed import (
@@ -309,11 +310,18 @@ class SameWishes:
 
 def _check_begins_anew(nlp: Language) -> None:
     """RAISES (ConfigError): A layer goes on where the last batch ended. Each rank would have to get the batches that
-    follow its own, and to save what it carries.
+    follow its own, and to save what it carries. Or a torch module makes params in its first batch: on each rank others.
     """
     from ..layers import is_stateful  # a training in one process does not need that room
 
     for name, model in components_with_model(nlp):
+        params = (param for _, shim in shim_paths(model, name) for _, param in torch_params(shim))
+        if any(map(is_lazy, params)):
+            raise ConfigError(
+                f"Can't train component '{name}' in several processes: expected params that are there, found a lazy "
+                "torch module, which makes its params in the first forward pass, with other values on each rank. Let "
+                "a batch go through it in [initialize], or train in one process."
+            )
         if is_stateful(model):
             raise ConfigError(
                 f"Can't train component '{name}' in several processes: expected layers that begin anew with each "
@@ -329,7 +337,10 @@ def _shape_of(nlp: Language) -> list[Any]:
             name,
             node.id,
             [(param, node.get_param(param).shape if node.has_param(param) else None) for param in node.param_names],
-            [[tuple(param.shape) for _, param in torch_params(shim)] for shim in node.shims],
+            [
+                [None if is_lazy(param) else tuple(param.shape) for _, param in torch_params(shim)]
+                for shim in node.shims
+            ],
         )
         for name, model in components_with_model(nlp)
         for node in model.walk()
