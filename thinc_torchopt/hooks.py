@@ -1,9 +1,10 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
+Ten functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
 replacement does what the original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
+- `thinc.shims.PyTorchShim.begin_update`: in mixed precision, each backward pass is scaled by itself.
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over. Of
   several processes, only rank 0 has an output folder, a logger and a voice.
@@ -41,13 +42,14 @@ import spacy.training.pretrain
 import spacy.util
 import thinc
 import thinc.model
-from thinc.api import Optimizer
+from thinc.api import Optimizer, PyTorchShim
 
 import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .launched import is_launched, rank_in_environment
+from .params import backprop_apart
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -58,7 +60,11 @@ _THINC = (
     "thinc",
     thinc.__version__,
     "8.3.",
-    [(thinc.model.Model, "finish_update", "self optimizer"), (thinc.model.Model, "use_params", "self params")],
+    [
+        (thinc.model.Model, "finish_update", "self optimizer"),
+        (thinc.model.Model, "use_params", "self params"),
+        (PyTorchShim, "begin_update", "self inputs"),
+    ],
 )
 _SPACY = (
     "spaCy",
@@ -177,6 +183,14 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
             original(self, optimizer)
 
     return finish_update
+
+
+def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_update(self: PyTorchShim, inputs: Any) -> Any:
+        output, backprop = original(self, inputs)
+        return output, backprop_apart(self, backprop)
+
+    return begin_update
 
 
 def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,6 +366,7 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
 _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (thinc.model.Model, "finish_update"): _finish_update,
     (thinc.model.Model, "use_params"): _use_params(use_in_model),
+    (PyTorchShim, "begin_update"): _begin_update,
     (spacy.training.loop, "train_while_improving"): _train_while_improving,
     (spacy.training.loop, "train"): _train,
     (spacy.training.loop, "clean_output_dir"): _clean_output_dir,

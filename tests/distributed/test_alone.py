@@ -10,19 +10,25 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thinc.api import PyTorchWrapper
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import thinc_torchopt
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import AdamW
 from thinc_torchopt.distributed import group, report_failures, wait_for_store
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
-from thinc_torchopt.errors import DistributedError
+from thinc_torchopt.errors import ConfigError, DistributedError
+from thinc_torchopt.training.ranks import Ranks
 
 from ..conftest import CONFIGS
+from ..models import toy_pipeline
 from ..spacy_cli import spacy_cli, spacy_process
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
@@ -199,3 +205,11 @@ def test_alone_command_needs_a_free_port(listener):
     said = " ".join(run.stderr.split())
     assert "Error: Training stopped: the launcher's store does not work" in said
     assert said.endswith("address already in use. Choose a port that is free here for --rdzv-endpoint.")
+
+
+def test_alone_a_module_may_make_its_params_in_the_first_batch():
+    """Each rank would draw other values for them."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"component 'tagger' in several processes: .* found a lazy torch module"):
+        Ranks(nlp, TorchOptimizer(AdamW()), lambda: None, lambda: None)

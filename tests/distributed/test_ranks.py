@@ -187,6 +187,13 @@ def test_ranks_draw_other_random_numbers(ranks):
         assert all(a != b for a, b in zip(one, other))
 
 
+def test_ranks_share_a_model_that_is_on_gpus(ranks):
+    """Each on one of its own: what they share is in the main memory."""
+    first, second = ranks("on_gpus")
+    assert len(first["model"]) == len(second["model"]) > 0
+    assert all(map(torch.equal, first["model"], second["model"]))
+
+
 def test_ranks_find_drift(ranks):
     for found in ranks("drift"):
         assert "after step 4" in found["error"] and "differ in tagger/output_layer/W" in found["error"]

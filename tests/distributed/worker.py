@@ -22,6 +22,7 @@ from spacy.util import registry
 from thinc.shims.pytorch_grad_scaler import PyTorchGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from tests import devices
 from tests.distributed import (
     differences,  # noqa: F401  its scenarios
     features,  # noqa: F401  its scenarios
@@ -253,6 +254,34 @@ def overflow(folder):
 
     tagger.update = update
     return train(nlp, pipelines.optimizer(use_averages=False)) | {"scales": scales}
+
+
+@scenario
+def on_gpus(folder):
+    """Params on a GPU of each rank. As such, only the model is shared."""
+    from thinc_torchopt.training import model_state
+    from thinc_torchopt.training.ranks import Ranks
+
+    nlp = pipelines.pipeline(["torch"])
+    [shim] = [shim for node in nlp.get_pipe("tagger").model.walk() for shim in node.shims]
+    for module in shim._model.modules():
+        for name, param in module._parameters.items():
+            module._parameters[name] = torch.nn.Parameter(devices.on_gpu(param))
+    original = model_state.saved_tensor
+    model_state.saved_tensor = lambda *args: devices.on_gpu(original(*args))  # as CuPy's arrays
+    for found in devices.in_tree(model_state.collect_model(nlp)):
+        assert isinstance(found, devices.OnGpu)
+        with torch.no_grad():
+            found.add_(RANK)
+    optimizer = pipelines.optimizer(distributed=Distributed(backend="gloo"))
+    optimizer.initialize(nlp)
+    ranks = Ranks(nlp, optimizer, lambda: None, lambda: None)
+    try:
+        ranks.begin(None)
+        model_state.saved_tensor = original
+        return {"model": [value.cpu() for value in devices.in_tree(model_state.collect_model(nlp))]}
+    finally:
+        ranks.close(None)
 
 
 @scenario

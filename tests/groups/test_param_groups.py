@@ -5,6 +5,7 @@ cascade.
 import math
 import pickle
 import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy
@@ -27,6 +28,7 @@ from thinc_torchopt.schedules.schedule import Schedules
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..conftest import CONFIGS
+from ..devices import on_gpu
 from ..models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
 from ..peek import groups_in
 from ..spacy_cli import spacy_cli, toy_corpus, train
@@ -895,3 +897,29 @@ def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
             per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
         else:
             TorchOptimizer(AdamW(), **{setting: {key: 0.1}})
+
+
+def test_param_groups_clip_params_on_several_devices():
+    """spaCy's parser keeps a layer on the CPU when the others are on a GPU. Clipping rides along in a fused kernel only
+    where all params are on one device.
+    """
+    rides_along = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            rides_along.append(hasattr(self, "grad_scale"))
+            return super().step(closure)
+
+    values, grads = torch.linspace(-1, 1, 6), torch.linspace(2, 3, 6)
+    trained = []
+    for devices in (("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")):
+        optimizer = TorchOptimizer(replace(SGD(), build=Watched), 0.5, grad_clip=1.0)
+        params = [torch.nn.Parameter(on_gpu(values) if device == "cuda" else values.clone()) for device in devices]
+        for param in params:
+            optimizer.set_grad(param, on_gpu(grads) if param.is_cuda else grads.clone())
+        optimizer.step()
+        trained.append([param.detach().cpu() for param in params])
+    assert rides_along == [True, False, False]
+    for found in trained[1:]:
+        # The kernel divides by the factor's inverse: a rounding more or less.
+        assert all(torch.allclose(one, other, rtol=1e-6) for one, other in zip(found, trained[0]))

@@ -24,6 +24,7 @@ from thinc_torchopt.errors import (
     ScheduleWarning,
     ShapeError,
 )
+from thinc_torchopt.schedules import plateau
 
 from ..models import (
     backprop,
@@ -780,6 +781,24 @@ def test_optimizers_do_not_keep_a_pipeline_alive():
     del nlp
     gc.collect()
     assert alive() is None and optimizer.params
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_are_copied_with_their_schedules(make_copy):
+    """Generators can't be copied, and thinc's schedules are such: an error names them."""
+    settings = {"grad_clip": [1.0, 2.0, 3.0], "param_groups": {"a": {"params": ["*"], "policy": "adaptive"}}}
+    optimizer = TorchOptimizer(AdamW(), schedule := plateau(0.1, patience=0, factor=0.5), **settings)
+    for score in (0.5, 0.4):
+        optimizer.observe(score)
+        optimizer.step_schedules()
+    other = make_copy(optimizer)
+    assert (other.learn_rate, other.grad_clip) == (optimizer.learn_rate, optimizer.grad_clip) == (0.05, 3.0)
+    other.observe(0.3)
+    assert (other.learn_rate, optimizer.learn_rate, schedule.value) == (0.025, 0.05, 0.05)
+    with pytest.raises(ScheduleError, match=r"Can't copy or pickle the schedule of 'learn_rate' .* found a generator"):
+        make_copy(TorchOptimizer(AdamW(), warmup_linear(0.1, 3, 10)))
+    with pytest.raises(ScheduleError, match=r"schedule of 'algorithm.weight_decay' .* found a generator"):
+        make_copy(TorchOptimizer(AdamW(weight_decay=warmup_linear(0.1, 3, 10))))
 
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])

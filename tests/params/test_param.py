@@ -1,5 +1,7 @@
 """What can't be optimized, or saved, is named: by the param, and before anything happens to it."""
 
+import warnings
+
 import numpy
 import pytest
 import torch
@@ -7,7 +9,7 @@ from thinc.api import Linear, Model, PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
-from thinc_torchopt.errors import ParamError
+from thinc_torchopt.errors import NonFiniteGradWarning, ParamError
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.model_state import check_model, collect_model, restore_model
 
@@ -107,3 +109,48 @@ def test_params_that_cannot_be_saved_are_named():
         ParamError, match=r"Can't save param 'tagger/W': expected .* found dtype complex256|float128|longdouble"
     ):
         collect_model(pipeline(layer(numpy.ones(3, dtype=numpy.longdouble))))
+
+
+def module_on_meta():
+    """As when a part of a model was never loaded."""
+    model = PyTorchWrapper(module := torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 3)))
+    module[1] = torch.nn.Linear(3, 3, device="meta")
+    return model
+
+
+def test_params_without_values_are_refused():
+    """Those on the device "meta", which torch has for models that are loaded later, are found when training begins."""
+    expected = r"Can't optimize param '{}': expected a tensor with values, found one on the device 'meta'"
+    with pytest.raises(ParamError, match=expected.format("tagger/1/weight")):
+        TorchOptimizer(AdamW()).initialize(pipeline(module_on_meta()))
+    optimizer, model = TorchOptimizer(AdamW()), module_on_meta()
+    for param in model.shims[0]._model.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ParamError, match=expected.format("pytorch/1/weight")):
+        model.finish_update(optimizer)
+    assert not optimizer.params
+    param = torch.nn.Parameter(torch.ones(3, device="meta"))
+    with pytest.raises(ParamError, match=expected.format("unnamed/0")):
+        optimizer.set_grad(param, torch.ones_like(param))
+    frozen = module_on_meta()
+    frozen.shims[0]._model[1].requires_grad_(False)
+    optimizer.initialize(pipeline(frozen))
+    assert sorted(optimizer.params) == ["tagger/0/bias", "tagger/0/weight"]
+
+
+def test_params_without_a_shape_wait_for_the_first_forward_pass():
+    module = torch.nn.Sequential(torch.nn.LazyLinear(6), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(6, 3))
+    nlp, optimizer = pipeline(model := PyTorchWrapper(module)), TorchOptimizer(AdamW(), use_averages=True)
+    with pytest.raises(ParamError, match="'unnamed/0': expected a param with a shape, found one that its module"):
+        optimizer.set_grad(module[0].weight, torch.ones(3))
+    optimizer.initialize(nlp)
+    assert sorted(optimizer.params) == ["tagger/2/bias", "tagger/2/weight"]
+    for factor in (numpy.nan, 1.0, 1.0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteGradWarning)
+            Y, backprop = model.begin_update(factor * numpy.linspace(-1, 1, 20, dtype="f").reshape(4, 5))
+            backprop(Y)
+            model.finish_update(optimizer)
+        # The first batch made the statistics, and its update was skipped.
+        assert all(buffer.isfinite().all() for buffer in module.buffers())
+    assert len(optimizer.params) == 6 and set(optimizer.nr_update.values()) == {2}

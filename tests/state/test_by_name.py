@@ -29,6 +29,9 @@ from thinc_torchopt.errors import (
     TorchOptError,
     TorchOptWarning,
 )
+from thinc_torchopt.modular import registered as modular
+from thinc_torchopt.modular.registered import FedProx, Lookahead, Momentum
+from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.schedules import plateau
 
 from ..conftest import needs_gpu
@@ -443,6 +446,38 @@ def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
     with optimizer.training():
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert all(param.requires_grad for param in frozen)
+
+
+OWN = {
+    "torch": lambda: TorchOptimizer(AdamW(amsgrad=True)),
+    "drop-in": lambda: drop_ins.Adam(L2=0.01),
+    "modular": lambda: TorchOptimizer(
+        modular.create(
+            regularizers={"proximal": FedProx(alpha=0.1)},
+            modules={"momentum": Momentum(), "adam": modular.Adam(amsgrad=True), "lookahead": Lookahead(k=2)},
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_state_of_a_param_that_is_damaged_is_refused(name):
+    """Whatever keeps it: torch's classes and ours."""
+    nlp, models = pipeline()
+    optimizer = OWN[name]()
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    kept = saved["params"][NAME]["state"]
+    assert kept
+    for key, value in kept.items():
+        junk = [None, "five", [3.0], {}, -3, 2.5, torch.ones(7), 1 if value is False else True]
+        junk += [torch.ones(3, 6, 2)] if isinstance(value, torch.Tensor) else [torch.ones(())]
+        for found in junk:
+            with pytest.raises(StateError, match=f"state of param '{NAME}'.*'{key}'"):
+                optimizer.load_state_dict(changed(saved, "params", NAME, "state", key, value=found))
+    optimizer.load_state_dict(saved)
+    steps(optimizer, models, 2, start=3)
 
 
 def test_state_of_another_version():

@@ -22,9 +22,10 @@ from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
-from thinc_torchopt.training.model_state import collect_model
+from thinc_torchopt.training.model_state import collect_grads, collect_model, restore_grads, restore_model
 
-from ..models import backprop, toy_examples, toy_pipeline
+from ..devices import on_gpu
+from ..models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
 from ..optimizers.test_torch_optimizer import StoreShim
 from ..runs import Crash
 from ..state.test_by_name import JUNK, REMOVED, changed, paths_of
@@ -334,3 +335,33 @@ def test_model_state_of_a_stranger_gives_errors_of_ours(checkpoint_to_damage, da
         write_folder(Path(folder) / "step-00000004", tree)
         with suppress(TorchOptError):
             train(nlp, folder, steps=7)
+
+
+def test_model_state_is_restored_from_a_gpu():
+    """Each tensor, wherever it is: NumPy takes those in the main memory only."""
+    nlp, other = pipeline(mixed_model), pipeline(mixed_model)
+    models = [found.get_pipe("one").model for found in (nlp, other)]
+    backprop(models[0], numpy.random.default_rng(0))
+    saved, grads = collect_model(nlp), collect_grads(nlp)
+    for part in (saved["params"], *saved["modules"].values(), grads):
+        part.update({name: on_gpu(value) for name, value in part.items()})
+    for layer in models[1].walk():
+        for name in layer.param_names:
+            layer.set_param(name, layer.get_param(name) + 1)
+    backprop(models[1], numpy.random.default_rng(1))
+    restore_model(other, saved)
+    restore_grads(other, {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}, ())
+    assert same(*map(params_of, models)) and same(*map(grads_of, models))
+
+
+def test_model_state_of_foreign_parts_is_restored_from_a_gpu():
+    nlp = pipeline(with_store)
+    nlp.add_pipe("torchopt-test-component", name="counter")
+    nlp._components[-1] = ("counter", Counter("counter", [3]))
+    saved = collect_model(nlp)
+    for part in (saved["modules"], saved["components"]):
+        assert part
+        part.update({name: on_gpu(value) for name, value in part.items()})
+    nlp.get_pipe("counter").model = []
+    restore_model(nlp, saved)
+    assert nlp.get_pipe("counter").model == [3]

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ConfigError
 from ..params import Param
+from ..state import in_main_memory
 from .group import Group
 from .settings import BLOCK
 
@@ -85,7 +86,7 @@ class Shards:
             if self._owners.get(name, self._group.rank) == self._group.rank
         }
         states: dict[str, Any] = {}
-        for of_rank in self._group.gather_on_0(own) or ():
+        for of_rank in self._group.gather_on_0(in_main_memory(own)) or ():
             states |= {name: state for name, state in of_rank.items() if state or name not in states}
         if self._group.rank:
             return None

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from thinc.api import Shim
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 
 class KeptBuffers:
@@ -47,13 +48,17 @@ class KeptBuffers:
             if kept is not None and kept.module is shim._model:
                 for buffer in kept.buffers:
                     buffer.put_back()
+                if any(buffer.tensor is None for buffer in kept.buffers):  # perhaps the batch made it
+                    _reset_statistics(shim._model)
             elif isinstance(shim._model, torch.nn.Module):
                 _reset_statistics(shim._model)
 
 
 def _reset_statistics(module: torch.nn.Module) -> None:
     for part in module.modules():
-        if isinstance(part, _NormBase) and not all(buffer.isfinite().all() for buffer in part.buffers(recurse=False)):
+        if isinstance(part, _NormBase) and not all(
+            is_lazy(buffer) or buffer.isfinite().all() for buffer in part.buffers(recurse=False)
+        ):
             part.reset_running_stats()
 
 
@@ -75,7 +80,7 @@ class _Buffer:
 
     def keep(self) -> None:
         now = self.owner._buffers.get(self.name)
-        if now is None or now.is_inference():
+        if now is None or is_lazy(now) or now.is_inference():
             self.tensor = self.values = None
         elif (
             now is not self.tensor

@@ -71,9 +71,12 @@ class Stepper:
         """
         scale = None
         if grad_factor != 1.0:
-            if all(group.fuses_factor(params) for group, params in chosen):
+            device = chosen[0][1][0].device
+            # From one device to another torch would copy the factor without waiting for it.
+            is_one_device = all(param.device == device for _, params in chosen for param in params)
+            if is_one_device and all(group.fuses_factor(params) for group, params in chosen):
                 # What torch.amp.GradScaler sets for fused kernels, which divide by it.
-                scale = torch.full((), 1.0 / grad_factor, device=chosen[0][1][0].device)
+                scale = torch.full((), 1.0 / grad_factor, device=device)
             else:
                 grads = [param.grad for _, params in chosen for param in params]
                 scale_grads(grads, [grad_factor] * len(grads))

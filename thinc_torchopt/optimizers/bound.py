@@ -28,21 +28,23 @@ class Bound(Parts):
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in
             the settings that matches no param.
         """
-        self._trained.groups.check(all_names(nlp))
-        self._meet(nlp)
-        self._is_settled = False
-        self._trained.table.take_in(nlp, exclude)
-        self._keep_all_buffers()
+        with self._lock:
+            self._trained.groups.check(all_names(nlp))
+            self._meet(nlp)
+            self._is_settled = False
+            self._trained.table.take_in(nlp, exclude)
+            self._keep_all_buffers()
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins.
 
         anew (bool): The pipeline has got new weights, to which nothing of what was learned before belongs.
         """
-        self._meet(nlp, anew)
-        with suppress(PipelineError):
-            self._trained.table.take_in(nlp, ())
-            self._keep_all_buffers()
+        with self._lock:
+            self._meet(nlp, anew)
+            with suppress(PipelineError):
+                self._trained.table.take_in(nlp, ())
+                self._keep_all_buffers()
 
     def settle(self) -> None:
         """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
@@ -70,7 +72,8 @@ class Bound(Parts):
         params (Sequence[str]): Patterns over their names.
         RAISES (ConfigError): One matches no param.
         """
-        self._trained.freeze(params, frozen=True)
+        with self._lock:
+            self._trained.freeze(params, frozen=True)
 
     def unfreeze(self, params: Sequence[str]) -> None:
         """Train frozen params again, from the next update on: those that the settings freeze, too.
@@ -78,7 +81,8 @@ class Bound(Parts):
         params (Sequence[str]): Patterns over their names.
         RAISES (ConfigError): One matches no param.
         """
-        self._trained.freeze(params, frozen=False)
+        with self._lock:
+            self._trained.freeze(params, frozen=False)
 
     def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float = 0.0) -> None:
         """Multiply the learning rates of param groups, from the next step on.
@@ -87,7 +91,8 @@ class Bound(Parts):
         factor, min_rate (float): As in `LearnRateController.scale_rates`.
         RAISES (ConfigError): There is no such group, or such a factor can't be.
         """
-        self._trained.controller.scale_rates(self._group_ids(groups), factor, min_rate)
+        with self._lock:
+            self._trained.controller.scale_rates(self._group_ids(groups), factor, min_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups, from the next step on, in place of their schedules.
@@ -95,7 +100,8 @@ class Bound(Parts):
         groups (Sequence[str]): Their names in the config, or patterns over these.
         RAISES (ConfigError): There is no such group, or such a rate can't be.
         """
-        self._trained.controller.set_rates(self._group_ids(groups), rate)
+        with self._lock:
+            self._trained.controller.set_rates(self._group_ids(groups), rate)
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): One matches no param group."""
@@ -151,6 +157,7 @@ class Bound(Parts):
         """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
         as before.
         """
+        self._trained.table.prepare_shims()
         with (
             self._frozen_grads.stopping(self._trained.groups.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from thinc.api import Optimizer
 
@@ -28,6 +29,7 @@ class Parts(Optimizer, ABC):
     _frozen_grads: For which torch params no gradients are computed.
     _trained: The params, their groups, learning rates, state and averages. Built anew when a state is loaded.
     _is_settled: The training is over, and the params are what is saved.
+    _lock: Held by what updates, reads or changes all of this: see lock.py.
     """
 
     checkpoint: CheckpointSettings | None
@@ -42,6 +44,7 @@ class Parts(Optimizer, ABC):
     _frozen_grads: FrozenGrads
     _trained: TrainedParams
     _is_settled: bool
+    _lock: Any
 
     @abstractmethod
     def _no_params(self, step: int) -> TrainedParams:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..checks import check_count, check_parts, check_version, own_errors
 from ..errors import ConfigError
 from ..state import by_name, match, read_folder, write_folder
+from .lock import give_lock
 from .parts import Parts
 
 
@@ -30,8 +31,9 @@ class Saved(Parts):
         RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in
             the pipeline.
         """
-        guard = {"guard": self._step.guard.state_dict()}
-        return {"version": by_name.VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
+        with self._lock:
+            guard = {"guard": self._step.guard.state_dict()}
+            return {"version": by_name.VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
 
     def load_state_dict(
         self,
@@ -60,18 +62,19 @@ class Saved(Parts):
         check_parts("the optimizer", saved, by_name.PARTS)
         self._settings.check_state_dict(saved)
         step = check_count("step", saved["step"])
-        # Built beside the current one, and replaces it once everything has succeeded.
-        trained, guard = self._no_params(step), copy(self._step.guard)
-        with own_errors("the optimizer"), self._frozen_grads.put_aside():
-            by_name.check_params_are_dicts(saved["params"])
-            paths = match.as_paths(renamed or {})
-            trained.load(nlp, exclude, saved, on_growth, paths)
-            guard.load_state_dict(saved["guard"], paths)
-            by_name.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
-            self._settings.load_state_dict(saved, step)
-        by_name.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
-        self._frozen_grads.stop_only(trained.groups.frozen_params)
-        self._trained, self._step.guard = trained, guard
+        with self._lock:
+            # Built beside the current one, and replaces it once everything has succeeded.
+            trained, guard = self._no_params(step), copy(self._step.guard)
+            with own_errors("the optimizer"), self._frozen_grads.put_aside():
+                by_name.check_params_are_dicts(saved["params"])
+                paths = match.as_paths(renamed or {})
+                trained.load(nlp, exclude, saved, on_growth, paths)
+                guard.load_state_dict(saved["guard"], paths)
+                by_name.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+                self._settings.load_state_dict(saved, step)
+            by_name.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+            self._frozen_grads.stop_only(trained.groups.frozen_params)
+            self._trained, self._step.guard = trained, guard
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
         """Give all params the state and the averages that they had before. The values of params are the caller's
@@ -82,10 +85,11 @@ class Saved(Parts):
         saved (Mapping): From `state_dict`, of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
-        self._trained.table.bound_to()
-        self._trained.roll_back(saved)
-        self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
-        self._step.guard.bad_in_a_row = 0
+        with self._lock:
+            self._trained.table.bound_to()
+            self._trained.roll_back(saved)
+            self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
+            self._step.guard.bad_in_a_row = 0
 
     def to_disk(self, path: str | Path) -> None:
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
@@ -105,10 +109,11 @@ class Saved(Parts):
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other
         keys.
         """
-        left_behind = ("_noted", "_trained", "_frozen_grads")
+        left_behind = ("_lock", "_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
         return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
+        give_lock(self)
         self.__dict__.update(settings)
         self._meet_no_params()

@@ -36,7 +36,8 @@ class ThincAttributes(Parts):
         """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See
         `Averages.as_thinc`.
         """
-        return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
+        with self._lock:
+            return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
@@ -45,8 +46,9 @@ class ThincAttributes(Parts):
                 f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the "
                 "averages and keeps no more; to keep some, build the optimizer with use_averages = true."
             )
-        self._average_settings = None
-        self._trained.drop_averages()
+        with self._lock:
+            self._average_settings = None
+            self._trained.drop_averages()
 
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]

@@ -9,7 +9,7 @@ One training step:
  4. `step_schedules` moves every schedule on by one.
 
 In spaCy's training loop (see training/loop.py) step 2 notes the gradients of all components, and step 3 comes once:
-`joint_step`. Everywhere else `finish_update` does 3 before it returns.
+`joint_step`. Everywhere else `finish_update` does 3 before it returns. Threads do so one after the other: see lock.py.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ..params import (
     foreign_grads,
     is_viewable,
     own_copy,
+    scale_passes_apart,
     torch_grads,
 )
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
@@ -54,6 +55,7 @@ from ..types import (
 )
 from .bound import Bound
 from .described import Described
+from .lock import give_lock
 from .noted import NotedGrads
 from .registered import registered
 from .saved import Saved
@@ -155,6 +157,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
+        give_lock(self)
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
         self.rules = controller
@@ -226,30 +229,31 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its
             gradient.
         """
-        if key is None:
-            key = id(param)
-        known = self._trained.table.by_key.get(key)
-        # Else it is thinc's array, as ever.
-        if known is None or known.source is not param or known.is_torch or callback is not None:
-            if callback is None and hasattr(param, "flags") and not is_viewable(param):
-                raise ParamError(
-                    "Can't update an array in place: expected a writable one in C order, found one that is read-only "
-                    "or in another order. Copy it first, or give a callback that takes the new values."
-                )
-            known = self._trained.table.see(key, param, callback)
-            if known is None:  # it is empty
+        with self._lock:
+            if key is None:
+                key = id(param)
+            known = self._trained.table.by_key.get(key)
+            # Else it is thinc's array, as ever.
+            if known is None or known.source is not param or known.is_torch or callback is not None:
+                if callback is None and hasattr(param, "flags") and not is_viewable(param):
+                    raise ParamError(
+                        "Can't update an array in place: expected a writable one in C order, found one that is "
+                        "read-only or in another order. Copy it first, or give a callback that takes the new values."
+                    )
+                known = self._trained.table.see(key, param, callback)
+                if known is None:  # it is empty
+                    if callback is not None:
+                        callback(param)
+                    return
+                known.callback = callback
+            if known.grad_source is not grad or known.grad_copy is not None:  # or else it is thinc's buffer, as ever
+                known.set_grad(grad)
+            if known.group is not None:
+                self._noted.params[known.key] = known
+            else:
+                clear_grads([known])
                 if callback is not None:
-                    callback(param)
-                return
-            known.callback = callback
-        if known.grad_source is not grad or known.grad_copy is not None:  # or else it is thinc's buffer, as ever
-            known.set_grad(grad)
-        if known.group is not None:
-            self._noted.params[known.key] = known
-        else:
-            clear_grads([known])
-            if callback is not None:
-                callback(array_of(known.tensor))
+                    callback(array_of(known.tensor))
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
@@ -257,23 +261,27 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
 
         model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient.
         """
-        table = self._trained.table
-        try:
-            for node in model.walk():
-                for shim in node.shims:
-                    self._finish_shim(shim, model)
-                for name in node.param_names:
-                    if node.has_grad(name):
-                        self.set_grad(table.array_of_node(node, name, model), node.get_grad(name), key=(node.id, name))
-            if not self._joint:
-                self.step()
-        except BaseException:
-            self._noted.forget()
-            raise
+        with self._lock:
+            table = self._trained.table
+            try:
+                for node in model.walk():
+                    for shim in node.shims:
+                        self._finish_shim(shim, model)
+                    for name in node.param_names:
+                        if node.has_grad(name):
+                            self.set_grad(
+                                table.array_of_node(node, name, model), node.get_grad(name), key=(node.id, name)
+                            )
+                if not self._joint:
+                    self.step()
+            except BaseException:
+                self._noted.forget()
+                raise
 
     def _finish_shim(self, shim: Shim, model: Model) -> None:
         table = self._trained.table
         self._noted.shims.append(shim)
+        scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             for param, grad in torch_grads(shim, self):
                 table.meet_torch_param(param, shim, model)
@@ -291,23 +299,24 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         epoch: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> Iterator[None]:
-        """Inside, `finish_update` only notes gradients; at the end all params are updated together.
+        """Inside, `finish_update` only notes gradients; at the end all params are updated together. Other threads wait.
 
         spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is
             skipped then.
         epoch (float): For the history of learning rates.
         metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that go by them.
         """
-        if self._joint:  # inside another one, whose end is the end
-            yield
-            return
-        self._joint = True
-        try:
-            yield
-            self.step(spoiled_by, epoch, metrics)
-        finally:
-            self._joint = False
-            self._noted.forget()
+        with self._lock:
+            if self._joint:  # inside another one, whose end is the end
+                yield
+                return
+            self._joint = True
+            try:
+                yield
+                self.step(spoiled_by, epoch, metrics)
+            finally:
+                self._joint = False
+                self._noted.forget()
 
     def step(
         self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
@@ -317,7 +326,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         spoiled_by, epoch, metrics: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        self._update(1.0, spoiled_by, epoch, metrics)
+        with self._lock:
+            self._update(1.0, spoiled_by, epoch, metrics)
 
     def _update(
         self,
@@ -345,8 +355,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
-        self._settings.step()
-        self._trained.groups.move_to_step(self._settings.step_count)
+        with self._lock:
+            self._settings.step()
+            self._trained.groups.move_to_step(self._settings.step_count)
 
     def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
         """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
@@ -355,8 +366,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         score (float): The main score. Higher is better.
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".
         """
-        self._trained.controller.observe({**(scores or {}), "score": score})
-        self._settings.observe(score)
+        with self._lock:
+            self._trained.controller.observe({**(scores or {}), "score": score})
+            self._settings.observe(score)
 
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         """Update one param at once: thinc's own interface.
@@ -368,27 +380,28 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         RETURNS (tuple[Any, Any]): Weights and gradient.
         RAISES (DistributedError): In a joint step of several processes, whose updates would be of this one alone.
         """
-        if len(gradient) < 1:
+        with self._lock:
+            if len(gradient) < 1:
+                return weights, gradient
+            if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
+                weights = own_copy(weights)
+            if self._joint and self._step.reduce is not None:
+                raise DistributedError(
+                    f"Can't update param {key!r} by itself in one of several processes: expected "
+                    "thinc.model.Model.finish_update to give all gradients to the optimizer at once, found a call for "
+                    "one param. Something has replaced that function, or a component calls the optimizer itself. Train "
+                    "in one process."
+                )
+            waiting = self._noted, self._joint
+            self._noted, self._joint = NotedGrads(), False
+            try:
+                self.set_grad(weights, gradient, key=key)
+                self._update(lr_scale)
+            finally:
+                self._noted, self._joint = waiting
+            if self._joint:
+                self._step.grad_norm = None  # this was one param's
             return weights, gradient
-        if self._joint and self._step.reduce is not None:
-            raise DistributedError(
-                f"Can't update param {key!r} by itself in one of several processes: expected "
-                "thinc.model.Model.finish_update to give all gradients to the optimizer at once, found a call for one "
-                "param. Something has replaced that function, or a component calls the optimizer itself. Train in one "
-                "process."
-            )
-        if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
-            weights = own_copy(weights)
-        waiting = self._noted, self._joint
-        self._noted, self._joint = NotedGrads(), False
-        try:
-            self.set_grad(weights, gradient, key=key)
-            self._update(lr_scale)
-        finally:
-            self._noted, self._joint = waiting
-        if self._joint:
-            self._step.grad_norm = None  # this was one param's
-        return weights, gradient
 
 
 create_optimizer = registered(TorchOptimizer)

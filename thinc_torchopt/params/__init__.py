@@ -2,10 +2,12 @@
 name.
 
 Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params
-are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join.
+are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join,
+mixed_precision.py what thinc does to gradients of torch modules there.
 """
 
 from .layers import layers_of
+from .mixed_precision import backprop_apart, scale_passes_apart
 from .names import NamedParam, shim_paths, torch_params, walk
 from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
@@ -25,6 +27,7 @@ __all__ = [
     "WriteBack",
     "all_names",
     "array_of",
+    "backprop_apart",
     "backprop_through_frozen",
     "clean",
     "clear_grads",
@@ -36,6 +39,7 @@ __all__ = [
     "matches_any",
     "own_copy",
     "saved_tensor",
+    "scale_passes_apart",
     "shim_paths",
     "torch_grads",
     "torch_params",

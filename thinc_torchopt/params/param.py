@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 import torch.utils.dlpack
+from torch.nn.parameter import is_lazy
 
 from .. import kernels
 from ..errors import ParamError, ShapeError
@@ -205,6 +206,16 @@ def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.T
     """
     purpose = f"optimize param '{name}'"
     if isinstance(source, torch.Tensor):
+        if is_lazy(source):
+            raise ParamError(
+                f"Can't {purpose}: expected a param with a shape, found one that its module will make in the first "
+                "forward pass. Let a batch go through the module first."
+            )
+        if source.is_meta:
+            raise ParamError(
+                f"Can't {purpose}: expected a tensor with values, found one on the device 'meta', which has none. Load "
+                "the module on a device that has: module.to_empty(device='cpu'), and then its weights."
+            )
         view = source
     else:
         view = view_of(own_copy(source) if is_copied and not is_viewable(source) else source, purpose)

@@ -20,6 +20,7 @@ from thinc.api import Model, PyTorchShim, Shim
 from ..errors import GrowthWarning, ShapeError, StateError
 from ..types import Key, OnGrowth
 from .known import Groups, KnownParams
+from .mixed_precision import scale_passes_apart
 from .names import shim_paths, torch_params, walk
 from .param import Param, is_viewable, own_copy, view_of_param
 from .pipeline import components_to_train
@@ -78,6 +79,7 @@ class ParamTable(KnownParams):
         self._exclude = tuple(exclude)
         self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
         self._name_pipeline()
+        self.prepare_shims()
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names_ever - saved.keys(), updates or None)
@@ -95,6 +97,11 @@ class ParamTable(KnownParams):
             found += self._find_of_shims(saved, going_on)
         self._see_all(found)
         self._released.clear()
+
+    def prepare_shims(self) -> None:
+        """Before the backward passes of an update: look at all shims of the pipeline. Some may be new."""
+        for shim in self.all_shims():
+            scale_passes_apart(shim)
 
     # ------------------------------------------------------------------ what a model holds
 

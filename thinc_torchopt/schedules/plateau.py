@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Dict, Literal
 
 from .arguments import Arguments
@@ -50,27 +51,29 @@ def plateau(
     check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("eps", eps)
-    beats = comparison(mode, threshold, threshold_mode)
-
-    def is_better(score: float, best: float) -> bool:
-        return math.isfinite(score) and beats(score, best)
-
-    def lower(rate: float) -> float:
-        lowered = max(rate * factor, min_rate)
-        return lowered if rate - lowered > eps else rate
-
+    # No functions within functions: an optimizer is pickled with its schedules.
+    is_better = partial(_is_finite_and_better, comparison(mode, threshold, threshold_mode))
+    lower = partial(_lowered, factor=factor, min_rate=min_rate, eps=eps)
     return PlateauSchedule(float(initial_rate), worst_score(mode), patience, cooldown, is_better, lower)
+
+
+def _is_finite_and_better(beats: Callable[[float, float], bool], score: float, best: float) -> bool:
+    return math.isfinite(score) and beats(score, best)
+
+
+def _lowered(rate: float, *, factor: float, min_rate: float, eps: float) -> float:
+    lowered = max(rate * factor, min_rate)
+    return lowered if rate - lowered > eps else rate
 
 
 def comparison(mode: Mode, threshold: float, threshold_mode: ThresholdMode) -> Callable[[float, float], bool]:
     """Whether a score is better than the best one so far. mode, threshold, threshold_mode: As in `plateau`."""
-    sign = 1 if mode == "max" else -1
+    return partial(_is_better, sign=1 if mode == "max" else -1, threshold=threshold, is_part=threshold_mode == "rel")
 
-    def is_better(score: float, best: float) -> bool:
-        least = best * (1.0 + sign * threshold) if threshold_mode == "rel" else best + sign * threshold
-        return sign * score > sign * least
 
-    return is_better
+def _is_better(score: float, best: float, *, sign: int, threshold: float, is_part: bool) -> bool:
+    least = best * (1.0 + sign * threshold) if is_part else best + sign * threshold
+    return sign * score > sign * least
 
 
 def worst_score(mode: Mode) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import GeneratorType
 from typing import Any
 
 from ..errors import ScheduleError, ScheduleWarning
@@ -37,6 +38,16 @@ class Schedule:
                 "empty, or the schedule was used up before. Give each training run a schedule of its own."
             ) from None
         self.value = self._check(first)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """RAISES (ScheduleError): Its source can't be copied."""
+        if isinstance(self.source, GeneratorType):
+            raise ScheduleError(
+                f"Can't copy or pickle the schedule of '{self.name}' in [training.optimizer]: expected a number, a "
+                "list of numbers or a schedule that can be copied, found a generator, as thinc's schedules are. Build "
+                "another optimizer from the config; by load_state_dict it goes on where this one stands."
+            )
+        return self.__dict__
 
     def step(self) -> None:
         """Move on by one. At the end of the source the last value stays, as in thinc."""

@@ -18,7 +18,7 @@ from .files import (
     write_text,
 )
 from .preserve import StateMapping, preserve_optimizer_state
-from .trees import put_together, take_apart
+from .trees import in_main_memory, put_together, take_apart
 
 __all__ = [
     "MANIFEST",
@@ -29,6 +29,7 @@ __all__ = [
     "check_folder",
     "clear_leftovers",
     "crc32_of",
+    "in_main_memory",
     "match",
     "preserve_optimizer_state",
     "put_together",

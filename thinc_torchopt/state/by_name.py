@@ -18,6 +18,7 @@ from ..groups import ParamGroups
 from ..params import Param
 
 VERSION = 1
+_OURS = __name__.partition(".")[0]
 PARTS = (
     "version",
     "step",
@@ -278,7 +279,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
                 "saved. Change them back, or start with a new optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
-        is_known = library_of(param.group.owner.optimizer) in ("torch", __package__)
+        is_known = library_of(param.group.owner.optimizer) in ("torch", _OURS)
         for name, expected in example.items() if is_known else ():
             if not _has_form_of(found["state"][name], expected, found["shape"]):
                 raise StateError(
@@ -318,9 +319,11 @@ def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
     """Whether a value can be the state of a param of a shape as the example is that of one whose dimensions are all of
     size 2.
     """
+    if isinstance(example, int):
+        return type(value) is type(example) and value >= 0  # a number of steps, or a flag
     if not isinstance(example, torch.Tensor):
         # Objects of a library stand there as trees, and are looked at when they are put together.
-        return isinstance(value, (int, float)) or not isinstance(example, (int, float))
+        return isinstance(value, (int, float)) or not isinstance(example, float)
     if not isinstance(value, torch.Tensor):
         return False
     if example.numel() == 1:

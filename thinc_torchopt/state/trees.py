@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy
@@ -55,6 +56,17 @@ def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         if mark in _COLLECTIONS:
             return _COLLECTIONS[mark](put_together(content, tensors))
     return {key: put_together(item, tensors) for key, item in value.items()}
+
+
+def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
+    """A tree whose tensors are on the CPU. copy (bool): All of it is copied, also what is there already."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=copy)
+    if isinstance(tree, Mapping):
+        return {key: in_main_memory(value, copy=copy) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [in_main_memory(value, copy=copy) for value in tree]
+    return deepcopy(tree) if copy else tree
 
 
 def _array(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
-from copy import deepcopy
 from typing import Any
 
-import torch
 from spacy.language import Language
 from thinc.api import Model
 
@@ -22,6 +20,7 @@ from ..controller import BestWeightsControl
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
+from ..state import in_main_memory
 from .events import Control, Evaluate
 from .model_state import check_model, collect_model, restore_model
 
@@ -83,7 +82,7 @@ class BestWeights:
     def _evaluated(self) -> dict[str, Any]:
         """A copy of the model as it is evaluated."""
         with self._nlp.use_params(self._optimizer.averages):
-            return _copied(collect_model(self._nlp))
+            return in_main_memory(collect_model(self._nlp), copy=True)
 
     # ------------------------------------------------------------------ at the end
 
@@ -123,7 +122,7 @@ class BestWeights:
                 if (found := state["kept"].get(name)) is not None:
                     check_parts(_WHAT, found, ("score", "step", "model"))
                     check_parts(_WHAT, found["model"], _PARTS)
-                    model = _copied(found["model"])
+                    model = in_main_memory(found["model"], copy=True)
                     kept[name] = {"score": float(found["score"]), "step": int(found["step"]), "model": model}
         self._kept, self.is_asked = kept, bool(state["is_asked"])
 
@@ -197,12 +196,3 @@ def _part_of(model: Mapping[str, Any], name: str) -> dict[str, Any]:
         part: {key: value for key, value in model[part].items() if key == name or key.startswith(f"{name}/")}
         for part in _PARTS
     }
-
-
-def _copied(tree: Any) -> Any:
-    """With tensors of its own, in the main memory."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu", copy=True)
-    if isinstance(tree, Mapping):
-        return {key: _copied(value) for key, value in tree.items()}
-    return [_copied(value) for value in tree] if isinstance(tree, list) else deepcopy(tree)

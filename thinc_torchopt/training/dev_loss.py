@@ -21,6 +21,7 @@ from spacy.training import Example
 from spacy.training.batchers import minibatch_by_words
 from spacy.util import resolve_dot_names
 from thinc.api import Model, PyTorchShim
+from torch.nn.parameter import is_lazy
 
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
@@ -148,7 +149,7 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
     for module in shim._model.modules():
         restore.callback(setattr, module, "training", module.training)
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and not is_lazy(buffer):
                 restore.callback(_put_buffer_back, module, name, buffer, buffer.clone())
         # thinc's rate does not reach torch's own layers.
         rate = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"

@@ -213,19 +213,19 @@ def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
         for name, model in components_with_model(nlp):
             for found in walk(model, name):
                 if (param := _thinc_param(found)) is not None and found.name in saved["params"]:
-                    _restore_param(found.owner, param, saved["params"][found.name].numpy())
+                    _restore_param(found.owner, param, _array(saved["params"][found.name]))
             for path, shim in shim_paths(model, name):
                 if _is_torch(shim):
                     # Params that are not made yet were not saved; all others were looked for by name.
                     shim._model.load_state_dict(saved["modules"][path], strict=False)
                 else:
-                    shim.from_bytes(saved["modules"][path].numpy().tobytes())
+                    shim.from_bytes(_array(saved["modules"][path]).tobytes())
             for node, attrs in zip(model.walk(), saved["attrs"][name]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
         components = saved["components"]
         for name, proc in _other_components(nlp):
             if name in components:
-                _load_bytes(proc, components[name].numpy().tobytes())
+                _load_bytes(proc, _array(components[name]).tobytes())
 
 
 def _restore_param(node: Any, param: str, value: Any) -> None:
@@ -282,7 +282,7 @@ def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None
                 if had_one and not node.has_grad(param):
                     node.set_grad(param, node.ops.xp.zeros_like(node.get_param(param)))
                 if node.has_grad(param):
-                    node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(grad.numpy())
+                    node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(_array(grad))
 
 
 # ---------------------------------------------------------------------- the parts of a model
@@ -338,6 +338,11 @@ def _load_bytes(proc: Any, content: bytes) -> None:
 
 def _from_bytes(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """The values of a tensor, wherever it is, where NumPy can have them."""
+    return tensor.cpu().numpy()
 
 
 def _is_bytes(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from spacy.language import Language
 from spacy.training import Example
+from torch.nn.parameter import is_lazy
 
 from .. import hooks
 from ..controller import Firing
@@ -33,6 +34,7 @@ from ..distributed import (
 from ..errors import ConfigError, DistributedError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
+from ..state import in_main_memory
 from ..types import DistributedSettings
 from .config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
 from .data_stream import checksums_of
@@ -243,7 +245,8 @@ class Ranks(Alone):
 
     def _share_model(self) -> None:
         """Give all ranks the params of rank 0, and all that layers keep beside them."""
-        saved = self.from_rank_0(lambda: collect_model(self._nlp, self._optimizer.stopped_grads))
+        # A tensor on a GPU would come to the GPU of that number, in the other process.
+        saved = self.from_rank_0(lambda: in_main_memory(collect_model(self._nlp, self._optimizer.stopped_grads)))
         if self.rank:
             try:
                 check_model(self._nlp, saved)
@@ -376,11 +379,18 @@ class SameWishes:
 
 def _check_begins_anew(nlp: Language) -> None:
     """RAISES (ConfigError): A layer goes on where the last batch ended. Each rank would have to get the batches that
-    follow its own, and to save what it carries.
+    follow its own, and to save what it carries. Or a torch module makes params in its first batch: on each rank others.
     """
     from ..layers import is_stateful  # a training in one process does not need that room
 
     for name, model in components_with_model(nlp):
+        params = (param for _, shim in shim_paths(model, name) for _, param in torch_params(shim))
+        if any(map(is_lazy, params)):
+            raise ConfigError(
+                f"Can't train component '{name}' in several processes: expected params that are there, found a lazy "
+                "torch module, which makes its params in the first forward pass, with other values on each rank. Let "
+                "a batch go through it in [initialize], or train in one process."
+            )
         if is_stateful(model):
             raise ConfigError(
                 f"Can't train component '{name}' in several processes: expected layers that begin anew with each "
@@ -396,7 +406,10 @@ def _shape_of(nlp: Language) -> list[Any]:
             name,
             node.id,
             [(param, node.get_param(param).shape if node.has_param(param) else None) for param in node.param_names],
-            [[tuple(param.shape) for _, param in torch_params(shim)] for shim in node.shims],
+            [
+                [None if is_lazy(param) else tuple(param.shape) for _, param in torch_params(shim)]
+                for shim in node.shims
+            ],
         )
         for name, model in components_with_model(nlp)
         for node in model.walk()
