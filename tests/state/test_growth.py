@@ -286,7 +286,10 @@ def test_growth_of_state_that_cannot_grow():
     pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
     nlp, model, optimizer = torch_pipeline(create("soap"))
     module = model.layers[0].shims[0]._model
-    module.embed = torch.nn.Embedding(6, 5)
+    larger = torch.nn.Embedding(6, 5)
+    with torch.no_grad():
+        larger.weight[:4] = module.embed.weight
+    module.embed = larger
     with pytest.warns(
         GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"
     ):

@@ -116,6 +116,15 @@ class Averages:
         if released.taken and released.tensor.ndim == param.tensor.ndim:
             self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
 
+    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
+        """Let the buffers of a shim's module go on with the averages of another shim's, or of those of the module that
+        it had before.
+
+        all_of_them (bool): Or only those in parts that both modules hold.
+        """
+        if (before := self._of_buffers.get(old)) is not None and isinstance(new._model, torch.nn.Module):
+            self._of_buffers[new] = BufferAverages(new._model, before, all_of_them=all_of_them)
+
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
         average = self._of.get(key)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 import torch.utils.dlpack
+from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..errors import ParamError, ShapeError
@@ -24,6 +25,8 @@ class Param:
         module.
     key (Key): Its key in this process.
     source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
+    holder (Model | Shim | None): Who has it, in the pipeline. None: it is not there.
+    module (torch.nn.Module | None): The module that its shim had then.
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback`
         is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
@@ -42,10 +45,12 @@ class Param:
         "grad_copy",
         "grad_source",
         "group",
+        "holder",
         "is_bias_or_norm",
         "is_torch",
         "joined_at",
         "key",
+        "module",
         "name",
         "shape",
         "source",
@@ -59,6 +64,8 @@ class Param:
         self.aliases: tuple[str, ...] = ()
         self.key = key
         self.hold(source)
+        self.holder: Model | Shim | None = None
+        self.module: torch.nn.Module | None = None
         self.tensor = tensor
         self.shape = tensor.shape
         self.device = tensor.device
@@ -76,6 +83,18 @@ class Param:
         """Note what the model holds now."""
         self.source = source
         self.is_torch = isinstance(source, torch.nn.Parameter)
+
+    def be_held_by(self, holder: Model | Shim | None) -> None:
+        """Note where it was found."""
+        self.holder = holder
+        self.module = holder._model if isinstance(holder, PyTorchShim) else None
+
+    @property
+    def values(self) -> Any:
+        """The array or tensor that its holder has now: another one than `source` if it was replaced since the last
+        update.
+        """
+        return self.holder.get_param(self.key[1]) if isinstance(self.holder, Model) else self.source  # type: ignore[index]
 
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""

@@ -34,7 +34,7 @@ class PipelineNames:
         # Whose the names under an `id` are: that of a param that is gone may be another's.
         self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
         self._of_pipeline: set[Key] = set()
-        self._names_ever: set[str] = set()
+        self._names_in_use: set[str] = set()
 
     @property
     def is_bound(self) -> bool:

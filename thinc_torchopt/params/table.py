@@ -24,7 +24,7 @@ from .names import shim_paths, torch_params, walk
 from .param import Param, is_viewable, own_copy, view_of_param
 from .pipeline import components_to_train
 from .spelling import clean
-from .succession import Keeper, Released
+from .succession import BufferKeeper, Released, going_on, shims_of
 
 # Whether a param of a shim, or one of a node by its name, is asked for.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
@@ -36,6 +36,7 @@ class Found(NamedTuple):
 
     key: Key
     source: Any
+    holder: Model | Shim | None = None
 
 
 class ParamTable(KnownParams):
@@ -46,7 +47,7 @@ class ParamTable(KnownParams):
     on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
     """
 
-    def __init__(self, groups: Groups, averages: Keeper | None, on_growth: OnGrowth = "mean"):
+    def __init__(self, groups: Groups, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"):
         super().__init__()
         self.by_key: dict[Key, Param] = {}
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
@@ -80,7 +81,7 @@ class ParamTable(KnownParams):
         self._name_pipeline()
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
-            self._joined |= dict.fromkeys(self._names_ever - saved.keys(), updates or None)
+            self._joined |= dict.fromkeys(self._names_in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
         trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
@@ -133,20 +134,17 @@ class ParamTable(KnownParams):
         if (known is None or known.source is not array) and hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
-        return Found(key, array)
+        return Found(key, array, node)
 
     def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
         if not self._has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._note_torch_param(param)
-        if self.shims.get(shim.id, shim) is not shim:
-            # A copied layer: thinc copies the id as well, and averages go by it.
-            with Shim.global_id_lock:
-                Shim.global_id += 1
-                shim.id = Shim.global_id
-        self.shims[shim.id] = shim
-        return Found(id(param), param)
+        self._meet_shim(shim)
+        if (known := self.by_key.get(id(param))) is not None and known.key in self._of_pipeline:
+            self._be_held_by(known, shim)
+        return Found(id(param), param, shim)
 
     def _find_of_shims(
         self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]
@@ -253,7 +251,7 @@ class ParamTable(KnownParams):
                 if param.shape == view.shape:
                     self._replace(param, one.source, view)
                 else:
-                    self._release(param)
+                    self._leave(param, tuple(view.shape))
             self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
@@ -261,11 +259,13 @@ class ParamTable(KnownParams):
         With views.
         """
         new: list[Param] = []
-        for (key, source), view in found:
+        for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
                 param = Param(name, key, source, view, is_bias_or_norm=key in self._biases_and_norms)
                 param.aliases = tuple(aliases)
+                if key in self._of_pipeline:  # or else nobody would notice that the holder is gone
+                    param.be_held_by(holder)
                 old = self._released.get(name)
                 param.joined_at = self._joined.get(name) if old is None else old.joined_at
                 new.append(param)
@@ -310,13 +310,25 @@ class ParamTable(KnownParams):
         walked = self._walk_pipeline()
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
-        in_use = {name for name, *_ in names.values()}
+        now = {names[found.key][0]: found for found in walked}
         with self._groups.changing():
-            outdated = self._outdated(names.keys(), in_use)
-            for key, has_successor in outdated:
-                if has_successor and key in self.by_key:
-                    self._release(self.by_key[key])
-            self._forget((key for key, _ in outdated), keep_names=False)
+            outdated = self._outdated(names.keys(), now.keys())
+            pairs = [
+                (self.by_key[key], now[self.names[key][0]])
+                for key, has_successor in outdated
+                if has_successor and key in self.by_key
+            ]
+            staying = going_on(pairs)
+            if self.averages is not None:
+                for old, new, is_whole in shims_of(pairs, staying):
+                    self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
+            anew = {param.name for param, _ in pairs} - staying
+            heirs = {param.key: found for param, found in pairs if param.name in staying}
+            self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
+            updates = max((param.steps for param in self.by_key.values()), default=0)
+            for key, found in heirs.items():
+                self._leave(self.by_key[key], tuple(found.values.shape))
+            self._forget(heirs, keep_names=False)
         renamed = [
             self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
         ]
@@ -325,11 +337,13 @@ class ParamTable(KnownParams):
             param.aliases = tuple(aliases)
         self._groups.rename(renamed)
         self.names.update(names)
+        for found in walked:
+            if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
+                self._be_held_by(known, found.owner)
         self._of_pipeline = set(names)
-        updates = max((param.steps for param in self.by_key.values()), default=0)
-        if updates and self._names_ever:
-            self._joined |= dict.fromkeys(in_use - self._names_ever, updates)
-        self._names_ever |= in_use
+        if updates and self._names_in_use:
+            self._joined |= dict.fromkeys((now.keys() - self._names_in_use) | anew, updates)
+        self._names_in_use = set(now)
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
