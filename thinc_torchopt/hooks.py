@@ -1,6 +1,6 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Nine functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
+Ten functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
 replacement does what the original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
@@ -9,6 +9,7 @@ replacement does what the original did, by calling it, unless the optimizer is o
   several processes, only rank 0 has an output folder, a logger and a voice.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
+- `thinc.model.Model.copy`: notes what its layers are called.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
 A spaCy or thinc that we don't know is left alone, with a warning. Without the hook in thinc every param is updated by
@@ -46,6 +47,7 @@ import thinc_torchopt
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .launched import is_launched, rank_in_environment
+from .params import lend_refs
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -56,7 +58,11 @@ _THINC = (
     "thinc",
     thinc.__version__,
     "8.3.",
-    [(thinc.model.Model, "finish_update", "self optimizer"), (thinc.model.Model, "use_params", "self params")],
+    [
+        (thinc.model.Model, "finish_update", "self optimizer"),
+        (thinc.model.Model, "use_params", "self params"),
+        (thinc.model.Model, "copy", "self"),
+    ],
 )
 _SPACY = (
     "spaCy",
@@ -301,8 +307,18 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
     return hook_for
 
 
+def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
+    def copy(self: thinc.model.Model) -> thinc.model.Model:
+        made = original(self)
+        lend_refs(self, made)
+        return made
+
+    return copy
+
+
 _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (thinc.model.Model, "finish_update"): _finish_update,
+    (thinc.model.Model, "copy"): _copy,
     (thinc.model.Model, "use_params"): _use_params(use_in_model),
     (spacy.training.loop, "train_while_improving"): _train_while_improving,
     (spacy.training.loop, "train"): _train,

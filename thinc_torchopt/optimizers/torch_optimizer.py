@@ -264,7 +264,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
                     self._finish_shim(shim, model)
                 for name in node.param_names:
                     if node.has_grad(name):
-                        self.set_grad(table.array_of_node(node, name, model), node.get_grad(name), key=(node.id, name))
+                        array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
+                        self.set_grad(array, grad, key=(node.id, name))
             if not self._joint:
                 self.step()
         except BaseException:

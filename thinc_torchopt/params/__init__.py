@@ -9,6 +9,7 @@ from .layers import layers_of
 from .names import NamedParam, shim_paths, torch_params, walk
 from .old_names import model_by_names_of_now, renamed_components
 from .param import Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
+from .paths import lend_refs
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
@@ -33,6 +34,7 @@ __all__ = [
     "foreign_grads",
     "is_viewable",
     "layers_of",
+    "lend_refs",
     "matches_any",
     "model_by_names_of_now",
     "own_copy",

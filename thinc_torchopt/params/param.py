@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy
 import torch
 import torch.utils.dlpack
 from thinc.api import Model, PyTorchShim, Shim
@@ -279,8 +280,8 @@ def is_viewable(array: Any) -> bool:
 
 
 def own_copy(array: Any) -> Any:
-    """A writable copy in C order, on the same device."""
-    return array.copy(order="C")
+    """A writable copy in C order, on the same device. A NumPy scalar becomes an array."""
+    return numpy.array(array) if isinstance(array, numpy.generic) else array.copy(order="C")
 
 
 def _full_name(dtype: Any) -> str:

@@ -13,7 +13,6 @@ from ..errors import PipelineError
 from ..types import Key
 from .names import NamedParam, shim_paths, walk
 from .param import is_key_of_shim
-from .paths import Form, form_of
 from .pipeline import components_with_model
 from .spelling import clean
 
@@ -29,7 +28,6 @@ class PipelineNames:
         self._nlp: Callable[[], Language | None] = lambda: None
         self._was_bound = False
         self._exclude: Collection[str] = ()
-        self._forms: dict[str, Form] = {}
         self._biases_and_norms: set[Key] = set()
         # Whose the names under an `id` are: that of a param that is gone may be another's.
         self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
@@ -90,9 +88,7 @@ class PipelineNames:
 
     def _walk_pipeline(self) -> list[NamedParam]:
         """All params of the pipeline, disabled components' too."""
-        components = self._components()
-        self._forms = {name: form_of(model, name, self._forms.get(name)) for name, model in components}
-        return [found for name, model in components for found in walk(model, name)]
+        return [found for name, model in self._components() for found in walk(model, name)]
 
     def _outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
         """Keys that are no longer in the pipeline, and whether another one has the name now.
