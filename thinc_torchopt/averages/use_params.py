@@ -40,7 +40,9 @@ def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
                 else:
-                    used = shim.use_params(averages)
+                    # It looks for its own averages under (id, name), which may be those of a node as well.
+                    own = {key[1:]: values for key, values in averages.items() if key[:2] == ("shim", shim.id)}
+                    used = shim.use_params(averages | own)
                     used.__enter__()
                     # As if all went well: such a shim restores at the end of its block, which an exception does not
                     # reach.

@@ -32,7 +32,6 @@ from ..gradients import JOINT, Guard, rollback_settings
 from ..groups import Cascade, FrozenGrads
 from ..params import (
     WriteBack,
-    array_of,
     clear_grads,
     foreign_grads,
     is_viewable,
@@ -221,7 +220,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             becomes None.
             Shape: as the param.
         callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated
-            once, and the callback gets the array with the new values after the step.
+            once, and the callback gets the array or tensor with the new values after the step.
         key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
         RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its
             gradient.
@@ -249,7 +248,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         else:
             clear_grads([known])
             if callback is not None:
-                callback(array_of(known.tensor))
+                callback(known.in_form(known.tensor))
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls

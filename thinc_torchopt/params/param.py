@@ -108,6 +108,10 @@ class Param:
             and self.strides == tensor.stride()
         )
 
+    def in_form(self, tensor: torch.Tensor) -> Any:
+        """A tensor in the form in which the model holds the param: as it is, or as an array on its memory."""
+        return tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(tensor)
+
     def put_on(self, tensor: torch.Tensor) -> None:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()

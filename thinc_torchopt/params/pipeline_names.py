@@ -65,19 +65,6 @@ class PipelineNames:
         for name, model in self._components():
             yield from shim_paths(model, name)
 
-    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
-        """Name a param that a shim keeps elsewhere.
-
-        RETURNS (Key): Its key.
-        """
-        key = ("shim", shim.id, name)
-        if key not in self.names:
-            path = next(
-                (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name)
-            )
-            self.names[key] = (f"{path}/{clean(name)}",)
-        return key
-
     def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
         """Whether a name is that of a param of the pipeline. paths (Collection[str]): Of its shims."""
         return key in self._of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
@@ -95,6 +82,9 @@ class PipelineNames:
 
         now (Collection[Key]): The keys that are there. names_now (Collection[str]): The first name of each.
         """
+        if any(is_key_of_shim(key) for key in self._of_pipeline):
+            shims = {shim.id for _, shim in self.shim_paths()}
+            now = {*now, *(key for key in self._of_pipeline if is_key_of_shim(key) and key[1] in shims)}  # type: ignore[index]
         return [
             (key, key in self._of_pipeline and name in names_now)
             for key, (name, *_) in self.names.items()
@@ -126,5 +116,9 @@ class PipelineNames:
                 return name
         prefix = clean(model.name)
         own = {found.key for found in walk(model, prefix)}
-        taken = any(name.startswith(f"{prefix}/") and key not in own for key, (name, *_) in self.names.items())
+        shims = {shim.id for node in model.walk() for shim in node.shims}
+        taken = any(
+            name.startswith(f"{prefix}/") and key not in own and not (is_key_of_shim(key) and key[1] in shims)  # type: ignore[index]
+            for key, (name, *_) in self.names.items()
+        )
         return f"{prefix}-{model.id}" if taken else prefix

@@ -22,7 +22,7 @@ from ..errors import GrowthWarning, ShapeError, StateError
 from ..types import Key, OnGrowth
 from .known import Groups, KnownParams
 from .names import shim_paths, torch_params, walk
-from .param import Param, is_viewable, own_copy, view_of_param
+from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import components_to_train
 from .spelling import clean
 from .succession import BufferKeeper, Released, going_on, shims_of
@@ -157,6 +157,7 @@ class ParamTable(KnownParams):
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
                 if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
                     self.names[key] = (name,)
+                    self._of_pipeline.add(key)
                     yield Found(
                         key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch.")))
                     )
@@ -239,6 +240,20 @@ class ParamTable(KnownParams):
         else:
             self._replace(known, source, view)
         return self.by_key.get(key)
+
+    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
+        """Name a param that a shim keeps elsewhere.
+
+        RETURNS (Key): Its key.
+        """
+        key = ("shim", shim.id, name)
+        if key not in self.names:
+            self._name_below(model)  # another shim may have had its place
+            paths = (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim)
+            self.names[key] = (f"{next(paths, clean(model.name))}/{clean(name)}",)
+            if any(found is model for _, found in self._components()):
+                self._of_pipeline.add(key)
+        return key
 
     # ------------------------------------------------------------------ params come and go
 
@@ -349,7 +364,7 @@ class ParamTable(KnownParams):
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)
-        self._of_pipeline = set(names)
+        self._of_pipeline = {*names, *(key for key in self._of_pipeline if is_key_of_shim(key) and key in self.names)}
         if updates and self._names_in_use:
             self._joined |= dict.fromkeys((now.keys() - self._names_in_use) | anew, updates)
         self._names_in_use = set(now)
