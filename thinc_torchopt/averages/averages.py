@@ -137,8 +137,7 @@ class Averages:
         RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
             are of the param's device and dtype. Of a shim that keeps its params elsewhere under its key, which is no
             node's: `use_params` gives it thinc's. For a torch module a whole state dict, which its shim insists on,
-            under
-            `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
+            under `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
         """
         found = AveragedParams()
         for key, average in self._of.items():

@@ -34,6 +34,7 @@ class Param:
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
     group (TorchGroup | None): The torch param group that it is in. None: it is frozen.
+    row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
     """
@@ -53,6 +54,7 @@ class Param:
         "key",
         "module",
         "name",
+        "row_size",
         "shape",
         "source",
         "steps",
@@ -77,6 +79,7 @@ class Param:
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
         self.group: TorchGroup | None = None
+        self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0
 

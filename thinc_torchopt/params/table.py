@@ -7,6 +7,7 @@ param.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -288,6 +289,7 @@ class ParamTable(KnownParams):
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
                 param = Param(name, key, source, view, is_bias_or_norm=key in self._biases_and_norms)
                 param.aliases = tuple(aliases)
+                param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
                 if key in self._of_pipeline:  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 old = self._released.get(name)
@@ -382,6 +384,13 @@ def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple
         for name in node.param_names:
             if node.has_param(name) and in_node(node, name):
                 yield node, name
+
+
+def _row_size(node: Model, param: Param) -> int:
+    """How many cells a row has in a param that is flat, as SparseLinear's weights of `nO` rows are."""
+    sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
+    is_flat = len(param.shape) == 1 and node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
+    return param.tensor.numel() // node.get_dim("nO") if is_flat else 1
 
 
 def _hands_over(shim: Shim) -> bool:
