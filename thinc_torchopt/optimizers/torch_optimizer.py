@@ -24,7 +24,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import hooks
 from ..algorithms import Algorithm
-from ..averages import AverageSettings, chosen_averages
+from ..averages import AverageSettings, chosen_averages, nodes_in_use
 from ..checks import OPTIMIZER
 from ..controller import ControllerSettings
 from ..errors import ParamError
@@ -255,7 +255,9 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         this.
 
         model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient.
+        RAISES (ParamError): Averages are in place of its params.
         """
+        self._check_weights(model)
         table = self._trained.table
         try:
             for node in model.walk():
@@ -270,6 +272,16 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         except BaseException:
             self._noted.forget()
             raise
+
+    def _check_weights(self, model: Model) -> None:
+        if nodes := nodes_in_use(model):
+            names = self._trained.table.names
+            known = [name for node in nodes for param in node.param_names for name in names.get((node.id, param), ())]
+            raise ParamError(
+                f"Can't update param '{[*known, nodes[0].name][0]}': expected the weights that are trained, found "
+                "averages in their place. This is inside a block of use_params(optimizer.averages), at whose end the "
+                "weights of before are put back: the update would be lost. Call it outside of the block."
+            )
 
     def _finish_shim(self, shim: Shim, model: Model) -> None:
         table = self._trained.table
