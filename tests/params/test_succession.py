@@ -368,3 +368,14 @@ def test_succession_state_of_replaced_listeners_equals_thincs():
         # A mean: where a gradient is near zero, Adam makes a rounding as large as a step, which is 1e-2. Moments that
         # passed on would change all that move.
         assert (ours - theirs).abs().mean() < 1e-5
+
+
+def test_succession_a_copy_has_not_grown():
+    """`on_growth = "reset"` is about params that have."""
+    nlp = pipeline_of(tagger=thinc_model())
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, on_growth="reset")
+    optimizer.initialize(nlp)
+    train(nlp, optimizer, 3)
+    set_model(nlp, nlp.get_pipe("tagger").model.copy())
+    train(nlp, optimizer, 1)
+    assert set(updates_of(optimizer).values()) == {4}

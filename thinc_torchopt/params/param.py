@@ -98,7 +98,9 @@ class Param:
         """The array or tensor that its holder has now: another one than `source` if it was replaced since the last
         update.
         """
-        return self.holder.get_param(self.key[1]) if isinstance(self.holder, Model) else self.source  # type: ignore[index]
+        if isinstance(self.holder, Model) and self.holder.has_param(name := self.key[1]):  # type: ignore[index]
+            return self.holder.get_param(name)
+        return self.source
 
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""

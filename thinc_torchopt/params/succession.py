@@ -79,11 +79,11 @@ def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:
 
 def _is_alike(param: Param, found: NamedParam) -> bool | None:
     """Whether what is found has the values of a param. None: nobody can tell."""
-    if isinstance(found.owner, Shim) and found.owner is param.holder and found.owner._model is not param.module:
-        return True
     old, new = _tensor_of(param.values, param.name), _tensor_of(found.values, param.name)
     if old is None or new is None:
         return False
+    if isinstance(found.owner, Shim) and found.owner is param.holder and found.owner._model is not param.module:
+        return True
     if old.ndim != new.ndim:
         old, new = old.flatten(), new.flatten()
         if old.shape != new.shape:
