@@ -1,6 +1,6 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Ten functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
+Eleven functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
 replacement does what the original did, by calling it, unless the optimizer is ours, or the averages:
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
@@ -10,6 +10,7 @@ replacement does what the original did, by calling it, unless the optimizer is o
   several processes, only rank 0 has an output folder, a logger and a voice.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
+- `thinc.model.Model.copy`: notes what its layers are called.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
 A spaCy or thinc that we don't know is left alone, with a warning; so is a function that takes other arguments than we
@@ -49,7 +50,7 @@ import thinc_torchopt
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .launched import is_launched, rank_in_environment
-from .params import backprop_apart
+from .params import backprop_apart, lend_refs
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -64,6 +65,7 @@ _THINC = (
         (thinc.model.Model, "finish_update", "self optimizer"),
         (thinc.model.Model, "use_params", "self params"),
         (PyTorchShim, "begin_update", "self inputs"),
+        (thinc.model.Model, "copy", "self"),
     ],
 )
 _SPACY = (
@@ -363,8 +365,18 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
     return hook_for
 
 
+def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
+    def copy(self: thinc.model.Model) -> thinc.model.Model:
+        made = original(self)
+        lend_refs(self, made)
+        return made
+
+    return copy
+
+
 _HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (thinc.model.Model, "finish_update"): _finish_update,
+    (thinc.model.Model, "copy"): _copy,
     (thinc.model.Model, "use_params"): _use_params(use_in_model),
     (PyTorchShim, "begin_update"): _begin_update,
     (spacy.training.loop, "train_while_improving"): _train_while_improving,

@@ -154,3 +154,36 @@ def test_params_without_a_shape_wait_for_the_first_forward_pass():
         # The first batch made the statistics, and its update was skipped.
         assert all(buffer.isfinite().all() for buffer in module.buffers())
     assert len(optimizer.params) == 6 and set(optimizer.nr_update.values()) == {2}
+
+
+def test_params_of_no_dimensions_may_be_numpy_scalars(tmp_path):
+    """`array.sum()` is one, and so is a param that was set to it. The oracle: a plain torch loop."""
+
+    def forward(model, X, is_train):
+        scale = model.get_param("W")
+
+        def backprop(dY):
+            model.inc_grad("W", (dY * X).sum())
+            return dY * scale
+
+        return X * scale, backprop
+
+    model = layer(numpy.float32(2.0))
+    model._func = forward
+    nlp, optimizer = pipeline(model), TorchOptimizer(AdamW(), 0.1, grad_clip=0.0)
+    optimizer.initialize(nlp)
+    plain = torch.nn.Parameter(torch.tensor(2.0))
+    oracle = torch.optim.AdamW([plain], lr=0.1)
+    X = numpy.ones((2, 3), dtype="f")
+    for _ in range(3):
+        Y, back = model.begin_update(X)
+        back(Y)
+        model.finish_update(optimizer)
+        plain.grad = (plain.detach() * torch.ones(2, 3)).sum()
+        oracle.step()
+    # Gradients of one number are summed in another order, perhaps: a few roundings in float32.
+    assert model.get_param("W") == pytest.approx(plain.item(), rel=1e-6)
+    write_folder(tmp_path / "model", collect_model(nlp))
+    model.set_param("W", numpy.float32(9.0))
+    restore_model(nlp, read_folder(tmp_path / "model"))
+    assert model.get_param("W") == pytest.approx(plain.item(), rel=1e-6)

@@ -90,6 +90,26 @@ def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
         nlp(nlp.make_doc("Anna likes London"))
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
+    """SparseLinear's, where the weights of a class lie one behind the other. The oracle: the mean of the rows."""
+    nlp, _, optimizer = trained("textcat")
+    name = "textcat/output_layer/W"
+    before = {key: value.view(2, -1) for key, value in moments(optimizer)[name].items() if value.numel() > 1}
+    assert before["exp_avg_sq"].std() and optimizer.params[name].dim() == 1
+    optimizer.to_disk(tmp_path / "state")
+    nlp.get_pipe("textcat").add_label("NEW")
+    if loaded:
+        optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+        optimizer.initialize(nlp)
+        optimizer.from_disk(tmp_path / "state", on_growth="mean")
+    else:
+        optimizer.initialize(nlp)
+    for key, old in before.items():
+        found = optimizer.torch_optimizers["algorithm"].state[optimizer.params[name]][key].view(3, -1)
+        assert torch.equal(found[:2], old) and torch.equal(found[2], old.mean(0))
+
+
 @pytest.mark.parametrize("component", GROWS)
 def test_growth_is_noticed_in_the_next_update(component):
     """Without a call of optimizer.initialize."""
@@ -286,7 +306,10 @@ def test_growth_of_state_that_cannot_grow():
     pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
     nlp, model, optimizer = torch_pipeline(create("soap"))
     module = model.layers[0].shims[0]._model
-    module.embed = torch.nn.Embedding(6, 5)
+    larger = torch.nn.Embedding(6, 5)
+    with torch.no_grad():
+        larger.weight[:4] = module.embed.weight
+    module.embed = larger
     with pytest.warns(
         GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"
     ):

@@ -92,6 +92,7 @@ def fit_param_state(
     on_growth: Fill = "mean",
     kind: Kind | None = None,
     name: str = "?",
+    row_size: int = 1,
     old_dtype: torch.dtype | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -107,6 +108,8 @@ def fit_param_state(
     on_growth (Fill): What new cells get.
     kind (Kind | None): None: found from the shapes.
     name (str): Name of the param, for errors.
+    row_size (int): If the param is flat, with rows one behind the other: how many cells a row has. It grows by rows
+        then.
     old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep
         theirs.
     options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's
@@ -116,6 +119,21 @@ def fit_param_state(
     """
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
+    if row_size > 1 and len(old) == len(new) == 1 and old != new and not (old[0] % row_size or new[0] % row_size):
+        in_rows = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
+        before, rows = (old[0] // row_size, row_size), new_param.view(-1, row_size)
+        fitted = fit_param_state(
+            optimizer_class,
+            in_rows,
+            before,
+            rows,
+            on_growth=on_growth,
+            kind=kind,
+            name=name,
+            old_dtype=old_dtype,
+            options=options,
+        )
+        return {key: value.flatten() if _has_shape(value, rows.shape) else value for key, value in fitted.items()}
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state goes as its param does: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
@@ -123,7 +141,7 @@ def fit_param_state(
         {key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES)
     )
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
-    fitted: dict[str, Any] = {}
+    fitted = {}
     for key, value in state.items():
         shape = _new_shape(key, value, old, new, name)
         if not isinstance(value, Tensor):
@@ -350,6 +368,10 @@ def _new_shape(key: str, value: Any, old: Shape, new: Shape, name: str) -> Shape
     if old == new:
         return found
     _refuse_state(name, key, f"shape {found}", old)
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
 
 
 def _factored(shape: Shape, key: str, ndim: int) -> Shape:

@@ -17,7 +17,7 @@ from thinc.api import Shim
 
 from .. import kernels
 from ..errors import StateError
-from ..params import Param, Released, array_of
+from ..params import Param, Released
 from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages
 from .regions import Region, read_regions, regions_of_grown
@@ -116,6 +116,15 @@ class Averages:
         if released.taken and released.tensor.ndim == param.tensor.ndim:
             self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
 
+    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
+        """Let the buffers of a shim's module go on with the averages of another shim's, or of those of the module that
+        it had before.
+
+        all_of_them (bool): Or only those in parts that both modules hold.
+        """
+        if (before := self._of_buffers.get(old)) is not None and isinstance(new._model, torch.nn.Module):
+            self._of_buffers[new] = BufferAverages(new._model, before, all_of_them=all_of_them)
+
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
         average = self._of.get(key)
@@ -126,13 +135,15 @@ class Averages:
 
         shims (Iterable[Shim]): Those whose torch params are among the averages.
         RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
-            are of the param's device and dtype. For a torch module a whole state dict, which its shim insists on, under
-            `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
+            are of the param's device and dtype. Of a shim that keeps its params elsewhere under its key, which is no
+            node's: `use_params` gives it thinc's. For a torch module a whole state dict, which its shim insists on,
+            under `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
         """
         found = AveragedParams()
         for key, average in self._of.items():
             if isinstance(key, tuple) and average.is_in_use:
-                found[key] = array_of(average.tensor.to(average.param.device, average.param.dtype))
+                param = average.param
+                found[key] = param.in_form(average.tensor.to(param.device, param.dtype))
         for shim in shims:
             averaged: dict[str, torch.Tensor] = {}
             for name, param in shim._model.named_parameters(remove_duplicate=False):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -26,6 +27,12 @@ class Average:
         self.tensor = tensor
         self.taken = 0
         self.regions: list[Region] | None = None
+
+    def copy(self) -> Average:
+        """One that goes on by itself."""
+        made = Average(self.param, self.tensor.clone())
+        made.taken, made.regions = self.taken, self.regions and [replace(region) for region in self.regions]
+        return made
 
     @property
     def is_in_use(self) -> bool:
@@ -52,14 +59,15 @@ class Slot(NamedTuple):
 class BufferAverages:
     """The averages of a torch module's buffers: of the floats that are saved with it.
 
-    averages (dict): By the buffer's name in the state dict. None: it can't be averaged.
-    steps (int): How many updates the module had.
+    before (BufferAverages): Those of the module that this one goes on for. all_of_them (bool): With all its averages,
+        or only those of buffers in parts that both hold.
+
+    Public: `averages` (by the buffer's name in the state dict; None: it can't be averaged), `steps` (how many updates
+    the module had).
     """
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, before: Optional[BufferAverages] = None, *, all_of_them: bool = True):
         self.module = module
-        self.averages: dict[str, Average | None] = {}
-        self.steps = 0
         named = {
             path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()
         }
@@ -67,6 +75,15 @@ class BufferAverages:
         parts = {path: path.rpartition(".") for path in named if path in saved}
         self.slots = [Slot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
         self._params: set[Key] = set()
+        self.averages: dict[str, Average | None] = {}
+        self.steps = 0
+        if before is not None:
+            owners = {slot.path: slot.owner for slot in before.slots}
+            paths = [slot.path for slot in self.slots if all_of_them or slot.owner is owners.get(slot.path)]
+            # Copies: the other shim may be there as well, around the same module.
+            found = {path: before.averages[path] for path in paths if path in before.averages}
+            self.averages = {path: None if average is None else average.copy() for path, average in found.items()}
+            self.steps = before.steps
 
     def belong_to_any(self, params: set[Key]) -> bool:
         """Whether a param among these is one of the module's."""

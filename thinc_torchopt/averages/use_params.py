@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from spacy.language import Language
-from thinc.api import Model, PyTorchShim
+from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from .averages import AveragedParams
+
+# Ids of the nodes that have averages in place of their weights, or whose shims have: in how many blocks.
+_in_place: Counter[int] = Counter()
+
+
+def nodes_in_use(model: Model) -> list[Model]:
+    """The nodes below a model that have averages in place of their weights now, or whose shims have."""
+    return [node for node in model.walk() if node.id in _in_place] if _in_place else []
+
+
+@contextmanager
+def _noted(node: Model) -> Iterator[None]:
+    _in_place[node.id] += 1
+    try:
+        yield
+    finally:
+        _in_place[node.id] -= 1
+        if not _in_place[node.id]:
+            del _in_place[node.id]
 
 
 @contextmanager
@@ -34,18 +54,28 @@ def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
         for node in list(model.walk()):
             for name in node.param_names:
                 if (node.id, name) in averages and node.has_param(name):
+                    restore.enter_context(_noted(node))
                     restore.callback(node.set_param, name, node.get_param(name))
                     node.set_param(name, averages[node.id, name])
             for shim in node.shims:
+                if any(_is_of(key, shim) for key in averages):
+                    restore.enter_context(_noted(node))
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
                 else:
-                    used = shim.use_params(averages)
+                    # It looks for its own averages under (id, name), which may be those of a node as well.
+                    own = {key[1:]: values for key, values in averages.items() if key[:2] == ("shim", shim.id)}
+                    used = shim.use_params(averages | own)
                     used.__enter__()
                     # As if all went well: such a shim restores at the end of its block, which an exception does not
                     # reach.
                     restore.callback(used.__exit__, None, None, None)
         yield
+
+
+def _is_of(key: Any, shim: Shim) -> bool:
+    """Whether an average is of a param in a shim: see `Averages.as_thinc`."""
+    return key.startswith(f"pytorch_{shim.id}_") if isinstance(key, str) else key[:2] == ("shim", shim.id)
 
 
 def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: ExitStack) -> None:

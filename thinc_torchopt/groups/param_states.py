@@ -68,6 +68,7 @@ class ParamStates:
                 param.tensor,
                 on_growth=on_growth,
                 name=param.name,
+                row_size=param.row_size,
                 old_dtype=old.dtype,
                 options=_options_of(param),
             ),

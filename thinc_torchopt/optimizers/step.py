@@ -21,7 +21,7 @@ from typing import Any
 from thinc.api import Shim
 
 from ..gradients import JOINT, Guard, KeptBuffers, Reduce, Verdict, clip_grads, norms_of_grads, total_norm
-from ..params import Param, array_of, clear_grads
+from ..params import Param, clear_grads
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
 from .trained import TrainedParams
@@ -115,7 +115,7 @@ class Step:
                 # gradients.
                 for param in params:
                     if param.callback is not None:
-                        param.callback(array_of(param.tensor))
+                        param.callback(param.in_form(param.tensor))
                 if factor is None:
                     self.buffers.put_back(shims)
                 elif self.guard.wants_norms:

@@ -24,7 +24,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import hooks
 from ..algorithms import Algorithm
-from ..averages import AverageSettings, chosen_averages
+from ..averages import AverageSettings, chosen_averages, nodes_in_use
 from ..checks import OPTIMIZER
 from ..controller import ControllerSettings
 from ..errors import DistributedError, ParamError
@@ -32,7 +32,6 @@ from ..gradients import JOINT, Guard, rollback_settings
 from ..groups import Cascade, FrozenGrads
 from ..params import (
     WriteBack,
-    array_of,
     clear_grads,
     foreign_grads,
     is_viewable,
@@ -224,7 +223,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             becomes None.
             Shape: as the param.
         callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated
-            once, and the callback gets the array with the new values after the step.
+            once, and the callback gets the array or tensor with the new values after the step.
         key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
         RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its
             gradient.
@@ -253,15 +252,17 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             else:
                 clear_grads([known])
                 if callback is not None:
-                    callback(array_of(known.tensor))
+                    callback(known.in_form(known.tensor))
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
         this.
 
         model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient.
+        RAISES (ParamError): Averages are in place of its params.
         """
         with self._lock:
+            self._check_weights(model)
             table = self._trained.table
             try:
                 for node in model.walk():
@@ -269,14 +270,23 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
                         self._finish_shim(shim, model)
                     for name in node.param_names:
                         if node.has_grad(name):
-                            self.set_grad(
-                                table.array_of_node(node, name, model), node.get_grad(name), key=(node.id, name)
-                            )
+                            array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
+                            self.set_grad(array, grad, key=(node.id, name))
                 if not self._joint:
                     self.step()
             except BaseException:
                 self._noted.forget()
                 raise
+
+    def _check_weights(self, model: Model) -> None:
+        if nodes := nodes_in_use(model):
+            names = self._trained.table.names
+            known = [name for node in nodes for param in node.param_names for name in names.get((node.id, param), ())]
+            raise ParamError(
+                f"Can't update param '{[*known, nodes[0].name][0]}': expected the weights that are trained, found "
+                "averages in their place. This is inside a block of use_params(optimizer.averages), at whose end the "
+                "weights of before are put back: the update would be lost. Call it outside of the block."
+            )
 
     def _finish_shim(self, shim: Shim, model: Model) -> None:
         table = self._trained.table

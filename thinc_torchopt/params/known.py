@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+from thinc.api import Model, Shim
 
 from ..errors import StateError
 from ..types import Key, OnGrowth
 from .param import Param
 from .pipeline_names import PipelineNames
-from .succession import Keeper, Released
+from .succession import BufferKeeper, Keeper, Released
 
 
 class Groups(Keeper, Protocol):
@@ -30,7 +32,8 @@ class KnownParams(PipelineNames):
     """Params by key, with what one that is gone has released to the next one of its name."""
 
     by_key: dict[Key, Param]
-    averages: Keeper | None
+    shims: weakref.WeakValueDictionary[int, Shim]
+    averages: BufferKeeper | None
     _groups: Groups
     _on_growth: OnGrowth
     _released: dict[str, Released]
@@ -60,15 +63,37 @@ class KnownParams(PipelineNames):
         if gone:
             self._groups.drop(gone)
 
-    def _release(self, param: Param) -> None:
-        """Forget a param, and keep what is known of it for the next one of its name."""
-        if self._on_growth != "reset":
-            average = None if self.averages is None else self.averages.release(param)
-            state = self._groups.release(param)
-            self._released[param.name] = Released(
-                tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
-            )
+    def _leave(self, param: Param, shape: tuple[int, ...]) -> None:
+        """Forget a param, and keep what is known of it for the next one of its name.
+
+        shape (tuple[int, ...]): Of that one.
+        """
+        if self._on_growth == "reset" and param.shape != shape:
+            self._forget([param.key])
+            return
+        average = None if self.averages is None else self.averages.release(param)
+        state = self._groups.release(param)
+        self._released[param.name] = Released(
+            tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
+        )
         self._forget([param.key])
+
+    def _be_held_by(self, param: Param, holder: Model | Shim) -> None:
+        """Note where a param was found, which may be another shim around its module."""
+        old = param.holder
+        param.be_held_by(holder)
+        if isinstance(holder, Shim):
+            self._meet_shim(holder)
+            if isinstance(old, Shim) and old is not holder and self.averages is not None:
+                self.averages.pass_on_buffers(old, holder, all_of_them=True)
+
+    def _meet_shim(self, shim: Shim) -> None:
+        if self.shims.get(shim.id, shim) is not shim:
+            # A copied layer: thinc copies the id as well, and averages go by it.
+            with Shim.global_id_lock:
+                Shim.global_id += 1
+                shim.id = Shim.global_id
+        self.shims[shim.id] = shim
 
     def _inherit(self, param: Param, old: Released) -> None:
         """RAISES (StateError): Something does not fit; that begins anew."""

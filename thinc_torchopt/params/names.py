@@ -43,6 +43,14 @@ class NamedParam(NamedTuple):
     is_embedding: bool = False
     param: Optional[torch.nn.Parameter] = None  # torch's
 
+    @property
+    def values(self) -> Any:
+        """The array or tensor that is there. None: none yet."""
+        if self.param is not None:
+            return None if torch.nn.parameter.is_lazy(self.param) else self.param
+        name = self.key[1]  # type: ignore[index]
+        return self.owner.get_param(name) if self.owner.has_param(name) else None
+
 
 def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     """Find all params below a model.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy
 import torch
 import torch.utils.dlpack
+from thinc.api import Model, PyTorchShim, Shim
 from torch.nn.parameter import is_lazy
 
 from .. import kernels
@@ -30,12 +32,15 @@ class Param:
         module.
     key (Key): Its key in this process.
     source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
+    holder (Model | Shim | None): Who has it, in the pipeline. None: it is not there.
+    module (torch.nn.Module | None): The module that its shim had then.
     tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback`
         is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
     group (TorchGroup | None): The torch param group that it is in. None: it is frozen.
+    row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
     flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: it is torch's, a
@@ -51,11 +56,14 @@ class Param:
         "grad_copy",
         "grad_source",
         "group",
+        "holder",
         "is_bias_or_norm",
         "is_torch",
         "joined_at",
         "key",
+        "module",
         "name",
+        "row_size",
         "shape",
         "source",
         "steps",
@@ -68,6 +76,8 @@ class Param:
         self.aliases: tuple[str, ...] = ()
         self.key = key
         self.hold(source)
+        self.holder: Model | Shim | None = None
+        self.module: torch.nn.Module | None = None
         self.tensor = tensor
         self.shape = tensor.shape
         self.device = tensor.device
@@ -79,6 +89,7 @@ class Param:
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
         self.group: TorchGroup | None = None
+        self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0
 
@@ -86,6 +97,20 @@ class Param:
         """Note what the model holds now."""
         self.source = source
         self.is_torch = isinstance(source, torch.nn.Parameter)
+
+    def be_held_by(self, holder: Model | Shim | None) -> None:
+        """Note where it was found."""
+        self.holder = holder
+        self.module = holder._model if isinstance(holder, PyTorchShim) else None
+
+    @property
+    def values(self) -> Any:
+        """The array or tensor that its holder has now: another one than `source` if it was replaced since the last
+        update.
+        """
+        if isinstance(self.holder, Model) and self.holder.has_param(name := self.key[1]):  # type: ignore[index]
+            return self.holder.get_param(name)
+        return self.source
 
     def is_on(self, source: Any) -> bool:
         """Whether this is the array or tensor that the param was on, in the state in which it was."""
@@ -97,6 +122,10 @@ class Param:
             and self.dtype == tensor.dtype
             and self.strides == tensor.stride()
         )
+
+    def in_form(self, tensor: torch.Tensor) -> Any:
+        """A tensor in the form in which the model holds the param: as it is, or as an array on its memory."""
+        return tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(tensor)
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""
@@ -296,8 +325,8 @@ def is_viewable(array: Any) -> bool:
 
 
 def own_copy(array: Any) -> Any:
-    """A writable copy in C order, on the same device."""
-    return array.copy(order="C")
+    """A writable copy in C order, on the same device. A NumPy scalar becomes an array."""
+    return numpy.array(array) if isinstance(array, numpy.generic) else array.copy(order="C")
 
 
 def _full_name(dtype: Any) -> str:

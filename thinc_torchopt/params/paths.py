@@ -1,63 +1,53 @@
-"""Where a node stands in its model, as a path that lasts; also when another model takes the place of one."""
+"""Where a node stands in its model, as a path that lasts; also in a copy."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
 from thinc.api import Model
 
 from .spelling import _PLAIN, clean
 
+# The refs of copied nodes by their ids: names of refs, with the ids of the nodes to which they lead.
+_lent: dict[int, dict[str, int]] = {}
 
-class Form(NamedTuple):
-    """What is kept of a component's model, in case another one takes its place.
 
-    root (int): Its id in thinc. kinds (tuple): What each node is, outer ones first. paths (tuple[str, ...]): Where it
-        is, below the
-    component's name.
+def lend_refs(original: Model, copied: Model) -> None:
+    """Name the layers of a copied model as those of the original: thinc's `Model.copy` does not copy refs, after which
+    layers are named.
     """
-
-    root: int
-    kinds: tuple[Any, ...]
-    paths: tuple[str, ...]
-
-
-# Ids of models that took the place of another one, and the paths of its nodes.
-_successors: dict[int, tuple[str, ...]] = {}
+    nodes = list(original.walk())
+    copies = {node.id: copy.id for node, copy in zip(nodes, copied.walk())}
+    for node in nodes:
+        refs = {ref: copies[target.id] for ref, target in _refs_of(node, nodes) if target.id in copies}
+        if refs:
+            _lent[copies[node.id]] = refs
 
 
-def form_of(root: Model, prefix: str, before: Optional[Form] = None) -> Form:
-    """The form of a component's model.
+def _refs_of(node: Model, nodes: list[Model]) -> list[tuple[str, Model]]:
+    """The refs of a node by their names, also those that it has from the node of which it is a copy.
 
-    before (Form): That of the model that the component had before. If this one has the same nodes, its params keep
-        their names: thinc's `Model.copy` does not copy refs, after which layers are named.
+    nodes (list[Model]): Among which their targets are.
     """
-    found = list(paths_of(root, clean(prefix)))
-    kinds = tuple((node.name, *node.param_names, *(type(shim).__name__ for shim in node.shims)) for node, _ in found)
-    paths = tuple(path.removeprefix(clean(prefix)) for _, path in found)
-    if before is not None and before.root != root.id and before.kinds == kinds and before.paths != paths:
-        _successors[root.id] = paths = before.paths
-    return Form(root.id, kinds, paths)
+    found = {ref: target for ref in node.ref_names if (target := node.maybe_get_ref(ref)) is not None}
+    if node.id in _lent:
+        by_id = {other.id: other for other in nodes}
+        lent = {ref: by_id[target] for ref, target in _lent[node.id].items() if target in by_id}
+        found = lent | found
+    return sorted(found.items())
 
 
 def paths_of(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
     """Each node below the root once, outer ones first, with its path."""
-    kept = _successors.get(root.id)
-    for i, (node, path) in enumerate(_paths_by_refs(root, prefix)):
-        yield node, path if kept is None or i >= len(kept) else prefix + kept[i]
-
-
-def _paths_by_refs(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
-    bearing = _bearing_nodes(root)
+    bearing, nodes = _bearing_nodes(root), list(root.walk())
     paths: dict[int, str] = {id(root): prefix}
     by_ref: dict[int, str] = {}
     queue = [root]
     for node in queue:
         path = paths[id(node)]
         yield node, path
-        for ref in sorted(node.ref_names):
-            target = node.maybe_get_ref(ref)
-            if target is not None and id(target) not in by_ref:
+        for ref, target in _refs_of(node, nodes):
+            if id(target) not in by_ref:
                 short = f"{_without_indices(path)}/{clean(ref)}"
                 by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short
         siblings = Counter(layer.name for layer in node.layers if id(layer) in bearing)

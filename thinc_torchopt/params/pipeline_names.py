@@ -13,7 +13,6 @@ from ..errors import PipelineError
 from ..types import Key
 from .names import NamedParam, shim_paths, walk
 from .param import is_key_of_shim
-from .paths import Form, form_of
 from .pipeline import components_with_model
 from .spelling import clean
 
@@ -29,12 +28,11 @@ class PipelineNames:
         self._nlp: Callable[[], Language | None] = lambda: None
         self._was_bound = False
         self._exclude: Collection[str] = ()
-        self._forms: dict[str, Form] = {}
         self._biases_and_norms: set[Key] = set()
         # Whose the names under an `id` are: that of a param that is gone may be another's.
         self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
         self._of_pipeline: set[Key] = set()
-        self._names_ever: set[str] = set()
+        self._names_in_use: set[str] = set()
 
     @property
     def is_bound(self) -> bool:
@@ -73,19 +71,6 @@ class PipelineNames:
         for name, model in self._components():
             yield from shim_paths(model, name)
 
-    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
-        """Name a param that a shim keeps elsewhere.
-
-        RETURNS (Key): Its key.
-        """
-        key = ("shim", shim.id, name)
-        if key not in self.names:
-            path = next(
-                (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim), clean(model.name)
-            )
-            self.names[key] = (f"{path}/{clean(name)}",)
-        return key
-
     def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
         """Whether a name is that of a param of the pipeline. paths (Collection[str]): Of its shims."""
         return key in self._of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
@@ -96,15 +81,16 @@ class PipelineNames:
 
     def _walk_pipeline(self) -> list[NamedParam]:
         """All params of the pipeline, disabled components' too."""
-        components = self._components()
-        self._forms = {name: form_of(model, name, self._forms.get(name)) for name, model in components}
-        return [found for name, model in components for found in walk(model, name)]
+        return [found for name, model in self._components() for found in walk(model, name)]
 
     def _outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
         """Keys that are no longer in the pipeline, and whether another one has the name now.
 
         now (Collection[Key]): The keys that are there. names_now (Collection[str]): The first name of each.
         """
+        if any(is_key_of_shim(key) for key in self._of_pipeline):
+            shims = {shim.id for _, shim in self.shim_paths()}
+            now = {*now, *(key for key in self._of_pipeline if is_key_of_shim(key) and key[1] in shims)}  # type: ignore[index]
         return [
             (key, key in self._of_pipeline and name in names_now)
             for key, (name, *_) in self.names.items()
@@ -136,5 +122,9 @@ class PipelineNames:
                 return name
         prefix = clean(model.name)
         own = {found.key for found in walk(model, prefix)}
-        taken = any(name.startswith(f"{prefix}/") and key not in own for key, (name, *_) in self.names.items())
+        shims = {shim.id for node in model.walk() for shim in node.shims}
+        taken = any(
+            name.startswith(f"{prefix}/") and key not in own and not (is_key_of_shim(key) and key[1] in shims)  # type: ignore[index]
+            for key, (name, *_) in self.names.items()
+        )
         return f"{prefix}-{model.id}" if taken else prefix

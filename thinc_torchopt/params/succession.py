@@ -1,15 +1,19 @@
-"""What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module was
-built anew.
+"""What a param leaves to the one that takes its name, and whether that is the same thing.
+
+It is if its layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
+from thinc.api import Shim
 
 from ..types import OnGrowth
-from .param import Param
+from .names import NamedParam
+from .param import Param, saved_tensor
 
 
 class Keeper(Protocol):
@@ -25,9 +29,17 @@ class Keeper(Protocol):
         """
 
 
+class BufferKeeper(Keeper, Protocol):
+    """Who keeps something for buffers of torch modules, too."""
+
+    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
+        """Let the buffers of a shim's module go on with what was kept for those of another shim, or of the module that
+        it had before. all_of_them (bool): Or only those in parts that both modules hold.
+        """
+
+
 class Released(NamedTuple):
-    """What a param leaves to the one that takes its name: after `add_label`, `resize_output`, or when a torch module
-    was built anew.
+    """What a param leaves to the one that takes its name.
 
     steps, joined_at: As of the `Param`. state, average (Any): What was kept of it, or None.
     """
@@ -38,3 +50,70 @@ class Released(NamedTuple):
     joined_at: Optional[int]
     state: Any
     average: Any
+
+
+def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:
+    """Which params go on in what has their names now.
+
+    They do if that has the values that they had, as far as both shapes reach, together with all that stands in one
+    layer with them. Values that are all alike, as the zeros and ones with which biases and norms begin, tell nothing:
+    then the rest of the layer tells, or of the component. What a shim loads into a module that it builds anew goes on,
+    whatever it is.
+
+    pairs (Sequence): Params that are no longer in the pipeline, with what is there under the name of each.
+    RETURNS (set[str]): Their names.
+    """
+    alike = {param.name: _is_alike(param, found) for param, found in pairs}
+    in_layer: dict[str, set[bool | None]] = {}
+    in_component: dict[str, set[bool | None]] = {}
+    for name, answer in alike.items():
+        in_layer.setdefault(_layer(name), set()).add(answer)
+        in_component.setdefault(name.partition("/")[0], set()).add(answer)
+    return {
+        name
+        for name in alike
+        if False not in (answers := in_layer[_layer(name)])
+        and (True in answers or False not in in_component[name.partition("/")[0]])
+    }
+
+
+def _is_alike(param: Param, found: NamedParam) -> bool | None:
+    """Whether what is found has the values of a param. None: nobody can tell."""
+    old, new = _tensor_of(param.values, param.name), _tensor_of(found.values, param.name)
+    if old is None or new is None:
+        return False
+    if isinstance(found.owner, Shim) and found.owner is param.holder and found.owner._model is not param.module:
+        return True
+    if old.ndim != new.ndim:
+        old, new = old.flatten(), new.flatten()
+        if old.shape != new.shape:
+            return False
+    common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape))
+    new = new[common]
+    old = old[common].to(new.device, new.dtype)
+    if not torch.equal(old, new):
+        return False
+    return True if old.numel() and bool((old != old.flatten()[0]).any()) else None
+
+
+def _tensor_of(values: Any, name: str) -> torch.Tensor | None:
+    """Values as a tensor. None: there are none, or none that can be optimized."""
+    if isinstance(values, torch.Tensor):
+        return values.detach() if values.layout == torch.strided else None
+    dtype = getattr(values, "dtype", None)
+    return saved_tensor(values, name) if dtype is not None and dtype.kind == "f" and dtype.itemsize <= 8 else None
+
+
+def _layer(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def shims_of(pairs: Iterable[tuple[Param, NamedParam]], going_on: set[str]) -> list[tuple[Shim, Shim, bool]]:
+    """The shims of torch params that are gone, those that have their names now, and whether all of these go on."""
+    found: dict[tuple[int, int], tuple[Shim, Shim, bool]] = {}
+    for param, successor in pairs:
+        old, new = param.holder, successor.owner
+        if isinstance(old, Shim) and isinstance(new, Shim):
+            *_, all_so_far = found.get((id(old), id(new)), (old, new, True))
+            found[id(old), id(new)] = old, new, all_so_far and param.name in going_on
+    return list(found.values())

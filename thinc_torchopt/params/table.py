@@ -7,12 +7,14 @@ param.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
@@ -22,10 +24,10 @@ from ..types import Key, OnGrowth
 from .known import Groups, KnownParams
 from .mixed_precision import scale_passes_apart
 from .names import shim_paths, torch_params, walk
-from .param import Param, is_viewable, own_copy, view_of_param
+from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import components_to_train
 from .spelling import clean
-from .succession import Keeper, Released
+from .succession import BufferKeeper, Released, going_on, shims_of
 
 # Whether a param of a shim, or one of a node by its name, is asked for.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
@@ -37,6 +39,7 @@ class Found(NamedTuple):
 
     key: Key
     source: Any
+    holder: Model | Shim | None = None
 
 
 class ParamTable(KnownParams):
@@ -47,7 +50,7 @@ class ParamTable(KnownParams):
     on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
     """
 
-    def __init__(self, groups: Groups, averages: Keeper | None, on_growth: OnGrowth = "mean"):
+    def __init__(self, groups: Groups, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"):
         super().__init__()
         self.by_key: dict[Key, Param] = {}
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
@@ -82,7 +85,7 @@ class ParamTable(KnownParams):
         self.prepare_shims()
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
-            self._joined |= dict.fromkeys(self._names_ever - saved.keys(), updates or None)
+            self._joined |= dict.fromkeys(self._names_in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
         trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
@@ -140,20 +143,17 @@ class ParamTable(KnownParams):
         if (known is None or known.source is not array) and hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
-        return Found(key, array)
+        return Found(key, array, node)
 
     def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
         if not self._has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._note_torch_param(param)
-        if self.shims.get(shim.id, shim) is not shim:
-            # A copied layer: thinc copies the id as well, and averages go by it.
-            with Shim.global_id_lock:
-                Shim.global_id += 1
-                shim.id = Shim.global_id
-        self.shims[shim.id] = shim
-        return Found(id(param), param)
+        self._meet_shim(shim)
+        if (known := self.by_key.get(id(param))) is not None and known.key in self._of_pipeline:
+            self._be_held_by(known, shim)
+        return Found(id(param), param, shim)
 
     def _find_of_shims(
         self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]
@@ -165,6 +165,7 @@ class ParamTable(KnownParams):
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
                 if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
                     self.names[key] = (name,)
+                    self._of_pipeline.add(key)
                     yield Found(
                         key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch.")))
                     )
@@ -200,6 +201,14 @@ class ParamTable(KnownParams):
         found = self._found_in_node(node, name, model)
         self._see_all([*self._find_with_grad(model), found])
         return found.source
+
+    def grad_of_node(self, node: Model, name: str) -> Any:
+        """The gradient of a node's param, as an array: it will be set to zero in place, and a NumPy scalar can't be."""
+        grad = node.get_grad(name)
+        if isinstance(grad, numpy.generic):
+            grad = own_copy(grad)
+            node.set_grad(name, grad)
+        return grad
 
     def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
         """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
@@ -240,6 +249,20 @@ class ParamTable(KnownParams):
             self._replace(known, source, view)
         return self.by_key.get(key)
 
+    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
+        """Name a param that a shim keeps elsewhere.
+
+        RETURNS (Key): Its key.
+        """
+        key = ("shim", shim.id, name)
+        if key not in self.names:
+            self._name_below(model)  # another shim may have had its place
+            paths = (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim)
+            self.names[key] = (f"{next(paths, clean(model.name))}/{clean(name)}",)
+            if any(found is model for _, found in self._components()):
+                self._of_pipeline.add(key)
+        return key
+
     # ------------------------------------------------------------------ params come and go
 
     def _see_all(self, found: Iterable[Found]) -> None:
@@ -260,7 +283,7 @@ class ParamTable(KnownParams):
                 if param.shape == view.shape:
                     self._replace(param, one.source, view)
                 else:
-                    self._release(param)
+                    self._leave(param, tuple(view.shape))
             self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
@@ -268,11 +291,14 @@ class ParamTable(KnownParams):
         With views.
         """
         new: list[Param] = []
-        for (key, source), view in found:
+        for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
                 param = Param(name, key, source, view, is_bias_or_norm=key in self._biases_and_norms)
                 param.aliases = tuple(aliases)
+                param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
+                if key in self._of_pipeline:  # or else nobody would notice that the holder is gone
+                    param.be_held_by(holder)
                 old = self._released.get(name)
                 param.joined_at = self._joined.get(name) if old is None else old.joined_at
                 new.append(param)
@@ -317,13 +343,25 @@ class ParamTable(KnownParams):
         walked = self._walk_pipeline()
         names = self._note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
-        in_use = {name for name, *_ in names.values()}
+        now = {names[found.key][0]: found for found in walked}
         with self._groups.changing():
-            outdated = self._outdated(names.keys(), in_use)
-            for key, has_successor in outdated:
-                if has_successor and key in self.by_key:
-                    self._release(self.by_key[key])
-            self._forget((key for key, _ in outdated), keep_names=False)
+            outdated = self._outdated(names.keys(), now.keys())
+            pairs = [
+                (self.by_key[key], now[self.names[key][0]])
+                for key, has_successor in outdated
+                if has_successor and key in self.by_key
+            ]
+            staying = going_on(pairs)
+            if self.averages is not None:
+                for old, new, is_whole in shims_of(pairs, staying):
+                    self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
+            anew = {param.name for param, _ in pairs} - staying
+            heirs = {param.key: found for param, found in pairs if param.name in staying}
+            self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
+            updates = max((param.steps for param in self.by_key.values()), default=0)
+            for key, found in heirs.items():
+                self._leave(self.by_key[key], tuple(found.values.shape))
+            self._forget(heirs, keep_names=False)
         renamed = [
             self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
         ]
@@ -332,11 +370,13 @@ class ParamTable(KnownParams):
             param.aliases = tuple(aliases)
         self._groups.rename(renamed)
         self.names.update(names)
-        self._of_pipeline = set(names)
-        updates = max((param.steps for param in self.by_key.values()), default=0)
-        if updates and self._names_ever:
-            self._joined |= dict.fromkeys(in_use - self._names_ever, updates)
-        self._names_ever |= in_use
+        for found in walked:
+            if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
+                self._be_held_by(known, found.owner)
+        self._of_pipeline = {*names, *(key for key in self._of_pipeline if is_key_of_shim(key) and key in self.names)}
+        if updates and self._names_in_use:
+            self._joined |= dict.fromkeys((now.keys() - self._names_in_use) | anew, updates)
+        self._names_in_use = set(now)
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
@@ -351,6 +391,13 @@ def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple
         for name in node.param_names:
             if node.has_param(name) and in_node(node, name):
                 yield node, name
+
+
+def _row_size(node: Model, param: Param) -> int:
+    """How many cells a row has in a param that is flat, as SparseLinear's weights of `nO` rows are."""
+    sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
+    is_flat = len(param.shape) == 1 and node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
+    return param.tensor.numel() // node.get_dim("nO") if is_flat else 1
 
 
 def _hands_over(shim: Shim) -> bool:

@@ -73,6 +73,7 @@ def restore_params(
                     param.tensor,
                     on_growth=on_growth,
                     name=param.name,
+                    row_size=param.row_size,
                     options=options,
                 )
             owner.states.set(param, fitted, _saved_dtype(found))
