@@ -319,7 +319,7 @@ def test_gradients_errors_of_weights(missing):
 def test_traces_refuse_weights_of_other_dtypes(dtype, all_of_them):
     weights = good()["weights"]
     changed = {name: w.to(dtype) if all_of_them or name == "Wn.bias" else w for name, w in weights.items()}
-    with pytest.raises(ConfigError, match="'weights'.*floats of one dtype"):
+    with pytest.raises(ConfigError, match=r"'weights'.*floats of one dtype"):
         ParamDimTraces(make_cell("torch-gru", "tanh", Section("test")), changed, 2)
 
 

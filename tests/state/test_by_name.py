@@ -31,7 +31,7 @@ from thinc_torchopt.errors import (
 )
 from thinc_torchopt.schedules import plateau
 
-from ..conftest import needs_gpu
+from ..conftest import HAS_MUON, needs_gpu
 from ..groups.test_param_groups import Encoder
 from ..models import backprop, params_of, same, slots, toy_pipeline
 
@@ -50,7 +50,7 @@ ALGORITHMS = {
         "RMSprop",
         "Rprop",
         "SGD",
-        "Muon",
+        *(["Muon"] if HAS_MUON else []),
     )
 } | {
     "SGD momentum": lambda: SGD(momentum=0.9),

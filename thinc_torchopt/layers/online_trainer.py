@@ -277,8 +277,8 @@ class OnlineTrainer:
             first = different[0]
             raise StateError(
                 f"Can't load the state of {what}: expected the params, layers and batch_size of these models, found "
-                f"others for {', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, and "
-                f"{_form(found, first) or 'no value'} there."
+                f"others for {', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, "
+                f"and {_form(found, first) or 'no value'} there."
             )
         # Gradients may be: the guard skips an update by such.
         spoiled = sorted(
