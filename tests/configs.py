@@ -8,7 +8,7 @@ import pytest
 
 from thinc_torchopt.compat import has_pytorch_optimizer, has_tensorboard
 
-from .conftest import CONFIGS
+from .conftest import CONFIGS, HAS_MUON
 from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus
 
 NAMES = sorted(path.name for path in CONFIGS.glob("*.cfg"))
@@ -19,6 +19,8 @@ def skip_without(name: str) -> None:
     """Skip the test where the libraries of a config are not installed."""
     if name == "pytorch_optimizer.cfg" and not has_pytorch_optimizer:
         pytest.skip("pytorch-optimizer is not installed")
+    if name == "muon.cfg" and not HAS_MUON:
+        pytest.skip("this torch has no Muon")
     if name == "loggers.cfg" and not has_tensorboard:
         pytest.skip("tensorboard is not installed")
     if name in TRANSFORMERS:

@@ -16,6 +16,8 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DATA = Path(__file__).resolve().parent / "data"
 
 needs_corpora = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="the corpora in ../shared/data are absent")
+HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
+needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 

@@ -1,5 +1,9 @@
 """The one place that looks inside an optimizer, for what nothing public tells."""
 
+from typing import Any
+
+from spacy.language import Language
+
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.averages import Averages
 from thinc_torchopt.averages.settings import AverageSettings
@@ -7,6 +11,7 @@ from thinc_torchopt.gradients import Guard
 from thinc_torchopt.groups import ParamGroups
 from thinc_torchopt.params import Param
 from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.training import log_numbers
 
 
 def averages_in(optimizer: TorchOptimizer) -> Averages:
@@ -47,3 +52,13 @@ def take_average_settings(optimizer: TorchOptimizer, other: TorchOptimizer) -> N
     """Give an optimizer the settings of averages of another one, which may be schedules, and those schedules."""
     averages_in(optimizer).settings = average_settings_in(other)
     optimizer._settings.schedules = other._settings.schedules
+
+
+def tell_latest(nlp: Language, info: dict[str, Any]) -> None:
+    """Say what the training loop says to loggers after each step."""
+    log_numbers._latest[nlp] = info
+
+
+def forget_latest(nlp: Language) -> None:
+    """The training is over."""
+    del log_numbers._latest[nlp]

@@ -45,7 +45,7 @@ from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.random_state import collect_random, restore_random
 
-from .conftest import CONFIGS
+from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
 
 LAYOUTS = ["float32", "bfloat16", "transposed", "grown"]
@@ -133,8 +133,9 @@ def cases(layout):
     """By a name: what makes the optimizer."""
     left_out = refused() | (refused(when_not_contiguous=True) if layout == "transposed" else set())
     registered = spacy.registry.torch_optimizers.get_all()
+    not_here = ("torch.LBFGS.v1", "torch.SparseAdam.v1", *(() if HAS_MUON else ("torch.Muon.v1",)))
     for name, factory in registered.items():
-        if name.startswith("torch.") and name not in ("torch.LBFGS.v1", "torch.SparseAdam.v1"):
+        if name.startswith("torch.") and name not in not_here:
             for options in [{}, *OPTIONS.get(name, [])]:
                 yield (
                     f"{name} {options}",

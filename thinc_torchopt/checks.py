@@ -104,7 +104,7 @@ class Section:
         """One of several. RAISES (ConfigError): Not one of them."""
         if not any(type(value) is type(choice) and value == choice for choice in choices):
             *others, last = ("null" if choice is None else repr(choice) for choice in choices)
-            self.refuse(name, f"{', '.join(others)} or {last}", value)
+            self.refuse(name, f"{', '.join(others)} or {last}" if others else last, value)
         return value
 
     def kind(self, name: str, value: Any, cls: type, expected: str) -> Any:

@@ -53,8 +53,10 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
     """
     if split not in ("train", "dev"):
         raise ConfigError(f"Can't set 'split' {_WHERE}: expected 'train' or 'dev', found {split!r}.")
-    if not 0.0 < dev_share < 1.0:
-        raise ConfigError(f"Can't set 'dev_share' {_WHERE}: expected a number above 0 and below 1, found {dev_share}.")
+    if not isinstance(dev_share, (int, float)) or not 0.0 < dev_share < 1.0:
+        raise ConfigError(
+            f"Can't set 'dev_share' {_WHERE}: expected a number above 0 and below 1, found {dev_share!r}."
+        )
     paragraphs = [
         text for topic, text in read_paragraphs(load_topics()) if is_dev(topic, dev_share) == (split == "dev")
     ]

@@ -17,6 +17,7 @@ from thinc_torchopt.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon,
 from thinc_torchopt.errors import ConfigError, ScheduleError
 from thinc_torchopt.schedules.schedule import Schedules
 
+from ..conftest import needs_muon
 from ..models import backprop, mixed_model, params_of, same, toy_examples, toy_pipeline
 
 ALGORITHMS = {
@@ -61,7 +62,9 @@ def train(optimizer, steps=3):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_muon) if name == "a fallback's" else name for name in ALGORITHMS]
+)
 @pytest.mark.parametrize("in_a_list", [True, False])
 def test_option_ranges_refuse_the_value_of_a_schedule_before_it_is_used(name, in_a_list):
     build, path, values = ALGORITHMS[name]

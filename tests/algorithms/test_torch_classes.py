@@ -1,6 +1,8 @@
 """Oracle: the same algorithm in a bare torch loop, fed with the same gradients."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -13,7 +15,7 @@ from thinc_torchopt.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError
 
-from ..conftest import needs_gpu
+from ..conftest import HAS_MUON, needs_gpu, needs_muon
 from ..models import (
     backprop,
     grads_of,
@@ -104,7 +106,7 @@ def test_torch_optimizers_equal_bare_torch_when_clipped(name):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@needs_muon
 def test_torch_optimizers_muon_takes_matrices_and_its_fallback_the_rest():
     optimizer = TorchOptimizer(resolve("torch.Muon.v1", adjust_lr_fn="match_rms_adamw"), 0.01, grad_clip=0.0)
 
@@ -118,7 +120,7 @@ def test_torch_optimizers_muon_takes_matrices_and_its_fallback_the_rest():
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@needs_muon
 def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
     patterns, fallback = ["*/hashembed/E", "ner/upper/W"], {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
     optimizer = TorchOptimizer(
@@ -144,7 +146,7 @@ def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
     assert all(torch.equal(tensor, twins[name]) for name, tensor in optimizer.params.items())
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@needs_muon
 def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
     """They have two dimensions."""
     model = thinc_model()
@@ -156,7 +158,7 @@ def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
     assert names == {"linear-0/W", "linear-2/W"}
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@needs_muon
 def test_torch_optimizers_patterns_need_a_pipeline():
     model, optimizer = mixed_model(), TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/E"]), 0.01)
     backprop(model, numpy.random.default_rng(0))
@@ -164,7 +166,7 @@ def test_torch_optimizers_patterns_need_a_pipeline():
         model.finish_update(optimizer)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@needs_muon
 @pytest.mark.parametrize("frozen", [[], ["tagger"]])
 def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen, tmp_path):
     """`spacy train` shows the optimizer one part of such a pipeline after the other."""
@@ -377,3 +379,36 @@ def test_torch_optimizers_equal_bare_torch_on_a_gpu(name):
         )
     finally:
         require_cpu()
+
+
+def test_torch_classes_that_the_installed_torch_lacks_are_what_a_config_is_told_of():
+    """An older torch, in a process of its own: Muon came with torch 2.9."""
+    code = """
+import torch
+if hasattr(torch.optim, "Muon"):
+    del torch.optim.Muon
+from spacy.util import registry
+import thinc_torchopt
+block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3, "fallback_params": ["*/E"]}
+registry.resolve({"algorithm": block})
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = f"ConfigError: Can't train with 'torch.Muon.v1' in [training.optimizer.algorithm]: torch {torch.__version__}"
+    assert said in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("Muon", "ns_steps", 0),
+        ("Muon", "eps", -1.0),
+        ("ASGD", "lambd", -0.1),
+        ("ASGD", "t0", -1.0),
+        ("SGD", "dampening", {}),
+    ],
+)
+def test_torch_classes_refuse_what_torch_takes_and_ignores(name, option, value):
+    if name == "Muon" and not HAS_MUON:
+        pytest.skip("this torch has no Muon")
+    with pytest.raises(ConfigError, match=option):
+        getattr(torch_optimizers, name)(**{option: value})

@@ -109,7 +109,7 @@ def test_cli_says_what_is_wrong_without_a_traceback(folder):
         (torchopt(folder, "schedule", adam, check=False), no_such_optimizer),
         (torchopt(folder, "find-lr", adam, check=False), no_such_optimizer),
         (spacy_cli("torchopt", "params", PARAM_GROUPS, check=False), "[E913] Corpus path can't be None"),
-        (torchopt(folder, "params", PARAM_GROUPS, "--nonsense", "1", check=False), "No such option '--nonsense'"),
+        (torchopt(folder, "params", PARAM_GROUPS, "--nonsense", "1", check=False), "No such option"),
         (
             torchopt(folder, "params", PARAM_GROUPS, "--training.optimizer.grad_clip", "-1.0", check=False),
             "Can't set 'grad_clip'",

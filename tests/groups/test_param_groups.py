@@ -27,7 +27,7 @@ from thinc_torchopt.schedules import warmup_cosine
 from thinc_torchopt.schedules.schedule import Schedules
 from thinc_torchopt.training.loop import train_while_improving
 
-from ..conftest import CONFIGS
+from ..conftest import CONFIGS, needs_muon
 from ..devices import on_gpu
 from ..models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
 from ..peek import groups_in
@@ -183,6 +183,7 @@ def test_param_groups_work_with_every_kind_of_state(algorithm):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # the oracle's kernels are not fused
 
 
+@needs_muon
 def test_param_groups_apply_to_the_fallback_too():
     nlp, model = encoder_pipeline()
     block = {"params": ["trf/pytorch/pooler/*"], "weight_decay": 0.25, "betas": [0.5, 0.6], "momentum": 0.7}

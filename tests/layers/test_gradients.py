@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinc_torchopt.checks import Section
 from thinc_torchopt.errors import ConfigError, ShapeError
-from thinc_torchopt.layers import eligibility_gradients, gradients
+from thinc_torchopt.layers import ParamDimTraces, eligibility_gradients, gradients
+from thinc_torchopt.layers.cells import make_cell
 
 from ..conftest import SHARED, needs_gpu
 from .reference import ACTS, CELLS, bptt, distance, naive, problem, step
@@ -281,6 +283,11 @@ def good():
         ({"output_grads": torch.zeros(3, 1, 3)}, ShapeError, r"\(3, 1, 3\)"),
         ({"x": torch.full((3, 2, 2), float("nan"))}, ConfigError, "'x'.*finite"),
         ({"output_grads": torch.full((3, 2, 3), float("inf"))}, ConfigError, "'output_grads'.*finite"),
+        ({"x": torch.zeros(3, 2, 2) + 1j}, ConfigError, "'x'.*real numbers.*complex64"),
+        ({"output_grads": torch.zeros(3, 2, 3) + 1j}, ConfigError, "'output_grads'.*real numbers"),
+        ({"state": [torch.zeros(2, 3) + 1j]}, ConfigError, "'state'.*real numbers"),
+        ({"state": [torch.full((2, 3), float("nan"))]}, ConfigError, "'state'.*finite"),
+        ({"state": 3}, ConfigError, "'state'.*a list"),
         ({"x": "text"}, ConfigError, "'x'"),
         ({"weights": [1.0]}, ConfigError, "'weights'.*dict"),
         ({"x": torch.zeros(3, 2, 5)}, ShapeError, r"Wn.weight.*\(5, 3\).*\(2, 3\)"),
@@ -304,6 +311,22 @@ def test_gradients_errors_of_weights(missing):
         kwargs["weights"]["Wq.bias"] = torch.zeros(3)
     with pytest.raises(ShapeError, match="Whn.bias" if missing else "Wq.bias.*expected none"):
         eligibility_gradients(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "all_of_them"), [(torch.float64, False), (torch.complex64, True), (torch.int64, True)]
+)
+def test_traces_refuse_weights_of_other_dtypes(dtype, all_of_them):
+    weights = good()["weights"]
+    changed = {name: w.to(dtype) if all_of_them or name == "Wn.bias" else w for name, w in weights.items()}
+    with pytest.raises(ConfigError, match=r"'weights'.*floats of one dtype"):
+        ParamDimTraces(make_cell("torch-gru", "tanh", Section("test")), changed, 2)
+
+
+def test_gradients_are_in_the_dtype_of_a_wider_state():
+    kwargs = good()
+    found, outputs = eligibility_gradients(**kwargs, state=[torch.ones(2, 3, dtype=torch.float64)])
+    assert outputs.dtype is torch.float64 and {grad.dtype for grad in found.values()} == {torch.float64}
 
 
 def test_gradients_takes_arrays_and_lists_and_leaves_them_as_they_are():

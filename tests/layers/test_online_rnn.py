@@ -368,6 +368,15 @@ def test_online_rnn_refuses_another_width():
         model.predict([numpy.zeros((2, 5), "f")])
 
 
+def test_online_rnn_refuses_complex_numbers():
+    model, X, _ = built()
+    with pytest.raises(ConfigError, match=r"input or gradient.*torch-gru.*real numbers.*complex"):
+        model.predict([x + 1j for x in X])
+    Y, backprop = model.begin_update(X)
+    with pytest.raises(ConfigError, match="real numbers"):
+        backprop([y + 1j for y in Y])
+
+
 def test_online_rnn_errors_of_cells():
     """At construction, or when the widths are known."""
 

@@ -169,6 +169,10 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
     trainer = stream()
     read(trainer, range(7))
     before, saved = params_of(*trainer.models.values()), trainer.state_dict()
+    odd, layers = (
+        (torch.Tensor.double, lambda tensor: tensor * float("nan"), lambda tensor: tensor + 1j),
+        saved["layers"],
+    )
     for change in (
         {"version": 2},
         {"tokens": -1},
@@ -182,6 +186,17 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
         {"grads": {"nothing": torch.zeros(2)}},
         {"grads": {name: torch.zeros(1) for name in saved["params"]}},
         {"layers": [{**of_layer, "is_zero": "no"} for of_layer in saved["layers"]]},
+        *({"layers": [{**of, "state": [change(s) for s in of["state"]]} for of in saved["layers"]]} for change in odd),
+        *(
+            {
+                "layers": [
+                    {**of, "traces": {k: [change(t) for t in v] for k, v in of["traces"].items()}} for of in layers
+                ]
+            }
+            for change in odd
+        ),
+        *({"params": {name: change(param) for name, param in saved["params"].items()}} for change in odd),
+        {"grads": {name: grad.double() for name, grad in saved["grads"].items()}},
     ):
         with pytest.raises(StateError):
             trainer.load_state_dict({**saved, **change})
@@ -201,6 +216,9 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
         (some(B, 3), some(B, 3), ShapeError, r"dh .*\(2, 4\)"),
         (some(B, 3) * numpy.nan, None, ConfigError, "'x'.*finite"),
         (some(B, 3), some(B, 4) * numpy.inf, ConfigError, "'dh'.*finite"),
+        (some(B, 3) + 1j, None, ConfigError, "'x'.*real numbers.*complex"),
+        (some(B, 3), some(B, 4) + 1j, ConfigError, "'dh'.*real numbers.*complex"),
+        (some(B, 3).astype("f8") * 1e300, None, ConfigError, "'x'.*infinite in float32"),
         (None, None, ConfigError, "'x'.*an array"),
         (some(B, 3), [[1.0]], ConfigError, "'dh'.*an array"),
     ],

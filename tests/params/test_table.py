@@ -11,6 +11,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, Muon
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning
 
+from ..conftest import needs_muon
 from ..models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
 
 
@@ -66,6 +67,7 @@ def test_param_table_shared_params_follow_the_last_block_that_matches_any_name()
     assert groups["d/pytorch/weight"] == ("one", 0.5) and "c/pytorch/weight" not in groups
 
 
+@needs_muon
 def test_param_table_tied_params_of_a_module_answer_to_all_their_names():
     class Tied(torch.nn.Module):
         def __init__(self):

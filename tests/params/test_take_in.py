@@ -11,6 +11,7 @@ from thinc_torchopt.algorithms.torch_classes import Adagrad, Muon
 from thinc_torchopt.errors import ConfigError, ParamError
 from thinc_torchopt.learn_rate import LearnRateController
 
+from ..conftest import needs_muon
 from ..models import backprop, toy_pipeline
 from ..peek import groups_in, params_in
 
@@ -214,6 +215,7 @@ def test_take_in_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts):
     assert len(optimizer.params) == N
 
 
+@needs_muon
 def test_take_in_is_all_or_nothing_when_no_algorithm_takes_a_param():
     model = chain(Linear(5, 5), Linear(5, 5)).initialize()
     muon = Muon()

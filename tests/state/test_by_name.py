@@ -34,7 +34,7 @@ from thinc_torchopt.modular.registered import FedProx, Lookahead, Momentum
 from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.schedules import plateau
 
-from ..conftest import needs_gpu
+from ..conftest import HAS_MUON, needs_gpu
 from ..groups.test_param_groups import Encoder
 from ..models import backprop, params_of, same, slots, toy_pipeline
 
@@ -53,7 +53,7 @@ ALGORITHMS = {
         "RMSprop",
         "Rprop",
         "SGD",
-        "Muon",
+        *(["Muon"] if HAS_MUON else []),
     )
 } | {
     "SGD momentum": lambda: SGD(momentum=0.9),

@@ -31,7 +31,7 @@ from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.progress import Progress
 
-from ..conftest import CONFIGS, SHARED, needs_corpora, resize
+from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..runs import Crash, config_for, contents, digests, run
 from ..spacy_cli import spacy_cli
 from ..state.test_files import damage
@@ -104,7 +104,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=needs_muon) if name == "muon" else name for name in VARIANTS]
+)
 def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
     """Stopped four times, between checkpoints, right after one, and right after an evaluation."""
     changes = VARIANTS[variant]

@@ -18,6 +18,7 @@ from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, 
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
+from ..conftest import needs_muon
 from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents
 
@@ -245,7 +246,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=needs_muon) if name == "a typo in the algorithm" else name for name in REFUSED]
+)
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with checkpoint", "without"])
 def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint, corpus, tmp_path):
     changes, error, message = REFUSED[case]

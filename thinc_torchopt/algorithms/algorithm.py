@@ -131,7 +131,8 @@ def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
     is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
     if is_switch and not isinstance(value, (bool, type(default))):
         raise ConfigError(f"Can't set '{name}' in {where}: expected true or false, found {value!r}.")
-    if isinstance(default, (int, float)) and not is_switch and isinstance(value, (str, bool)):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, (int, float)) and not is_switch and not is_number and not may_move(value):
         raise ConfigError(f"Can't set '{name}' in {where}: expected a number, found {value!r}.")
     if not isinstance(default, tuple):
         return value

@@ -180,12 +180,14 @@ def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
 
     RAISES (ConfigError): One is out of its range.
     """
-    for name, value in numbers.items():
-        if not may_move(value):
-            is_beta = name.startswith("beta")
-            expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
+    for name, given in numbers.items():
+        is_beta = name.startswith("beta")
+        expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
+        if given == []:
+            OPTIMIZER.refuse(name, expected, given)
+        for value in given if isinstance(given, list) else () if may_move(given) else (given,):
             if isinstance(value, str):  # torch takes no numbers in quotes
-                OPTIMIZER.refuse(name, expected, value)
+                OPTIMIZER.refuse(name, expected, given)
             OPTIMIZER.number(name, value, expected, below=1.0 if is_beta else math.inf)
     return list(map(as_plain, numbers.values()))
 

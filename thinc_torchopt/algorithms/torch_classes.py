@@ -15,7 +15,7 @@ can't take (kernels.py) are updated without it, also where `fused` is true.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
 
 import torch
@@ -33,19 +33,31 @@ _NOT_OFFERED = {"self", "params", "lr", "differentiable"}
 _CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
 
 
-def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, refusal: str = "") -> AlgorithmFactory:
+def _offer(
+    name: str,
+    source: str,
+    *,
+    kernel: FusedKernel = kernels.NO_KERNEL,
+    refusal: str = "",
+    least: Mapping[str, float] = {},
+    options: Sequence[str] = (),
+) -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
     name (str): The class's name in torch.optim.
     source (str): Where the algorithm comes from.
     kernel (FusedKernel): torch's fused kernel of it.
     refusal (str): Why it can't be used, and what to use. Empty: it can.
+    least (Mapping[str, float]): The lowest value of options for which torch takes any.
+    options (Sequence[str]): The names of its options, where the installed torch may be without the class: so that it is
+        the class that a config is told of, and not an option.
     """
     label = f"torch.{name}.v1"
     cls: Any = getattr(torch.optim, name, None)
     if cls is None:
         refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
-    params = [] if cls is None else _config_params(cls)
+    params = [_any(option) for option in options] if cls is None else _config_params(cls)
+    build = _from(least, cls) if least and cls is not None else cls
 
     def factory(**given: Any) -> Algorithm:
         if refusal:
@@ -56,16 +68,29 @@ def _offer(name: str, source: str, *, kernel: FusedKernel = kernels.NO_KERNEL, r
                 f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: "
                 f"{', '.join(p.name for p in params)}."
             )
-        options = {
+        taken = {
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
         }
-        return Algorithm(label, cls, options, kernel=kernel, trial=try_out(cls, label, options))
+        return Algorithm(label, build, taken, kernel=kernel, trial=try_out(build, label, taken))
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
     factory.__annotations__ = {param.name: param.annotation for param in params} | {"return": Algorithm}
     factory.__signature__ = inspect.Signature(params, return_annotation=Algorithm)  # type: ignore[attr-defined]
     return factory
+
+
+def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Optimizer]:
+    """What builds a class, and refuses options below these values."""
+
+    def build(params: Any, **options: Any) -> torch.optim.Optimizer:
+        for name, lowest in least.items():
+            if name in options and options[name] < lowest:
+                raise ValueError(f"expected {name} to be at least {lowest:g}, found {options[name]}")
+        return cls(params, **options)  # type: ignore[no-any-return]
+
+    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
+    return build
 
 
 def _config_params(cls: type) -> list[inspect.Parameter]:
@@ -77,6 +102,10 @@ def _config_params(cls: type) -> list[inspect.Parameter]:
         for name, param in inspect.signature(init).parameters.items()
         if name not in _NOT_OFFERED
     ]
+
+
+def _any(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
 
 
 def _config_type(param: inspect.Parameter, hint: Any) -> Any:
@@ -98,7 +127,11 @@ Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duch
 Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
 Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
 AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
-ASGD = _offer("ASGD", "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046")
+ASGD = _offer(
+    "ASGD",
+    "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046",
+    least={"lambd": 0.0, "alpha": 0.0, "t0": 0.0},
+)
 NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
 RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
 RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
@@ -120,7 +153,12 @@ SparseAdam = _offer(
     refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
     "'torch.Adam.v1'.",
 )
-_muon = _offer("Muon", "Jordan 2024, https://kellerjordan.github.io/posts/muon/")
+_muon = _offer(
+    "Muon",
+    "Jordan 2024, https://kellerjordan.github.io/posts/muon/",
+    least={"eps": 0.0, "ns_steps": 1},
+    options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+)
 
 
 def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [], **options: Any) -> Algorithm:

@@ -104,7 +104,9 @@ def decay_by_func(decay: list[list[Tensor]], traces: list[dict[str, Tensor]]) ->
 
 
 def check_weights(cell: Cell, weights: Weights, width: int, units: int, where: Section) -> None:
-    """RAISES (ShapeError): A weight is missing, is not one of the cell's, or has another shape."""
+    """RAISES (ShapeError): A weight is missing, is not one of the cell's, or has another shape. (ConfigError): They are
+    not of floats of one dtype.
+    """
     expected: dict[str, tuple[int, ...]] = {}
     for relation in cell.relations:
         expected |= relation.shapes(width, units)
@@ -115,6 +117,9 @@ def check_weights(cell: Cell, weights: Weights, width: int, units: int, where: S
                 f"Can't use weight '{name}' in {where.path}: expected {_shape(expected.get(name))}, found "
                 f"{_shape(shape)}. The input is {width} wide, the state {units}. This cell has {sorted(expected)}."
             )
+    dtypes = sorted({str(weight.dtype) for weight in weights.values()})
+    if len(dtypes) > 1 or not all(weight.is_floating_point() for weight in weights.values()):
+        where.refuse("weights", "floats of one dtype, e.g. float32", ", ".join(dtypes))
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

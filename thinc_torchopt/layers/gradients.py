@@ -16,6 +16,7 @@ from .adjoint import adjoint_gradients, input_gradient
 from .cells import Cell, State, make_cell
 from .eligibility import BLOCK, ParamDimTraces
 from .functional import check_cell, check_weights
+from .params import check_real
 from .relations import Weights
 from .scan import scan
 
@@ -100,14 +101,17 @@ def eligibility_gradients(
     lengths (Sequence[int]): Of each sequence, at least 0. Default: all T. What is beyond is not read.
     state (Sequence[Tensor]): Before the first step. Shape of each: (B, H). Default: zero.
     RETURNS (tuple): Gradients by name, and the outputs, zero where a sequence has ended. Shape: (T, B, H).
-    RAISES (ConfigError): An unknown cell or argument, or NaN. (ShapeError): Shapes that don't fit.
+    RAISES (ConfigError): An unknown cell or argument, complex numbers, or NaN. (ShapeError): Shapes that don't fit.
     """
     method = Method(vjp_method, window, fast_solve, normalize_matrix_spectrum, traces)
     method.check(_WHERE)
     cell = make_cell(cell, activation, _WHERE)
     x, dh = _floats("x", x), _floats("output_grads", output_grads)
+    if not (state is None or isinstance(state, (list, tuple))):
+        _WHERE.refuse("state", "a list with a tensor for each state of the cell", state)
+    given = [_floats("state", s) for s in state or ()]
     named = {name: _floats(f"weights['{name}']", weight) for name, weight in _WHERE.section("weights", weights).items()}
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in (x, dh, *named.values())))
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in (x, dh, *given, *named.values())))
     x, dh, named = x.to(dtype), dh.to(dtype), {name: weight.to(dtype) for name, weight in named.items()}
     if x.ndim != 3 or dh.ndim != 3 or x.shape[:2] != dh.shape[:2] or 0 in (*x.shape, *dh.shape):
         raise ShapeError(
@@ -119,10 +123,10 @@ def eligibility_gradients(
     order, active = order_by_length(_lengths(lengths, n_steps, n_batch), n_steps)
     ends = torch.tensor(active)[:, None, None] > torch.arange(n_batch)[:, None]
     x, dh = (torch.where(ends.to(v.device), v[:, order], 0.0) for v in (x, dh))
-    for name, values in (("x", x), ("output_grads", dh), *named.items()):
+    for name, values in (("x", x), ("output_grads", dh), *(("state", s) for s in given), *named.items()):
         if not values.isfinite().all():
             _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
-    begin = _state(cell, state, x.new_zeros(n_batch, units), order)
+    begin = _state(cell, None if state is None else given, x.new_zeros(n_batch, units), order)
     check_cell(cell, named, _WHERE)
     traced = method.takes_traces(cell, named, n_steps)
     with torch.no_grad():
@@ -271,13 +275,13 @@ def _floats(name: str, values: Any) -> Tensor:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         _WHERE.refuse(name, "a tensor or an array of numbers", type(error).__name__)
+    tensor = check_real(name, tensor, _WHERE)
     return tensor.detach() if tensor.is_floating_point() else tensor.to(torch.float32)
 
 
-def _state(cell: Cell, state: Sequence[Any] | None, zero: Tensor, order: Tensor) -> State:
-    if state is None:
+def _state(cell: Cell, given: Sequence[Tensor] | None, zero: Tensor, order: Tensor) -> State:
+    if given is None:
         return tuple(zero for _ in cell.states)
-    given = [_floats("state", s) for s in state]
     if len(given) != len(cell.states) or any(s.shape != zero.shape for s in given):
         raise ShapeError(
             f"Can't use state in {_WHERE.path}: expected {len(cell.states)} of shape {tuple(zero.shape)}, found "

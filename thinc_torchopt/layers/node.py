@@ -19,7 +19,7 @@ from .adjoint import adjoint_gradients
 from .cells import CELLS, Cell, State
 from .functional import check_cell, warn_of_truncation
 from .gradients import Method, TracedGradients
-from .params import add_grads, as_array, as_tensor, init_params, param_shapes, weights_of
+from .params import add_grads, as_array, as_tensor, check_real, init_params, param_shapes, weights_of
 from .relations import Weights
 from .scan import scan
 
@@ -104,8 +104,11 @@ class _Run:
         self._before: Any = {}
 
     def as_weights(self, steps: Any, width: int) -> Tensor:
-        """In the dtype of the weights: others may compute in half precision. RAISES (ShapeError): Of another width."""
-        tensor = as_tensor(steps)
+        """In the dtype of the weights: others may compute in half precision.
+
+        RAISES (ShapeError): Of another width. (ConfigError): Of complex numbers.
+        """
+        tensor = check_real("input or gradient", as_tensor(steps), Section(f"layer '{self.model.name}'", verb="use"))
         if len(tensor) and tensor.shape[2] != width:
             raise ShapeError(
                 f"Can't use input or gradient of layer '{self.model.name}': expected {width} numbers for each token, "

@@ -66,6 +66,7 @@ def OnlineRNN(
     method = Method(vjp_method, window, normalize_matrix_spectrum=normalize_matrix_spectrum, traces=traces)
     where.choice("learning", learning, ("d-rtrl", "bptt"))
     depth = where.whole("depth", depth, at_least=1)
+    nO, nI = (None if n is None else where.whole(name, n, at_least=1) for name, n in (("nO", nO), ("nI", nI)))
     where.number("dropout", dropout, at_most=1.0)
     for name, value in (("bidirectional", bidirectional), ("stateful", stateful)):
         where.flag(name, value)
@@ -115,6 +116,7 @@ def OnlineRNNEncoder(
     width (int): Of input and output. depth (int): How many layers. 0: none.
     Others: as for `OnlineRNN`.
     """
+    width = Section("the block of OnlineRNNEncoder").whole("width", width, at_least=1)
     if depth == 0:
         return noop()
     return OnlineRNN(

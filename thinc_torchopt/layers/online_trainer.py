@@ -31,7 +31,7 @@ from .cells import Cell, Linearized, State
 from .eligibility import ParamDimTraces
 from .functional import warn_of_truncation
 from .node import SETTINGS, Settings, recurrent_nodes
-from .params import add_grads, as_array, as_tensor, weights_of
+from .params import add_grads, as_array, as_tensor, check_real, weights_of
 
 _VERSION = 1
 _LAYER_PARTS = ("state", "traces", "grads", "is_zero")
@@ -120,7 +120,7 @@ class OnlineTrainer:
         """What the layer gives for the next token, which is not read yet: nothing changes.
 
         x (Floats2d): Shape: (B, nI). RETURNS (Floats2d): Shape: (B, nO).
-        RAISES (ShapeError): Another shape. (ConfigError): NaN.
+        RAISES (ShapeError): Another shape. (ConfigError): NaN, or complex numbers.
         """
         return as_array(self.model, self._steps(x)[-1].state[0].clone())
 
@@ -129,7 +129,7 @@ class OnlineTrainer:
 
         x (Floats2d): Shape: (B, nI). dh (Floats2d): dL/dh of this token. Shape: (B, nO). None: no loss.
         RETURNS (Floats2d): dL/dx. Shape: (B, nI).
-        RAISES (ShapeError): Another shape. (ConfigError): NaN. Nothing is changed then.
+        RAISES (ShapeError): Another shape. (ConfigError): NaN, or complex numbers. Nothing is changed then.
         """
         steps = self._steps(x)
         signal = None if dh is None else self._checked("dh", dh, steps[-1].state[0].shape)
@@ -177,9 +177,11 @@ class OnlineTrainer:
                 f"Can't use {name} in OnlineTrainer: expected shape {tuple(expected)}, one token of each of "
                 f"{self.batch_size} streams, found {tuple(tensor.shape)}."
             )
+        tensor = check_real(name, tensor, _WHERE).to(self._layers[0].state[0].dtype)
         if not tensor.isfinite().all():
-            _WHERE.refuse(name, "finite numbers: what is read stays in the state", "NaN or infinite ones")
-        return tensor.to(self._layers[0].state[0].dtype)
+            found = f"NaN, or numbers that are infinite in {str(tensor.dtype).removeprefix('torch.')}"
+            _WHERE.refuse(name, "finite numbers: what is read stays in the state", found)
+        return tensor
 
     def apply(self) -> None:
         """Update all params with the gradients since the last update. `update` does that by itself; at the end of a
@@ -266,15 +268,26 @@ class OnlineTrainer:
                     raise ValueError(f"expected is_zero as true or false, found {of_layer['is_zero']!r}")
             check_parts(f"the gradients of {what}", saved["grads"])
             for name in saved["grads"]:
-                if (shape := _shape(found, f"grads/{name}")) is None or shape != _shape(expected, f"params/{name}"):
-                    raise ValueError(f"expected a gradient in the shape of param '{name}', found {shape}")
+                if (form := _form(found, f"grads/{name}")) is None or form != _form(expected, f"params/{name}"):
+                    raise ValueError(f"expected a gradient in the shape and dtype of param '{name}', found {form}")
             different = sorted(
-                name for name in expected.keys() | found.keys() if _shape(expected, name) != _shape(found, name)
+                name for name in expected.keys() | found.keys() if _form(expected, name) != _form(found, name)
             )
         if different := [name for name in different if not name.startswith("grads/")]:
+            first = different[0]
             raise StateError(
                 f"Can't load the state of {what}: expected the params, layers and batch_size of these models, found "
-                f"others for {', '.join(different[:5])}."
+                f"others for {', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, "
+                f"and {_form(found, first) or 'no value'} there."
+            )
+        # Gradients may be: the guard skips an update by such.
+        spoiled = sorted(
+            name for name, tensor in found.items() if "grads" not in name.split("/") and not tensor.isfinite().all()
+        )
+        if spoiled:
+            raise StateError(
+                f"Can't load the state of {what}: expected finite numbers, found NaN or infinite ones in "
+                f"{', '.join(spoiled[:5])}. They would stay. Load a state that was saved before."
             )
         self.optimizer.load_state_dict(saved["optimizer"])
         with own_errors(what):
@@ -363,5 +376,8 @@ def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(value, f"{path}/{i}")
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str) -> Any:
-    return tuple(tensors[name].shape) if name in tensors else None
+def _form(tensors: Mapping[str, Tensor], name: str) -> str | None:
+    """The shape and dtype of one of the tensors."""
+    if (tensor := tensors.get(name)) is None:
+        return None
+    return f"shape {tuple(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"

@@ -93,6 +93,13 @@ def as_tensor(array: Any) -> Tensor:
     return xp2torch(array)
 
 
+def check_real(name: str, tensor: Tensor, where: Section) -> Tensor:
+    """RAISES (ConfigError): Complex numbers, of which torch would keep the real part."""
+    if tensor.is_complex():
+        where.refuse(name, "real numbers", str(tensor.dtype))
+    return tensor
+
+
 def as_array(model: Model, tensor: Tensor) -> Any:
     """An array of the model's ops on the memory of a tensor."""
     return torch2xp(tensor, ops=model.ops)

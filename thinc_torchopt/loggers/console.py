@@ -12,10 +12,9 @@ import tqdm
 from spacy.language import Language
 from spacy.training.loggers import console_logger_v3
 
-from ..errors import ConfigError
 from ..training import latest_info
 from .console_table import ConsoleTable, lowest_and_highest, terminal_width
-from .steps import Info, Logger, LogStep
+from .steps import Info, Logger, LogStep, block_of, check_path
 
 _TOLD = {
     "skipped_updates": "skipped",
@@ -44,11 +43,11 @@ def ConsoleLogger(
     RETURNS (Callable): For [training.logger].
     RAISES (ConfigError): Unknown progress bar.
     """
-    if progress_bar not in (None, "train", "eval"):
-        raise ConfigError(
-            "Can't set 'progress_bar' in the block of 'thinc-torchopt.ConsoleLogger.v1': expected \"train\", \"eval\" "
-            f"or null, found {progress_bar!r}."
-        )
+    block = block_of("thinc-torchopt.ConsoleLogger.v1")
+    block.choice("progress_bar", progress_bar, ("train", "eval", None))
+    block.flag("console_output", console_output)
+    if output_file is not None:
+        output_file = check_path(block, "output_file", output_file, "the path of a file, or null")
     spacys = console_logger_v3(progress_bar=None, console_output=console_output, output_file=output_file)
 
     def setup(

@@ -14,7 +14,7 @@ from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
-from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, check_every, log_steps, plain, until_free
+from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, block_of, check_path, log_steps, plain, until_free
 
 
 def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
@@ -29,8 +29,9 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     RETURNS (Callable): For [training.logger].
     RAISES (ConfigError): `every` below 1, or `path` is a folder.
     """
-    check_every(every, "thinc-torchopt.JSONLinesLogger.v1")
-    path = Path(path)
+    block = block_of("thinc-torchopt.JSONLinesLogger.v1")
+    every = block.whole("every", every, at_least=1)
+    path = check_path(block, "path", path, "the path of a file")
 
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr

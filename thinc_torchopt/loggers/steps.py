@@ -22,7 +22,8 @@ from typing import IO, Any, Optional
 
 from spacy.language import Language
 
-from ..errors import ConfigError, TorchOptWarning
+from ..checks import Section
+from ..errors import TorchOptWarning
 from ..training import latest_info
 
 Info = dict[str, Any]
@@ -41,11 +42,16 @@ IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "controller", "put_tog
 # ---------------------------------------------------------------------- every step
 
 
-def check_every(every: int, logger: str) -> None:
-    if every < 1:
-        raise ConfigError(
-            f"Can't set 'every' in the block of '{logger}': expected a number of steps, 1 or more, found {every}."
-        )
+def block_of(logger: str) -> Section:
+    """The block of a logger, by its name in the config."""
+    return Section(f"the block of '{logger}'", takes_texts=False)
+
+
+def check_path(block: Section, name: str, path: Any, expected: str) -> Path:
+    """RAISES (ConfigError): It is no path, or empty: that would be the current folder."""
+    if not isinstance(path, (str, Path)) or not str(path):
+        block.refuse(name, expected, path)
+    return Path(path)
 
 
 def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]], None], path: Path) -> LogStep:

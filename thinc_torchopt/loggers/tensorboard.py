@@ -14,7 +14,7 @@ from wasabi.printer import Printer
 
 from ..compat import import_tensorboard
 from ..errors import ConfigError
-from .steps import COUNTS, Info, Logger, LogStep, check_every, log_steps, numbered, plain
+from .steps import COUNTS, Info, Logger, LogStep, block_of, check_path, log_steps, numbered, plain
 
 
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
@@ -30,9 +30,10 @@ def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     RAISES (ConfigError): `every` below 1, or `path` is a file.
     RAISES (ImportError): TensorBoard is not installed.
     """
-    check_every(every, "thinc-torchopt.TensorBoardLogger.v1")
+    block = block_of("thinc-torchopt.TensorBoardLogger.v1")
+    every = block.whole("every", every, at_least=1)
     SummaryWriter, Summary = import_tensorboard()
-    path = Path(path)
+    path = check_path(block, "path", path, "the path of a folder")
 
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr

@@ -97,6 +97,7 @@ def one_cycle(
     check.choice("anneal_strategy", anneal_strategy, ["cos", "linear"])
     check.number("div_factor", div_factor, above=0.0)
     check.number("final_div_factor", final_div_factor, above=0.0)
+    check.flag("three_phase", three_phase)
     curve: Curve = "cosine" if anneal_strategy == "cos" else "linear"
     first_rate, last_step = max_rate / div_factor, total_steps - 1
     last_rate = first_rate / final_div_factor

@@ -1,0 +1,687 @@
+"""No setting is ignored in silence: each argument of all that a config or a controller's definition can name.
+
+(a) A value that can't work is an error of ours, or of confection's validation, that names the argument.
+(b) A value that works shows: in a schedule's values, in the weights and state after some steps, or in what the optimizer
+    and `spacy torchopt explain` tell.
+
+Arguments and their types are read off the signatures. What is not so stands in a list here, with its reason, and each
+list holds nothing that is not needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import logging
+import math
+import os
+import typing
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy
+import pytest
+import spacy
+import torch
+from confection import ConfigValidationError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.util import registry
+from thinc.api import fix_random_seed
+
+from thinc_torchopt.cli._util import Setup
+from thinc_torchopt.cli.explain import _lines
+from thinc_torchopt.controller import Control, trainer_controller
+from thinc_torchopt.errors import ControllerError, TorchOptError
+
+from .loggers.test_loggers import Terminal, info_of
+from .peek import forget_latest, tell_latest
+from .registered import entries, optimizer_block, optimizer_with
+from .test_every_optimizer import Run, tagger
+
+NAN = math.nan
+# ---------------------------------------------------------------------- (a) values that can't work
+
+NUMBERS = [NAN, math.inf, -math.inf, -2.5, "fast", "", True, [], ["x"], {"no such": 1}]
+WHOLE = [NAN, 1.5, -3, "many", "", True, [], {"no such": 1}]
+FLAGS = [NAN, 2, "maybe", "", [], {"no such": 1}]
+TEXTS = ["", 3, [], {"no such": 1}]
+CHOICES = ["no such choice", "", 3, True, [], {"no such": 1}]
+LISTS = [3, "x", [3], [""], {"no such": 1}]
+SECTIONS = [3, "x", ["x"], {"no such": {"no such": 1}}, {"no such": 3}, {"": {}}, {3: {}}]
+OBJECTS = [NAN, 3, "", "no such thing", [], {"no such": 1}]
+
+
+def wrong_values(annotation):
+    """What can't be a value of this type."""
+    text = str(annotation)
+    if annotation is bool or annotation == typing.Optional[bool]:
+        return FLAGS
+    if annotation is int or annotation in (typing.Optional[int], int | None):
+        return WHOLE
+    if "Literal" in text:
+        return CHOICES
+    if "Dict" in text or "dict[" in text:
+        return SECTIONS
+    if annotation in (list[str], typing.List[str], typing.Optional[typing.List[str]], list[str] | None):
+        return LISTS
+    if "float" in text:
+        return NUMBERS
+    return TEXTS if "str" in text else OBJECTS
+
+
+ARGUMENTS = {f"{entry} {argument.name}": (entry, argument) for entry in entries() for argument in entry.arguments}
+
+# Values of the lists above that work, by their repr, and why.
+WORK = {
+    "torch_optimizers torch.Adafactor.v1 beta2_decay": (["-2.5"], "torch wants one of at most 0"),
+    "torch_optimizers torch.SGD.v1 dampening": (["-2.5"], "it makes steps larger instead of smaller"),
+}
+# What is so today and should not be.
+FAULTS = {
+    "misc Federated.v1 learn_rate": "an empty list, or one of texts, is no schedule, which is found when the server begins",
+    "controller_metrics Loss exclude": "an empty name is no component's",
+    "controller_metrics EvalLoss exclude": "an empty name is no component's",
+    "controller_metrics HistoryBasedMetric exclude": "an empty name is no component's",
+    "controller_metrics PerProcessState events": "3 is refused without saying which argument it is",
+    "controller_metrics LearnRates events": "3 is refused without saying which argument it is",
+    "controller_operations LogControl log_format": "an empty text writes empty lines",
+    "controller_operations NotifyControl message": "an empty text is sent",
+}
+
+
+TAGGER = cache(tagger)
+
+
+@contextmanager
+def chdir(folder):
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def refused(entry, argument, value, *, by_config):
+    """Whether a value is an error that names the argument."""
+    try:
+        made = (entry.build if by_config else entry.call)(**{argument.name: value})
+        if hasattr(made := optimizer_with(entry, made), "initialize") and not entry.where == "layers":
+            Run(TAGGER(), lambda: made, "float32")
+    except (TorchOptError, ConfigValidationError) as error:
+        # Of a section it is enough to name what stands in it.
+        names = [argument.name, *(value if isinstance(value, dict) else ())]
+        return "" in names or any(str(name) in str(error) for name in names)
+    return False
+
+
+def marked(names, faults):
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=faults[name]) if name in faults else ())
+        for name in names
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", marked(ARGUMENTS, FAULTS))
+def test_nothing_is_ignored_that_can_not_work(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entry, argument = ARGUMENTS[name]
+    ways = (True,) if entry.is_of_controller else (True, False)
+    taken = {
+        repr(value)
+        for value in wrong_values(argument.annotation)
+        for by_config in ways
+        if not refused(entry, argument, value, by_config=by_config)
+    }
+    assert taken == set(WORK.get(name, ((), ""))[0])
+
+
+POSITIVE = [
+    name
+    for name, (entry, argument) in ARGUMENTS.items()
+    if wrong_values(argument.annotation) is NUMBERS and not {name} & {*WORK, *FAULTS}
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(POSITIVE),
+    st.one_of(st.floats(max_value=-1e-300, allow_infinity=False), st.text().filter(lambda text: not is_number(text))),
+)
+def test_nothing_is_ignored_that_is_no_number_of_at_least_0(name, value):
+    entry, argument = ARGUMENTS[name]
+    assert refused(entry, argument, value, by_config=True)
+
+
+def is_number(text):
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+DEFINITION = {
+    "controller_metrics": [{"name": "loss", "class": "Loss", "arguments": {}}],
+    "operations": [{"name": "log", "class": "LogControl", "arguments": {"log_format": "{step}"}}],
+    "controllers": [
+        {
+            "name": "one",
+            "triggers": ["on_step_end"],
+            "rule": "loss['loss'] > 1",
+            "operations": ["log.should_log"],
+            "patience": {"patience_threshold": 1, "mode": "reset_on_failure"},
+            "config": {"trigger_log_level": "info"},
+            "cooldown": 0,
+            "max_firings": 5,
+        }
+    ],
+}
+NAMES = ["", 3, [], "a.b"]
+# By the path of a key: values that can't work, and others that work.
+KEYS = {
+    "controller_metrics": ([3, "x", {"no such": 1}], None),
+    "controller_metrics.0.name": ([*NAMES, "class"], None),
+    "controller_metrics.0.class": (["", 3, [], "NoSuch"], "EvalLoss"),
+    "controller_metrics.0.arguments": ([3, "x", ["x"], {"no such": 1}], {"exclude": ["tagger"]}),
+    "controller_metrics.0.no_such": ([1], None),
+    "operations.0.name": (NAMES, None),
+    "operations.0.class": (["", 3, [], "NoSuch"], None),
+    "operations.0.arguments": ([3, "x", ["x"], {"no such": 1}], {"log_format": "at {step}"}),
+    "controllers": ([3, "x", {"no such": 1}], []),
+    "controllers.0.name": (NAMES, "two"),
+    "controllers.0.triggers": ([3, "x", [3], [""], ["on_lunch"], []], ["on_evaluate"]),
+    "controllers.0.rule": ([3, "", "no_such > 1", "loss[", None], "loss['loss'] > 3"),
+    "controllers.0.operations": ([3, "x", [3], [""], ["log.no"], ["no.should_log"], []], ["control.should_save"]),
+    "controllers.0.patience": ([3, "x", {"no such": 1}], None),
+    "controllers.0.patience.patience_threshold": ([1.5, -3, "many", True, []], 2),
+    "controllers.0.patience.mode": (["", "no such choice", 3, []], "no_reset_on_failure"),
+    "controllers.0.config": ([3, "x", {"no such": 1}], None),
+    "controllers.0.config.trigger_log_level": (["", "no such choice", 3, []], "error"),
+    "controllers.0.cooldown": ([1.5, -3, "many", True, []], 2),
+    "controllers.0.max_firings": ([1.5, -3, 0, "many", True, []], 1),
+    "no_such": ([1], None),
+}
+# What is so today and should not be.
+KEY_FAULTS = {
+    "controllers.0.name": "an empty name drops the controller",
+    "controller_metrics.0.name": "an empty name drops the metric",
+    "operations.0.name": "an empty name drops the operation",
+    "controllers.0.triggers": "a controller that nothing triggers",
+    "controllers.0.operations": "a controller that does nothing",
+}
+
+
+def definition_with(path, value):
+    content = copy.deepcopy(DEFINITION)
+    *above, last = [int(key) if key.isdecimal() else key for key in path.split(".")]
+    place = content
+    for key in above:
+        place = place[key]
+    place[last] = value
+    return content
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_nothing_is_ignored_in_a_definition_that_can_not_work(path, request):
+    taken = []
+    for value in KEYS[path][0]:
+        try:
+            trainer_controller(definition_with(path, value))
+        except ControllerError as error:
+            if path.rpartition(".")[2] in str(error):
+                continue
+        taken.append(value)
+    if path in KEY_FAULTS:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=KEY_FAULTS[path]))
+    assert taken == []
+
+
+@pytest.mark.parametrize("path", [path for path, (_, value) in KEYS.items() if value is not None])
+def test_nothing_is_ignored_in_a_definition_that_works(path):
+    before, after = (
+        seen_in_controller(trainer_controller(d)) for d in (DEFINITION, definition_with(path, KEYS[path][1]))
+    )
+    assert before[0] != after[0]
+
+
+# ---------------------------------------------------------------------- (b) values that work
+
+
+CONFIG = spacy.blank("en").config.interpolate()
+
+
+def nothing():
+    """What is told where only steps show."""
+
+
+class Steps(Run):
+    """Some steps with all that can happen: a round that begins, rates that other code writes, a gradient that is not
+    finite, a spike, a param that grows, one that comes, a buffer that changes.
+    """
+
+    def __init__(self, optimizer):
+        super().__init__(TAGGER(), lambda: optimizer, "float32")
+        self.module = self.model.shims[0]._model
+        self.module.register_buffer("seen", torch.zeros(2))
+        self.module.bias = torch.nn.Parameter(torch.ones(3))
+        self.optimizer.initialize(self.nlp)
+
+    def go(self):
+        for step in range(3):
+            self.one(step)
+        for inner in self.optimizer.torch_optimizers.values():
+            if hasattr(inner, "start_round"):
+                inner.start_round()
+        self.one(3)
+        for inner in self.optimizer.torch_optimizers.values():
+            inner.param_groups[0]["lr"] *= 3.0
+        self.one(4)
+        self.one(5, scale=math.nan)
+        self.one(6, scale=math.nan)
+        self.one(7, scale=1000.0)
+        self.grow()
+        self.module.extra = torch.nn.Parameter(torch.ones(4))
+        self.optimizer.initialize(self.nlp)
+        for step in range(8, 12):
+            self.one(step)
+
+    def one(self, step, scale=1.0):
+        self.module.seen += step
+        generator = torch.Generator().manual_seed(step)
+        for param in self.weights:
+            param.grad = torch.empty_like(param).normal_(generator=generator) * scale
+        self.model.finish_update(self.optimizer)
+        self.optimizer.step_schedules()
+
+
+def seen_in_optimizer(optimizer, block):
+    """What steps do, and what is told."""
+    random_state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    said = ""
+    steps = Steps(optimizer)
+    try:
+        steps.go()
+    except TorchOptError as error:
+        said = type(error).__name__
+    torch.random.set_rng_state(random_state)
+    state = optimizer.state_dict()
+    numbers = [
+        optimizer.controller.outside_writes,
+        optimizer.skipped_updates,
+        optimizer.grad_spikes,
+        optimizer.grad_clip,
+        optimizer.learn_rate,
+    ]
+    done = said, digest([steps.weights, list(tensors_in(state))]), repr(numbers)
+
+    def told():
+        training = {**CONFIG["training"], "max_steps": 20, "optimizer": block}
+        setup = Setup(steps.nlp, {**CONFIG, "training": training}, optimizer)
+        return repr(([info.options for info in optimizer.describe()], list(_lines(setup))))
+
+    return done, told
+
+
+def tensors_in(tree):
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():
+        yield from tensors_in(item)
+
+
+def digest(tree):
+    """Of tensors and arrays, and how they are put together."""
+    found = hashlib.sha256()
+
+    def add(item):
+        if isinstance(item, (list, tuple)):
+            for part in item:
+                add(part)
+        elif hasattr(item, "shape"):
+            array = item.detach().numpy() if isinstance(item, torch.Tensor) else item
+            found.update(repr((array.dtype, array.shape)).encode() + array.tobytes())
+        else:
+            found.update(repr(item).encode())
+
+    add(tree)
+    return found.hexdigest()
+
+
+SCORES = [0.3, 0.30002, 0.30005, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.2, 0.2, 0.2, 0.2]
+
+
+def seen_in_schedule(schedule):
+    values = [next(schedule) for _ in range(80)]
+    for score in SCORES if hasattr(schedule, "observe") else ():
+        schedule.observe(score)
+        values.append(next(schedule))
+    return values, nothing
+
+
+def seen_in_layer(model):
+    """Two batches of two sequences, forwards and backwards."""
+    numpy.random.seed(0)
+    rng = numpy.random.default_rng(0)
+    width = next(node.get_dim("nI") for node in model.walk() if node.has_dim("nI"))
+    X = [rng.normal(size=(n, width)).astype("f") * 3 for n in (6, 4)]
+    model.initialize(X)
+    seen = []
+    for _ in range(2):
+        Y, backprop = model(X, is_train=True)
+        seen += [*Y, *backprop([y * 0.5 + 0.1 for y in Y])]
+    seen += [node.get_grad(name) for node in model.walk() for name in node.param_names]
+    return digest(seen), nothing
+
+
+def seen_in_logger(logger):
+    """What is printed and written of six steps, of which the fourth and the last are evaluated."""
+    nlp = TAGGER()
+    nlp.config["training"].update(max_steps=6, eval_frequency=3)
+    out, err = Terminal(), Terminal()
+    log_step, finalize = logger(nlp, out, err)
+    for step in range(6):
+        info = info_of(step, losses={"tagger": 2.0})
+        tell_latest(nlp, info)
+        log_step(info if step % 3 == 0 else None)
+    finalize()
+    forget_latest(nlp)
+    files = [
+        (str(path), len(list(event_steps(path))) if "tfevents" in path.name else path.read_text())
+        for path in sorted(Path().rglob("*"))
+        if path.is_file()
+    ]
+    files = [("board", found) if "tfevents" in name else (name, found) for name, found in files]
+    return (out.getvalue(), err.getvalue() != "", files), nothing
+
+
+def event_steps(path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    return EventFileLoader(str(path)).Load()
+
+
+def seen_in_corpus(reader):
+    return [example.reference.text for example in islice(reader(spacy.blank("en")), 40)], nothing
+
+
+class Noted:
+    """A training that notes what rules want of it."""
+
+    def __init__(self):
+        self.wants = []
+
+    def __getattr__(self, name):
+        return lambda *args: self.wants.append((name, args))
+
+
+EVENTS = [
+    (event, {"step": step, **payload})
+    for step in range(6)
+    for event, payload in (
+        (
+            "on_step_end",
+            {
+                "losses": {"tagger": 6.0 - step, "tok2vec": 1.0, "ner": 0.5},
+                "batch_words": 10,
+                "batch_size": 2,
+                "words": 10 * step,
+                "seconds": float(step**2),
+                "log_history": [{"loss": float(step)}],
+                "learn_rates": {"default": 0.1},
+            },
+        ),
+        ("on_log", {"log_history": [{"loss": 100.0 + step}]}),
+        (
+            "on_evaluate",
+            {
+                "metrics": {"tag_acc": 0.5 + step / 100},
+                "score": 0.5 + step / 100,
+                "dev_losses": lambda most: {
+                    "losses": {"tagger": 1.0, "tok2vec": 1.0},
+                    "words": 10 * (most or 9),
+                    "examples": most or 9,
+                },
+            },
+        ),
+        ("on_predict", {"metrics": {"tag_acc": 0.9 + step / 100}}),
+    )
+]
+
+
+def seen_in_controller(settings):
+    """Metrics after each event, what fired, what was logged, and what is wanted of the training."""
+    logger, lines = logging.getLogger("thinc_torchopt.controller"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append((record.levelname, record.getMessage()))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("DEBUG")
+    controller, noted, seen = settings.build(), Noted(), []
+    try:
+        for event, payload in EVENTS:
+            control = Control(steering=noted)
+            fired = controller.on_event(event, **payload, control=control)
+            seen.append(repr((event, controller.values, fired, {**vars(control), "steering": None})))
+            if payload["step"] == 3 and event == "on_log":
+                Path("watched").touch()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return (seen, lines, repr(noted.wants)), nothing
+
+
+def seen(entry, arguments):
+    """What shows of an entry with these arguments: what it does, and what is told of it (None: nothing)."""
+    fix_random_seed(0)
+    with TemporaryDirectory() as folder, chdir(folder):
+        if entry.where == "schedules":
+            return seen_in_schedule(entry.build(**arguments))
+        if entry.where == "loggers":
+            return seen_in_logger(entry.build(**arguments))
+        if entry.where == "readers":
+            return seen_in_corpus(entry.build(**arguments))
+        if entry.where in ("layers", "architectures"):
+            return seen_in_layer(entry.build(**arguments))
+        if entry.is_of_controller:
+            return seen_in_controller(entry.build(**arguments))
+        if "Federated" in entry.name:
+            settings = repr(entry.build(**arguments))
+            return None, lambda: settings
+        block = optimizer_block(entry, **arguments)
+        return seen_in_optimizer(registry.resolve({"optimizer": block})["optimizer"], block)
+
+
+def another(argument, now):
+    """A value that is as good as the one that it has."""
+    kind, text = argument.annotation, str(argument.annotation)
+    if "Literal" in text:
+        literal = next(arg for arg in (kind, *typing.get_args(kind)) if typing.get_origin(arg) is typing.Literal)
+        return next(choice for choice in typing.get_args(literal) if choice != now)
+    if isinstance(now, bool) or kind is bool or kind == typing.Optional[bool]:
+        return not now
+    if kind is int or kind == typing.Optional[int]:
+        return (now or 0) + 1
+    if isinstance(now, tuple):
+        return [0.5 * value if value else 0.5 for value in now]
+    return 0.5 * now if isinstance(now, (int, float)) and now else 0.5
+
+
+SGD = {"@torch_optimizers": "torch.SGD.v1"}
+RIDGE = {"@regularizers": "thinc-torchopt.Ridge.v1", "alpha": 0.1}
+CHECKPOINT = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": "no-such-folder"}
+# Where that is no value that works, or changes nothing in these steps: another one, what is set beside it, and what with the
+# other value only.
+OTHER = {
+    "optimizers TorchOptimizer.v1 algorithm": (SGD, {}),
+    "optimizers TorchOptimizer.v1 averages": ({"@misc": "thinc-torchopt.EMA.v1"}, {}),
+    "optimizers TorchOptimizer.v1 max_nonfinite": (1, {}),
+    "optimizers TorchOptimizer.v1 spike_factor": (2.0, {}),
+    "optimizers TorchOptimizer.v1 on_spike": ("clip", {"spike_factor": 2.0}),
+    "optimizers TorchOptimizer.v1 rollback_after": (2, {"checkpoint": CHECKPOINT}),
+    "optimizers TorchOptimizer.v1 rollback_factor": (0.2, {"checkpoint": CHECKPOINT, "rollback_after": 2}),
+    "optimizers TorchOptimizer.v1 max_rollbacks": (1, {"checkpoint": CHECKPOINT, "rollback_after": 2}),
+    "optimizers TorchOptimizer.v1 param_groups": ({"a": {"params": ["tagger/matrix"], "freeze": True}}, {}),
+    "optimizers TorchOptimizer.v1 per_param_lr": ({"tagger/matrix": 0.5}, {}),
+    "optimizers TorchOptimizer.v1 skip_decay": ("bias_and_norm", {}),
+    "optimizers TorchOptimizer.v1 enable_runtime_guards": (False, {}),
+    "optimizers TorchOptimizer.v1 runtime_budgets": ({"rate_step": 0.5}, {}),
+    "optimizers TorchOptimizer.v1 checkpoint": (CHECKPOINT, {}),
+    "optimizers TorchOptimizer.v1 controller": (
+        {"@misc": "thinc-torchopt.TrainerController.v1", "definition": {"controllers": []}},
+        {},
+    ),
+    "optimizers TorchOptimizer.v1 distributed": ({"@misc": "thinc-torchopt.Distributed.v1"}, {}),
+    "optimizers Adam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
+    "optimizers RAdam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
+    "optimizers RAdam.v1 eps": (0.1, {}),
+    "optimizers SGD.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
+    "torch_optimizers torch.Adafactor.v1 d": (2.0, {}),
+    "torch_optimizers torch.Adagrad.v1 eps": (0.1, {}),
+    "torch_optimizers torch.Adam.v1 decoupled_weight_decay": (True, {"weight_decay": 0.1}),
+    "torch_optimizers torch.ASGD.v1 t0": (2.0, {}),
+    "torch_optimizers torch.Muon.v1 eps": (10.0, {}),
+    "torch_optimizers torch.Muon.v1 adjust_lr_fn": ("match_rms_adamw", {}),
+    "torch_optimizers torch.Muon.v1 fallback": (SGD, {}),
+    "torch_optimizers torch.Muon.v1 fallback_params": (["tagger/matrix"], {}),
+    "torch_optimizers torch.NAdam.v1 decoupled_weight_decay": (True, {"weight_decay": 0.1}),
+    "torch_optimizers torch.RAdam.v1 decoupled_weight_decay": (True, {"weight_decay": 0.1}),
+    "torch_optimizers torch.Rprop.v1 etas": ([0.4, 1.5], {}),
+    "torch_optimizers torch.Rprop.v1 step_sizes": ([0.001, 0.02], {}),
+    "torch_optimizers torch.SGD.v1 dampening": (0.5, {"momentum": 0.9}),
+    "torch_optimizers torch.SGD.v1 nesterov": (True, {"momentum": 0.9}),
+    "torch_optimizers pytorch-optimizer.create.v1 name": ("adabelief", {}),
+    "torch_optimizers pytorch-optimizer.create.v1 options": ({"weight_decay": 0.1}, {}),
+    "torch_optimizers Modular.v1 decay": ("declearn", {"weight_decay": 0.1}),
+    "torch_optimizers Modular.v1 regularizers": ({"a": RIDGE}, {}),
+    "torch_optimizers Modular.v1 modules": ({"a": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}, {}),
+    "gradient_modules AGC.v1 eps": (10.0, {}),
+    "gradient_modules GaussianNoise.v1 safe_mode": (True, {"seed": None}),
+    "gradient_modules TorchOptim.v1 optim_cls": ("torch.optim.Adam", {}),
+    "gradient_modules TorchOptim.v1 kwargs": ({"momentum": 0.5}, {}),
+    "schedules plateau.v1 threshold": (0.5, {}),
+    "schedules plateau.v1 eps": (1.0, {}),
+    "schedules sequence.v1 parts": ({"one": {"schedule": 0.1, "steps": 5}, "two": {"schedule": 0.2}}, {}),
+    "loggers ConsoleLogger.v1 output_file": ("log.txt", {}),
+    "loggers JSONLinesLogger.v1 path": ("other.jsonl", {}),
+    "loggers TensorBoardLogger.v1 path": ("other", {}),
+    "misc EMA.v1 device": ("cpu", {}),
+    "misc EMA.v1 dtype": ("float64", {}),
+    "misc SWA.v1 device": ("cpu", {}),
+    "misc SWA.v1 dtype": ("float64", {}),
+    "misc Checkpoint.v1 path": ("another-folder", {}),
+    "misc Federated.v1 local_epochs": (2, {"local_steps": 0, "local_epochs": 1}),
+    "misc Federated.v1 min_clients": (1, {}),
+    "misc Federated.v1 algorithm": (SGD, {}),
+    "misc Distributed.v1 backend": ("gloo", {}),
+    "misc TrainerController.v1 definition": ({"controllers": [], "operations": []}, {}),
+    "controller_metrics EvalMetrics min_delta": (0.015, {}),
+    "controller_metrics EvalMetrics min_delta_mode": ("relative", {"min_delta": 0.015}),
+    "controller_metrics PerProcessState events": (["on_evaluate"], {}),
+    "controller_metrics LearnRates events": (["on_evaluate"], {}),
+    "controller_metrics Throughput window_size": (2, {}),
+    "controller_metrics FileWatch path": ("another", {}),
+    "controller_operations LearnRateControl groups": (["default"], {}),
+    "controller_operations FreezeControl params": (["tagger/matrix"], {}),
+    "controller_operations BestWeightsControl components": (["tagger"], {}),
+    "controller_operations BestWeightsControl scores": ({"tagger": "tag_acc"}, {}),
+    "controller_operations LogControl log_format": ("at {step}", {}),
+    "controller_operations LogControl log_level": ("error", {}),
+    "controller_operations NotifyControl url": ("https://example.org", {}),
+    "controller_operations NotifyControl message": ("another", {}),
+}
+for where in ("layers OnlineRNN.v1", "architectures OnlineRNNEncoder.v1"):
+    OTHER |= {
+        f"{where} cell": ("rnn", {}),
+        f"{where} activation": ("relu", {}),
+        f"{where} vjp_method": ("multi-step", {}, {"window": 2}),
+        f"{where} window": (4, {"vjp_method": "multi-step", "window": 2}),
+    }
+OTHER |= {name: (["tagger/matrix"], {}) for name in ARGUMENTS if name.endswith(" params") and "_modules" in name}
+OTHER |= {name: (["tagger/matrix"], {}) for name in ARGUMENTS if name.endswith(" params") and "regularizers" in name}
+OTHER |= {name: (["ner"], {}) for name in ARGUMENTS if name.endswith(" exclude")}
+OTHER["controller_metrics HistoryBasedMetric exclude"] = (["ner"], {"source_event": "on_step_end"})
+for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
+    OTHER[f"gradient_modules {name} params"] = (["tagger/matrix"], {"max_norm": 0.1})
+# What can't be set here at all, and the reason.
+NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
+NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
+NOT_HERE |= {
+    "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/groups/test_param_groups.py"
+}
+# What no step shows, but what is told of the optimizer: the reason, and where it is tested.
+SPIKES = "what is usual is known after more updates than these: tests/gradients/test_guard.py"
+GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
+SAVES = "the training loop saves: tests/training/test_checkpoint.py"
+KERNEL = "the same numbers by another kernel: tests/algorithms/test_torch_classes.py"
+ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"
+RANKS = "with several processes only: tests/distributed/"
+TOLD = {
+    "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
+    "optimizers TorchOptimizer.v1 on_spike": SPIKES,
+    "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,
+    "optimizers TorchOptimizer.v1 rollback_factor": GOES_BACK,
+    "optimizers TorchOptimizer.v1 max_rollbacks": GOES_BACK,
+    "optimizers TorchOptimizer.v1 checkpoint": SAVES,
+    "optimizers TorchOptimizer.v1 distributed": RANKS,
+    **{
+        f"torch_optimizers torch.{name}.v1 foreach": KERNEL
+        for name in ("Adadelta", "Adamax", "RMSprop", "Rprop", "SGD")
+    },
+    **{f"torch_optimizers torch.{name}.v1 fused": KERNEL for name in ("Adagrad", "Adam", "AdamW", "SGD")},
+    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
+    **{name: ROUNDS for name in ARGUMENTS if name.startswith("misc Federated.v1")},
+    **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},
+}
+# What neither shows.
+SAME = "the same gradient, with less memory: tests/layers/test_gradients.py"
+SENT = "it is sent to the address: tests/controller/test_operations.py"
+AT_THE_END = "the training loop puts weights together: tests/controller/test_best_weights.py"
+HIDDEN = {
+    "optimizers TorchOptimizer.v1 runtime_budgets": "counts what a slow machine takes: tests/learn_rate/",
+    "optimizers TorchOptimizer.v1 controller": "the training loop tells it of events: tests/controller/test_training.py",
+    "misc TrainerController.v1 definition": "the training loop tells it of events: tests/controller/test_training.py",
+    "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",
+    "misc SWA.v1 device": "there is one device here: tests/averages/test_averages.py",
+    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "allow_foreign_shims", "progress_bar")},
+    **{
+        f"misc Distributed.v1 {name}": RANKS
+        for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")
+    },
+    "layers OnlineRNN.v1 traces": SAME,
+    "architectures OnlineRNNEncoder.v1 traces": SAME,
+    "controller_metrics SystemState every_seconds": "goes by the clock: tests/controller/test_metrics.py",
+    "controller_operations BestWeightsControl components": AT_THE_END,
+    "controller_operations BestWeightsControl scores": AT_THE_END,
+    **{f"controller_operations NotifyControl {name}": SENT for name in ("url", "message", "timeout_seconds")},
+}
+
+
+@cache
+def before_it(entry, beside):
+    """What shows with the defaults. Once for all arguments of an entry."""
+    found = next(found for found, _ in ARGUMENTS.values() if str(found) == entry)
+    return seen(found, ast.literal_eval(beside))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in NOT_HERE])
+def test_nothing_is_ignored_that_works(name):
+    entry, argument = ARGUMENTS[name]
+    now = entry.needed.get(argument.name, argument.default)
+    value, beside, *also = OTHER[name] if name in OTHER else (another(argument, now), {})
+    before = before_it(str(entry), repr(beside))
+    after = seen(entry, {**beside, argument.name: value, **(also[0] if also else {})})
+    found = "a step" if before[0] != after[0] else "what is told" if before[1]() != after[1]() else "nothing"
+    assert found == ("what is told" if name in TOLD else "nothing" if name in HIDDEN else "a step")
+
+
+def test_nothing_is_ignored_lists_hold_what_there_is():
+    """And nothing else: the tests above see to it that each entry is needed."""
+    assert {*WORK, *FAULTS, *OTHER, *TOLD, *HIDDEN, *NOT_HERE} <= set(ARGUMENTS) and not set(TOLD) & set(HIDDEN)
