@@ -601,7 +601,7 @@ def test_param_groups_have_policies_by_name():
     assert [rate["heed+fall"] for rate in rates] == [fall.rate(step, 77.0) for step in range(12)]
     assert [rate["rise"] for rate in rates] == [2.0 * rise.rate(step, 0.05) for step in range(12)]
     assert [rate["heed"] for rate in rates] == pytest.approx(
-        [0.001, 0.0055, 0.005, 0.005, *[0.0025] * 2, *[0.00125] * 2, *[0.001] * 4], rel=1e-12
+        [0.001, 0.0055, 0.01, 0.01, *[0.005] * 2, *[0.0025] * 2, *[0.00125] * 2, *[0.001] * 2], rel=1e-12
     )
     # Groups that differ in their weight decay follow one policy, which counts each loss once.
     assert rates[-1]["heed+skip_decay"] == rates[-1]["heed"] and optimizer.controller.goes_by_metrics

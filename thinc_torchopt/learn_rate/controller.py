@@ -128,7 +128,8 @@ class LearnRateController(Registered):
         return rates
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example.
+        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example. Those
+        that still warm up are not told.
 
         RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
         """
@@ -136,8 +137,12 @@ class LearnRateController(Registered):
             raise ConfigError(
                 f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
             )
-        for source in self._observing:
-            source.observe(metrics)
+        if self._observing:
+            heeded_by = [watched.policy for watched in self._groups.values() if watched.heeds_metrics(self.step_count)]
+            heeding = {id(source_of(policy)) for policy in heeded_by}
+            for source in self._observing:
+                if id(source) in heeding:
+                    source.observe(metrics)
 
     @property
     def goes_by_metrics(self) -> bool:
