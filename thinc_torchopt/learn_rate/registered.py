@@ -121,7 +121,7 @@ class Registered(Watched):
                 f"found {found}. Build it by preserve_optimizer_state, or unregister the old one and register the new "
                 "one."
             )
-        if any(other.optimizer is new for other in self._optimizers.values()):
+        if self.drives(new):
             raise ConfigError(
                 f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already."
             )
