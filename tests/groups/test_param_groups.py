@@ -895,3 +895,28 @@ def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
             per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
         else:
             TorchOptimizer(AdamW(), **{setting: {key: 0.1}})
+
+
+# ---------------------------------------------------------------------- names of groups
+
+
+def test_param_groups_are_chosen_by_whole_names_of_blocks():
+    """Not by parts of them: names may hold what joins them."""
+    nlp, model = encoder_pipeline()
+    blocks = {
+        "a+b": {"params": ["trf/linear/*"], "learn_rate": 0.5},
+        "top/layer-norm": {"params": ["*/pooler/*"], "learn_rate": 0.25},
+        "c": {"params": ["*/weight"], "weight_decay": 0.1},
+    }
+    optimizer = TorchOptimizer(SGD(), 0.125, param_groups=blocks, layer_decay={"trf/pytorch/layer/*": 0.5})
+    optimizer.initialize(nlp)
+    run(optimizer, model, 1)
+    for name in ("a", "b", "top"):
+        with pytest.raises(ConfigError, match=f"'{name}': expected the name of a param group, or a pattern"):
+            optimizer.scale_learn_rates([name], 0.5)
+    before = optimizer.learn_rates
+    assert before["a+b"] == 0.5 and before["top/layer-norm+c"] == 0.25 and "c/layer-1" in before
+    optimizer.scale_learn_rates(["a+b", "c"], 0.5)
+    run(optimizer, model, 1)
+    scaled = {name for name, rate in optimizer.learn_rates.items() if rate == 0.5 * before[name]}
+    assert scaled == {"a+b", "top/layer-norm+c", "c", "c/layer-0", "c/layer-1", "c/layer-2"}

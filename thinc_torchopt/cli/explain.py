@@ -301,12 +301,12 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
     steps = setup.config["training"]["max_steps"] or _NO_END
     sizes = {row.name: row.size for row in rows}
     # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
-    groups: dict[str, dict[str, list[ParamInfo]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
     for info in now.values():
-        groups.setdefault(_group_of(info.group), {}).setdefault(info.group, []).append(info)
+        groups.setdefault(_blocks_of(info), {}).setdefault(info.group, []).append(info)
     rates = rates_over_steps(setup.optimizer, steps)
     told = 0
-    for name, labels in groups.items():
+    for blocks, labels in groups.items():
         begins = {label: min(info.frozen_until for info in infos) for label, infos in labels.items()}
         trained = {label: rates[label][int(begin) :] for label, begin in begins.items() if begin <= steps}
         if not trained:
@@ -321,15 +321,15 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
         lowest = min(max(values) for values in trained.values())
         if lowest < max(trained[highest]) * 0.999:
             text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
-        if any(_is_adaptive(setup, part) for part in name.split("+")):
+        if any(_is_adaptive(setup, block) for block in blocks):
             text += "; lower when its metric gets no better (policy)"
         if len(groups) > 1:
-            text = f"{name} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
+            text = f"{'+'.join(blocks)} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
         yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
     if told > _MOST_GROUPS:
         yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
     waiting = [info for info in now.values() if 0 < info.frozen_until < float("inf")]
-    frozen = sorted((info.frozen_until, _group_of(info.group), sizes[info.name]) for info in waiting)
+    frozen = sorted((info.frozen_until, "+".join(_blocks_of(info)), sizes[info.name]) for info in waiting)
     for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
         members = list(found)
         numbers = sum(size for *_, size in members)
@@ -342,7 +342,6 @@ def _is_adaptive(setup: Setup, block: str) -> bool:
     return bool(groups.get(block, {}).get("policy") == "adaptive")
 
 
-def _group_of(label: str) -> str:
-    """What the user calls a group: without layers, and without what only says that there is no decay."""
-    parts = [part for part in label.rsplit("/layer-", 1)[0].split("+") if part != "skip_decay"]
-    return "+".join(parts) or "default"
+def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
+    """The blocks of a param's group, without what only says that there is no decay."""
+    return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)

@@ -212,12 +212,12 @@ class Cascade:
         if joined_at is not None:
             labels.append("new")
             values |= {"joined_at": joined_at, "new_params": self._new_params}
-        label = "+".join(labels) or "default"
         layer, layer_scale = self._layer_of(param)
         return ParamSettings(
-            label if layer is None else f"{label}/layer-{layer}",
+            tuple(labels) or ("default",),
             algorithm,
             options,
+            layer=layer,
             layer_scale=layer_scale,
             apart=self._keep_apart,
             **values,
