@@ -247,8 +247,9 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
         per_param_lr={
             pattern: sources.get(rate, rate) if isinstance(rate, str) else rate
             for pattern, rate in per_param_lr.items()
-        },
-        layer_decay={"trf/*": 0.5} if decays_layers else {},
+        }
+        or None,
+        layer_decay={"trf/*": 0.5} if decays_layers else None,
         skip_decay="bias_and_norm" if skips_decay else None,
     )
     groups = groups_in(optimizer)
@@ -775,7 +776,7 @@ def test_param_groups_need_a_pipeline():
 
 
 def test_param_groups_cascade_says_which_settings_go_by_name():
-    nothing = {"param_groups": {}, "per_param_lr": {}, "layer_decay": {}}
+    nothing = {"param_groups": {}, "per_param_lr": None, "layer_decay": None}
     assert not Cascade(AdamW(), Schedules(), **nothing, skip_decay="bias_and_norm").goes_by_name
     assert Cascade(AdamW(), Schedules(), **{**nothing, "per_param_lr": {"*": 0.1}}, skip_decay=None).goes_by_name
 
@@ -895,6 +896,28 @@ def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
             per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
         else:
             TorchOptimizer(AdamW(), **{setting: {key: 0.1}})
+
+
+@pytest.mark.parametrize("setting", ["per_param_lr", "layer_decay"])
+@pytest.mark.parametrize("key", ["[t]agger/*", "#tagger/*", ";tagger/*", '"[t]agger/*"'])
+def test_param_groups_notice_keys_that_a_config_takes_for_something_else(setting, key):
+    """All but the last never reach the optimizer: it is given an empty section. Also when a config from Python is
+    interpolated.
+    """
+    with pytest.raises(ConfigError, match=rf"\[training\.optimizer(\.{setting})?\].*[Ww]rite it in a list: a block"):
+        per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.SGD.v1"}}
+    config = Config({"training": {"optimizer": block | {setting: {key: 0.1}}}}).interpolate()
+    with pytest.raises(ConfigError, match=r"[Ww]rite it in a list: a block"):
+        spacy.registry.resolve(config["training"])
+
+
+def test_param_groups_without_patterns_survive_filling(tmp_path):
+    """What spaCy fills in is no empty section."""
+    spacy_cli("init", "fill-config", CONFIGS / "cnn.cfg", tmp_path / "filled.cfg")
+    filled = Config().from_disk(tmp_path / "filled.cfg", interpolate=False)["training"]["optimizer"]
+    assert filled["per_param_lr"] is None and filled["layer_decay"] is None and filled["param_groups"] == {}
+    assert spacy.registry.resolve({"optimizer": filled})["optimizer"].patterns == []
 
 
 # ---------------------------------------------------------------------- names of groups

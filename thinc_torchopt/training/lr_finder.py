@@ -174,7 +174,7 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
     groups = {name: without_policy(group) for name, group in block.get("param_groups", {}).items()}
     given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
-    given |= {("per_param_lr", pattern): rate for pattern, rate in block.get("per_param_lr", {}).items()}
+    given |= {("per_param_lr", pattern): rate for pattern, rate in (block.get("per_param_lr") or {}).items()}
     given = {path: value for path, value in given.items() if value is not None}
     # Under numbers: what is in a path may be no name of a section.
     resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
