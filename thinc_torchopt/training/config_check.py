@@ -121,13 +121,15 @@ def _plain(value: Any) -> Any:
 def compare_configs(before: Mapping[str, str], now: Mapping[str, str], at_default: Collection[str] = ()) -> list[str]:
     """What is different, a line each.
 
-    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default
-        is one that this version has and the one before had not: nothing has changed.
+    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before, or an empty section, and
+        stands at its default is one that this version has and the one before had not: nothing has changed.
     """
     # Older checkpoints may hold settings that may now change.
     paths = (path for path in before.keys() | now.keys() if not path.startswith(_MAY_CHANGE))
     changed = sorted(
-        path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default)
+        path
+        for path in paths
+        if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
     )
     return [f"{path}: {before.get(path, 'not there')} before, {now.get(path, 'not there')} now" for path in changed]
 
