@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from spacy.util import registry
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
+from ..learn_rate import LearnRateController
 from ..optimizers import TorchOptimizer
 from ..types import DistributedSettings, ParamInfo
 from ._in_words import count, plain, tell_rates
@@ -27,6 +29,11 @@ _MOST_GROUPS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
+_ON_OUTSIDE_WRITE = {
+    "restore": "is undone, with a warning",
+    "adopt": "is kept, and schedules go on from there",
+    "raise": "stops the training with an error",
+}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
@@ -85,6 +92,8 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
         yield "Doesn't train", left
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows)
+    if not is_thinc:
+        yield "Rates", _control(setup.optimizer.controller)
     yield "Clipping", _clipping(settings, setup.optimizer)
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):
@@ -340,6 +349,22 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
 def _is_adaptive(setup: Setup, block: str) -> bool:
     groups = setup.config["training"]["optimizer"].get("param_groups", {})
     return bool(groups.get(block, {}).get("policy") == "adaptive")
+
+
+def _control(controller: LearnRateController) -> str:
+    """What the controller of learning rates does about other code, and what it may take."""
+    guards = controller.guards
+    text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
+    if not guards.enabled:
+        text = "Nobody looks whether other code writes learning rates (enable_runtime_guards = false)."
+    step, check = (
+        f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
+        for kind in ("rate_step", "integrity_check")
+    )
+    return (
+        f"{text} It may take {step} of CPU time for the rates of a step, and {check} to check them; more is counted as "
+        "overruns in the logs."
+    )
 
 
 def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
