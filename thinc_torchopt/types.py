@@ -41,6 +41,7 @@ class ParamInfo(NamedTuple):
     options: dict[str, Any]  # of its algorithm, as they are at this step
     frozen_until: float  # the first step that updates it; infinite: none does
     updates: int  # how many it had
+    blocks: tuple[str, ...]  # of which the name of the group is made
 
 
 @dataclass(frozen=True)

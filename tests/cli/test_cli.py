@@ -378,7 +378,7 @@ def test_cli_find_lr(folder):
         {("learn_rate",): 0.002, ("per_param_lr", "tagger/*"): 0.003, ("per_param_lr", "ner/*"): 0.001}
     )
     for entry in found["settings"]:
-        assert entry["steepest"] == pytest.approx(entry["peak"] / 0.003 * steepest)
+        assert entry["lowest/10"] == pytest.approx(entry["peak"] / 0.003 * lowest)
     assert found["groups"]["ner/*"]["steepest"] == pytest.approx(steepest / 3)
     assert found["groups"]["shared/layer-3"]["lowest/10"] == pytest.approx(lowest / 1.5 * 0.5 * 0.9)
     assert "shared+embeddings/layer-0" not in found["groups"]  # frozen until step 200
@@ -389,8 +389,8 @@ def test_cli_find_lr(folder):
 
     text = torchopt(folder, "find-lr", folder / "my.cfg", *small_batches).stdout
     assert ("far apart" in text) == (not 1 / 3 <= steepest / lowest <= 3)
-    assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {steepest:.2g}" in text
-    assert f"[training.optimizer.per_param_lr]\nner/* = {steepest / 3:.2g}" in text
+    assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {lowest:.2g}" in text
+    assert f"[training.optimizer.per_param_lr]\nner/* = {lowest / 3:.2g}" in text
     [line] = [line for line in text.splitlines() if line.startswith("shared+embeddings/layer-0")]
     assert line.split() == ["shared+embeddings/layer-0", "frozen", "frozen"]
 
@@ -520,7 +520,8 @@ def test_cli_find_lr_says_when_its_suggestions_are_far_apart():
         setting = {"setting": ["learn_rate"], "peak": 0.1, **found.suggestions}
         _print_range_test(Console(file=file, width=200, markup=False), found, [setting], {"learn_rate": 0.1}, None)
         assert ("far apart" in file.getvalue()) == is_far
-        assert file.getvalue().endswith("\n[training.optimizer]\nlearn_rate = 0.01\n")
+        assert "lower one" not in file.getvalue()
+        assert file.getvalue().endswith(f"\n[training.optimizer]\nlearn_rate = {tenth_of_lowest}\n")
 
 
 def run_params(path, capsys):

@@ -327,6 +327,22 @@ class Doubled(Metric):
 
 
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_controller_replay_does_not_overwrite_what_it_reads(run, tmp_path):
+    run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([5, 0]))
+    for name in ("log.jsonl", "rules.yaml"):
+        (tmp_path / "link.png").symlink_to(tmp_path / name)
+        before = (tmp_path / name).read_bytes()
+        found = spacy_cli(
+            *("torchopt", "controller", tmp_path / "rules.yaml", "--replay", tmp_path / "log.jsonl"),
+            *("--output", tmp_path / "link.png"),
+            check=False,
+        )
+        assert found.returncode == 1 and "expected another file than those that are read" in found.stderr
+        assert (tmp_path / name).read_bytes() == before
+        (tmp_path / "link.png").unlink()
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 @pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
     from thinc_torchopt.report import plots

@@ -104,6 +104,26 @@ def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     assert found["Doesn't train"] == "parser: frozen_components" and "parser" not in found["Trains"]
 
 
+def test_explain_what_is_done_about_rates_of_others(tmp_path, corpus, capsys):
+    given = "--training.optimizer."
+    budgets = (
+        "It may take 5 ms of CPU time for the rates of a step, and 2 ms to check them; more is counted as overruns in "
+        "the logs."
+    )
+    found = told(CONFIGS / "cnn.cfg", corpus, capsys)["Rates"]
+    assert found == f"What other code writes to learning rates is undone, with a warning. {budgets}"
+    found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "on_outside_write", "adopt")["Rates"]
+    assert found == f"What other code writes to learning rates is kept, and schedules go on from there. {budgets}"
+    path = tmp_path / "budgets.cfg"
+    path.write_text((CONFIGS / "cnn.cfg").read_text() + "\n[training.optimizer.runtime_budgets]\nrate_step = 0.5\n")
+    found = told(path, corpus, capsys, given + "on_outside_write", "raise")["Rates"]
+    assert found.startswith(
+        "What other code writes to learning rates stops the training with an error. It may take 0.5 ms of CPU time"
+    )
+    found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "enable_runtime_guards", "false")["Rates"]
+    assert found.startswith("Nobody looks whether other code writes learning rates (enable_runtime_guards = false).")
+
+
 def test_explain_modules(tmp_path, corpus, capsys):
     found = told(CONFIGS / "modular.cfg", corpus, capsys)
     assert found["Optimizer"].startswith(

@@ -10,8 +10,8 @@ from thinc.api import PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import SGD
-from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
+from thinc_torchopt.algorithms.torch_classes import SGD, Muon, NAdam, RMSprop
+from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 
 from ..models import params_of, same, toy_examples, toy_pipeline
 from ..peek import groups_in, params_in
@@ -222,3 +222,19 @@ def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
         and len(set(rates.values())) == 3
     )
     assert list(rates) == ["default", "new", "new-2"]
+
+
+@pytest.mark.parametrize("algorithm", [Muon, NAdam, RMSprop])
+def test_built_algorithm_rates_that_no_param_can_take_are_named(algorithm):
+    """torch says that a value overflows, and not which."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(algorithm(), param_groups={"top": {"params": ["*/output_layer/W"], "learn_rate": 1e39}})
+    optimizer.initialize(nlp)
+    with pytest.raises(
+        ConfigError,
+        match=rf"Can't update params by torch\.{algorithm.__name__}\.v1: expected learning rates .*"
+        r"found 1e\+39 in 'top'\. torch says: .*overflow.* Lower 'learn_rate'",
+    ):
+        nlp.update(examples, sgd=optimizer)

@@ -250,8 +250,9 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
         per_param_lr={
             pattern: sources.get(rate, rate) if isinstance(rate, str) else rate
             for pattern, rate in per_param_lr.items()
-        },
-        layer_decay={"trf/*": 0.5} if decays_layers else {},
+        }
+        or None,
+        layer_decay={"trf/*": 0.5} if decays_layers else None,
         skip_decay="bias_and_norm" if skips_decay else None,
     )
     groups = groups_in(optimizer)
@@ -604,7 +605,7 @@ def test_param_groups_have_policies_by_name():
     assert [rate["heed+fall"] for rate in rates] == [fall.rate(step, 77.0) for step in range(12)]
     assert [rate["rise"] for rate in rates] == [2.0 * rise.rate(step, 0.05) for step in range(12)]
     assert [rate["heed"] for rate in rates] == pytest.approx(
-        [0.001, 0.0055, 0.005, 0.005, *[0.0025] * 2, *[0.00125] * 2, *[0.001] * 4], rel=1e-12
+        [0.001, 0.0055, 0.01, 0.01, *[0.005] * 2, *[0.0025] * 2, *[0.00125] * 2, *[0.001] * 2], rel=1e-12
     )
     # Groups that differ in their weight decay follow one policy, which counts each loss once.
     assert rates[-1]["heed+skip_decay"] == rates[-1]["heed"] and optimizer.controller.goes_by_metrics
@@ -778,7 +779,7 @@ def test_param_groups_need_a_pipeline():
 
 
 def test_param_groups_cascade_says_which_settings_go_by_name():
-    nothing = {"param_groups": {}, "per_param_lr": {}, "layer_decay": {}}
+    nothing = {"param_groups": {}, "per_param_lr": None, "layer_decay": None}
     assert not Cascade(AdamW(), Schedules(), **nothing, skip_decay="bias_and_norm").goes_by_name
     assert Cascade(AdamW(), Schedules(), **{**nothing, "per_param_lr": {"*": 0.1}}, skip_decay=None).goes_by_name
 
@@ -924,3 +925,50 @@ def test_param_groups_clip_params_on_several_devices():
     for found in trained[1:]:
         # The kernel divides by the factor's inverse: a rounding more or less.
         assert all(torch.allclose(one, other, rtol=1e-6) for one, other in zip(found, trained[0]))
+
+
+@pytest.mark.parametrize("setting", ["per_param_lr", "layer_decay"])
+@pytest.mark.parametrize("key", ["[t]agger/*", "#tagger/*", ";tagger/*", '"[t]agger/*"'])
+def test_param_groups_notice_keys_that_a_config_takes_for_something_else(setting, key):
+    """All but the last never reach the optimizer: it is given an empty section. Also when a config from Python is
+    interpolated.
+    """
+    with pytest.raises(ConfigError, match=rf"\[training\.optimizer(\.{setting})?\].*[Ww]rite it in a list: a block"):
+        per_param_lr_of(f"[training.optimizer.{setting}]\n{key} = 0.1\n")
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.SGD.v1"}}
+    config = Config({"training": {"optimizer": block | {setting: {key: 0.1}}}}).interpolate()
+    with pytest.raises(ConfigError, match=r"[Ww]rite it in a list: a block"):
+        spacy.registry.resolve(config["training"])
+
+
+def test_param_groups_without_patterns_survive_filling(tmp_path):
+    """What spaCy fills in is no empty section."""
+    spacy_cli("init", "fill-config", CONFIGS / "cnn.cfg", tmp_path / "filled.cfg")
+    filled = Config().from_disk(tmp_path / "filled.cfg", interpolate=False)["training"]["optimizer"]
+    assert filled["per_param_lr"] is None and filled["layer_decay"] is None and filled["param_groups"] == {}
+    assert spacy.registry.resolve({"optimizer": filled})["optimizer"].patterns == []
+
+
+# ---------------------------------------------------------------------- names of groups
+
+
+def test_param_groups_are_chosen_by_whole_names_of_blocks():
+    """Not by parts of them: names may hold what joins them."""
+    nlp, model = encoder_pipeline()
+    blocks = {
+        "a+b": {"params": ["trf/linear/*"], "learn_rate": 0.5},
+        "top/layer-norm": {"params": ["*/pooler/*"], "learn_rate": 0.25},
+        "c": {"params": ["*/weight"], "weight_decay": 0.1},
+    }
+    optimizer = TorchOptimizer(SGD(), 0.125, param_groups=blocks, layer_decay={"trf/pytorch/layer/*": 0.5})
+    optimizer.initialize(nlp)
+    run(optimizer, model, 1)
+    for name in ("a", "b", "top"):
+        with pytest.raises(ConfigError, match=f"'{name}': expected the name of a param group, or a pattern"):
+            optimizer.scale_learn_rates([name], 0.5)
+    before = optimizer.learn_rates
+    assert before["a+b"] == 0.5 and before["top/layer-norm+c"] == 0.25 and "c/layer-1" in before
+    optimizer.scale_learn_rates(["a+b", "c"], 0.5)
+    run(optimizer, model, 1)
+    scaled = {name for name, rate in optimizer.learn_rates.items() if rate == 0.5 * before[name]}
+    assert scaled == {"a+b", "top/layer-norm+c", "c", "c/layer-0", "c/layer-1", "c/layer-2"}

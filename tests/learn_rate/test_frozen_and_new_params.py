@@ -176,7 +176,7 @@ def test_learn_rate_params_that_come_may_be_adaptive():
         "m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03
     )
     rates = [controller.step(metrics={"loss": 1.0 if step > 5 else 1.0 - step / 10})[id] for step in range(10)]
-    assert rates == pytest.approx([0.03, 0.0325, 0.055, 0.0775, 0.1, 0.1, 0.05, 0.03, 0.03, 0.03], rel=1e-12)
+    assert rates == pytest.approx([0.03, 0.03, 0.0505, 0.07525, 0.1, 0.1, 0.05, 0.03, 0.03, 0.03], rel=1e-12)
     other = LearnRateController()
     other.register_optimizer("m", twin := sgd(1.0), 1.0)
     other.add_params("m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03)
@@ -184,3 +184,20 @@ def test_learn_rate_params_that_come_may_be_adaptive():
     assert rates_in(twin) == rates_in(optimizer) and other.step()[id] == 0.03
     with pytest.raises(ConfigError, match="expected settings with a policy given by its name"):
         controller.add_params("m", make_params(), patience=3)
+
+
+@pytest.mark.parametrize(
+    "policy, more", [(None, {}), ("warmup", {}), ("adaptive", {}), ("cosine", {"total_steps": 50})]
+)
+@pytest.mark.parametrize("base", [1.0, 2e-5])
+def test_learn_rate_params_that_come_begin_at_a_hundredth_with_any_policy(policy, more, base):
+    controller, optimizer = LearnRateController(), sgd(base)
+    controller.register_optimizer("m", optimizer, base)
+    id = controller.add_params("m", make_params(), policy=policy, warmup_steps=10, **more)
+    assert rates_in(optimizer) == pytest.approx([base, 0.001 * base], rel=1e-12)
+    rates = [controller.step()[id] for _ in range(11)]
+    expected = [0.1 * base * (0.01 + 0.99 * step / 10) for step in range(11)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    if policy is not None:
+        given = controller.add_params("m", make_params(), policy=policy, warmup_steps=10, warmup_factor=0.5, **more)
+        assert controller.step()[given] == pytest.approx(0.05 * base, rel=1e-12)

@@ -316,11 +316,15 @@ def test_learn_rate_policies_adaptive_takes_rates():
     theirs = torchs.ReduceLROnPlateau(twin, factor=0.5, patience=1, min_lr=0.04)
     policy = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04, "warmup_steps": 4})
     for step in range(20):
-        theirs.step(1.0)
-        policy.source.observe({"loss": 1.0})
+        assert policy.is_warming_up(step) == (step < 4)
+        if step >= 4:
+            theirs.step(1.0)
+            policy.source.observe({"loss": 1.0})
         expected = twin.param_groups[0]["lr"] if step >= 4 else 0.5 * (0.1 + 0.9 * step / 4)
         assert policy.rate(step, 0.5) == pytest.approx(expected, rel=1e-12)
     assert policy.rate(20, 0.5) == 0.04
+    # A group that comes later warms up to what the others have.
+    assert [policy.rate(step, 0.5) for step in (2, 3, 4)] == [0.04] * 3
     other = PolicyReader().read("adaptive", "m", {"factor": 0.5, "patience": 1, "min_rate": 0.04})
     other.source.load_state_dict(json.loads(json.dumps(policy.source.state_dict())))
     assert other.rate(20, 0.5) == 0.04

@@ -57,6 +57,20 @@ def test_learn_rate_groups_may_come_later_and_count_their_own_steps():
     assert controller.step() == {"a": 0.5, "b": 0.0}
 
 
+def test_learn_rate_metrics_of_a_warmup_do_not_count():
+    """A run whose loss rises throughout its warm-up goes on at the highest rate; also one that is resumed there."""
+    first, second = LearnRateController(), LearnRateController()
+    for controller in (first, second):
+        controller.register_optimizer("m", sgd(0.01), "adaptive", warmup_steps=100, patience=2, min_rate=1e-6)
+    for step in range(99):
+        first.step(metrics={"loss": 1.0 + step})
+    second.load_state_dict(first.state_dict())
+    for controller in (first, second):
+        rates = [controller.step(metrics={"loss": 1.0 + step})["m"] for step in range(99, 105)]
+        # The loss of step 100 is the best so far, those of 101 and 102 are let pass, and that of 103 lowers the rate.
+        assert rates == pytest.approx([0.00991, 0.01, 0.01, 0.01, 0.001, 0.001], rel=1e-9)
+
+
 def test_learn_rate_registering_changes_nothing():
     optimizer = sgd(0.1)
     controller = LearnRateController()

@@ -62,11 +62,37 @@ def test_learn_rate_replaced_optimizers_go_on_as_if_nothing_had_happened(mode):
         optimizer.step()
     assert [snapshot.rates for snapshot in controller.history] == [snapshot.rates for snapshot in alone.history]
     assert controller.state_dict()["groups"].keys() == alone.state_dict()["groups"].keys()
+    old.register_step_pre_hook(lambda *_: None)  # hooks of others run after it
     with pytest.warns(LearnRateWarning, match=r"'m' was replaced at step 8, and the old one was stepped after that"):
         old.step()
     old.step()  # says it once
     old.param_groups[0]["lr"] = 7.0
     controller.step()  # none of its business
+
+
+@pytest.mark.parametrize("watch_steps", [True, False])
+def test_learn_rate_replaced_optimizers_whose_controller_was_not_told(watch_steps, recwarn):
+    """Each step would be at the rates that the old one had last. Who tells the controller by hand is not warned."""
+    for tell in (None, "replace", "unregister"):
+        module, optimizer, controller = two_layers()
+        if not watch_steps:
+            controller.unregister_optimizer("m")
+            controller.register_optimizer("m", optimizer, Cosine(40), watch_steps=False)
+        controller.step()
+        new = preserve_optimizer_state(optimizer, grown(module), module)
+        if tell == "replace":
+            controller.replace_optimizer(optimizer, new)
+        elif tell == "unregister":
+            controller.unregister_optimizer("m")
+        fill_grads(new)
+        controller.step()
+        new.step()
+        new.step()  # says it once
+        found = [str(warning.message) for warning in recwarn.list]
+        assert len(found) == 1 and found[0].startswith(
+            "Optimizer SGD was replaced without its controller: expected the new one to get the learning rates of the "
+            "controller, found it stepped while the controller drives the old one."
+        )
 
 
 def test_learn_rate_replaced_optimizers_keep_tensors_and_frozen_groups_of_their_own():

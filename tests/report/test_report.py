@@ -593,6 +593,21 @@ def test_report_command(tmp_path):
     assert run.stdout.splitlines()[0].split()[:2] == ["run", "best"] and output.is_file() == compat.has_matplotlib
 
 
+@needs_matplotlib
+def test_report_does_not_overwrite_what_it_reads(tmp_path, capsys):
+    """Under its own name, another one, or behind a link."""
+    log = write(tmp_path / "log.html", rows(12))
+    before = log.read_bytes()
+    (tmp_path / "link.png").symlink_to(log)
+    (tmp_path / "folder").mkdir()
+    for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
+        with pytest.raises(SystemExit, match="1"):
+            show_report([write(tmp_path / "other.jsonl", rows(3)), log], output_path=output, as_json=False)
+        said = " ".join(capsys.readouterr().err.split())
+        assert "expected another file than those that are read, found" in said and "Change --output." in said
+    assert log.read_bytes() == before
+
+
 def test_report_prints_a_summary(tmp_path, capsys):
     logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
     show_report(logs, output_path=None, as_json=False)

@@ -97,6 +97,30 @@ def test_run_lock_refuses_a_folder_that_can_not_be_written(path, tmp_path):
         RunLock(tmp_path / path).take()
 
 
+def test_run_lock_does_not_follow_links(tmp_path):
+    """Somebody else's file would be overwritten, or made. The folder itself may be a link."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to("state")
+    for name in ("thesis.txt", "nothing.txt"):
+        (tmp_path / "thesis.txt").write_text("years of work")
+        (tmp_path / "state" / "lock.json").symlink_to(tmp_path / name)
+        for folder in ("state", "link"):
+            with pytest.raises(
+                ConfigError, match=r"Can't lock '.*lock.json': expected a file .*, found a link to .*txt"
+            ):
+                RunLock(tmp_path / folder).take()
+        (tmp_path / "state" / "lock.json").unlink()
+    assert (tmp_path / "thesis.txt").read_text() == "years of work" and not (tmp_path / "nothing.txt").exists()
+    lock = RunLock(tmp_path / "link")
+    lock.take()
+    (tmp_path / "state" / "lock.json").unlink()
+    (tmp_path / "state" / "lock.json").symlink_to(tmp_path / "thesis.txt")
+    with pytest.raises(ConfigError, match="Can't lock"):
+        lock.check()
+    lock.release()
+    assert (tmp_path / "thesis.txt").read_text() == "years of work" and (tmp_path / "state" / "lock.json").is_symlink()
+
+
 def test_run_lock_lets_a_full_disk_pass(small_disk):
     (small_disk / "full").write_bytes(b"")
     with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):

@@ -83,7 +83,7 @@ def _replay(
     """Say which rules would have fired when in the training of a log, and draw it."""
     with errors_shown(as_json=as_json):
         if output_path is not None:
-            check_picture(output_path)
+            check_picture(output_path, [path, *log_paths])
         import_code(code_path)
         controller = TrainerController(path, is_replay=True)
         records, notes = read_history(log_paths)

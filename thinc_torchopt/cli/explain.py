@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from spacy.util import registry
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
+from ..learn_rate import LearnRateController
 from ..optimizers import TorchOptimizer
 from ..types import DistributedSettings, ParamInfo
 from ._in_words import count, plain, tell_rates
@@ -27,6 +29,11 @@ _MOST_GROUPS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
+_ON_OUTSIDE_WRITE = {
+    "restore": "is undone, with a warning",
+    "adopt": "is kept, and schedules go on from there",
+    "raise": "stops the training with an error",
+}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
@@ -85,6 +92,8 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
         yield "Doesn't train", left
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows)
+    if not is_thinc:
+        yield "Rates", _control(setup.optimizer.controller)
     yield "Clipping", _clipping(settings, setup.optimizer)
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):
@@ -301,12 +310,12 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
     steps = setup.config["training"]["max_steps"] or _NO_END
     sizes = {row.name: row.size for row in rows}
     # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
-    groups: dict[str, dict[str, list[ParamInfo]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
     for info in now.values():
-        groups.setdefault(_group_of(info.group), {}).setdefault(info.group, []).append(info)
+        groups.setdefault(_blocks_of(info), {}).setdefault(info.group, []).append(info)
     rates = rates_over_steps(setup.optimizer, steps)
     told = 0
-    for name, labels in groups.items():
+    for blocks, labels in groups.items():
         begins = {label: min(info.frozen_until for info in infos) for label, infos in labels.items()}
         trained = {label: rates[label][int(begin) :] for label, begin in begins.items() if begin <= steps}
         if not trained:
@@ -321,15 +330,15 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
         lowest = min(max(values) for values in trained.values())
         if lowest < max(trained[highest]) * 0.999:
             text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
-        if any(_is_adaptive(setup, part) for part in name.split("+")):
+        if any(_is_adaptive(setup, block) for block in blocks):
             text += "; lower when its metric gets no better (policy)"
         if len(groups) > 1:
-            text = f"{name} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
+            text = f"{'+'.join(blocks)} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
         yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
     if told > _MOST_GROUPS:
         yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
     waiting = [info for info in now.values() if 0 < info.frozen_until < float("inf")]
-    frozen = sorted((info.frozen_until, _group_of(info.group), sizes[info.name]) for info in waiting)
+    frozen = sorted((info.frozen_until, "+".join(_blocks_of(info)), sizes[info.name]) for info in waiting)
     for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
         members = list(found)
         numbers = sum(size for *_, size in members)
@@ -342,7 +351,22 @@ def _is_adaptive(setup: Setup, block: str) -> bool:
     return bool(groups.get(block, {}).get("policy") == "adaptive")
 
 
-def _group_of(label: str) -> str:
-    """What the user calls a group: without layers, and without what only says that there is no decay."""
-    parts = [part for part in label.rsplit("/layer-", 1)[0].split("+") if part != "skip_decay"]
-    return "+".join(parts) or "default"
+def _control(controller: LearnRateController) -> str:
+    """What the controller of learning rates does about other code, and what it may take."""
+    guards = controller.guards
+    text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
+    if not guards.enabled:
+        text = "Nobody looks whether other code writes learning rates (enable_runtime_guards = false)."
+    step, check = (
+        f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
+        for kind in ("rate_step", "integrity_check")
+    )
+    return (
+        f"{text} It may take {step} of CPU time for the rates of a step, and {check} to check them; more is counted as "
+        "overruns in the logs."
+    )
+
+
+def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
+    """The blocks of a param's group, without what only says that there is no decay."""
+    return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)

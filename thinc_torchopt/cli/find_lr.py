@@ -103,6 +103,8 @@ def _print(
         f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
         f"{_ENDED[found.ended]}."
     )
+    if found.breaks is not None:
+        console.print(f"From a rate of {short(found.rates[found.breaks])} on the loss was far above all before.")
     if found.smoothed:
         low, high = min(found.smoothed), max(found.smoothed)
         width = min(_CHART_WIDTH, console.width - 40)
@@ -113,30 +115,30 @@ def _print(
     if found.problem is not None:
         print_error(console, found.problem)
         return
-    if found.ended == "max_rate" and found.lowest == len(found.smoothed) - 1:
+    if found.may_go_higher and found.lowest == len(found.smoothed) - 1:
         console.print("Note: the loss was still falling at the end. A higher --max-lr may find a higher rate.")
     console.print()
     rates = found.rates_by_group()
     print_table(
         console,
-        ["group", "steepest", "lowest/10"],
+        ["group", "lowest/10", "steepest"],
         [
-            [group, short(rates[group]["steepest"]), short(rates[group]["lowest/10"])]
+            [group, short(rates[group]["lowest/10"]), short(rates[group]["steepest"])]
             if group in rates
             else [group, "frozen", "frozen"]
             for group in found.group_rates[0]
         ],
-        numbers=["steepest", "lowest/10"],
+        numbers=["lowest/10", "steepest"],
     )
     console.print(
-        "steepest: the rate at which the loss fell fastest. lowest/10: a tenth of the rate at which it was lowest."
+        "lowest/10: a tenth of the rate at which the loss was lowest. steepest: the rate at which it fell fastest."
     )
     if max(found.suggestions.values()) > _FAR_APART * min(found.suggestions.values()):
         console.print(
-            "Note: the two are far apart. The rate may have risen faster than the loss could follow: use the lower "
-            "one, or more --steps."
+            "Note: the two are far apart, so the curve says little. More --steps may tell more; a short training at "
+            "each of them tells which is better."
         )
-    console.print("To use the rates of 'steepest', change in the config:")
+    console.print("To use the rates of 'lowest/10', change in the config:")
     for line in _config_lines(block, settings):
         console.print(line)
 
@@ -152,7 +154,7 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         *sections, key = places[0] if is_one else setting["setting"]
         if section != (section := ".".join(["training", "optimizer", *sections])):
             yield f"\n[{section}]"
-        rate = f"{setting['steepest']:.2g}"
+        rate = f"{setting['lowest/10']:.2g}"
         yield (
             f"{key} = {rate}"
             if is_one

@@ -17,7 +17,7 @@ def show_report(paths: Sequence[Path], *, output_path: Path | None, as_json: boo
     """
     with errors_shown(as_json=as_json):
         if output_path is not None:
-            check_output(output_path)
+            check_output(output_path, paths)
         runs = read_runs(paths)
         if output_path is not None:
             write_report(runs, output_path)

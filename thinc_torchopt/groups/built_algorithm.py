@@ -80,7 +80,7 @@ class BuiltAlgorithm:
             if param.group is not None:
                 self._take_out(param, param.group)
             group = self.groups[own.key]
-            group.put_in(param, own.label)
+            group.put_in(param, own)
             self._names[param.tensor] = param.name
             self._changed[group] = None
 

@@ -65,8 +65,8 @@ class Cascade:
         schedules: Schedules,
         *,
         param_groups: Blocks,
-        per_param_lr: Mapping[str, FloatOrSchedule],
-        layer_decay: Mapping[str, float],
+        per_param_lr: Mapping[str, FloatOrSchedule] | None,
+        layer_decay: Mapping[str, float] | None,
         skip_decay: SkipDecay | None,
         new_params_warmup: int = 100,
         keep_apart: bool = False,
@@ -89,11 +89,10 @@ class Cascade:
         self._blocks = [
             self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]
-        self._rates = [
-            self._read_rate(pattern, rate) for pattern, rate in OPTIMIZER.section("per_param_lr", per_param_lr).items()
-        ]
+        rates = _patterns("per_param_lr", per_param_lr)
+        self._rates = [self._read_rate(pattern, rate) for pattern, rate in rates.items()]
         self._blocks += self._rates
-        decays = OPTIMIZER.section("layer_decay", layer_decay)
+        decays = _patterns("layer_decay", layer_decay)
         self._layer_decay = [self._read_layer_decay(pattern, decay) for pattern, decay in decays.items()]
         self._layers: dict[str, tuple[int, int]] = {}
         OPTIMIZER.choice("skip_decay", skip_decay, ("bias_and_norm", None))
@@ -212,12 +211,12 @@ class Cascade:
         if joined_at is not None:
             labels.append("new")
             values |= {"joined_at": joined_at, "new_params": self._new_params}
-        label = "+".join(labels) or "default"
         layer, layer_scale = self._layer_of(param)
         return ParamSettings(
-            label if layer is None else f"{label}/layer-{layer}",
+            tuple(labels) or ("default",),
             algorithm,
             options,
+            layer=layer,
             layer_scale=layer_scale,
             apart=self._keep_apart,
             **values,
@@ -308,6 +307,29 @@ class Cascade:
         return value if isinstance(value, Schedule) else check_number(f"{path}.{name}", value)
 
 
+_AS_BLOCK = (
+    "Write it in a list: a block of [training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
+)
+
+
+def _patterns(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A section with patterns as keys.
+
+    RAISES (ConfigError): It is none, or an empty one: a config passes over keys that it can't hold.
+    """
+    if given is None:
+        return {}
+    if not OPTIMIZER.section(name, given):
+        OPTIMIZER.refuse(
+            name,
+            "a section with at least one pattern",
+            given,
+            "A config takes a line that begins with '#' or ';' for a comment, and one that begins with '[' for a new "
+            f"section. If that was to be a pattern: {_AS_BLOCK[0].lower()}{_AS_BLOCK[1:]} If not, remove the section.",
+        )
+    return given
+
+
 def _check_key(text: str, value: Any, where: str) -> None:
     """RAISES (ConfigError): A pattern that a config can't hold as a key."""
     what = None
@@ -315,10 +337,11 @@ def _check_key(text: str, value: Any, where: str) -> None:
         what = f"a regular expression: the key ends at the colon, so it is 're' with the value {value!r}"
     elif text.startswith(("[", "#", ";")):
         what = f"{text!r}, which a config takes for a section or a comment"
+    elif text.startswith(("'", '"')):
+        what = f"{text}: the quotes belong to the key, and no name has any"
     if what is not None:
         raise ConfigError(
-            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. Write it in "
-            "a list: a block of [training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
+            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. {_AS_BLOCK}"
         )
 
 

@@ -130,6 +130,7 @@ class ParamGroups:
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
             param.steps,
+            settings.blocks,
         )
 
     # ------------------------------------------------------------------ params come and go

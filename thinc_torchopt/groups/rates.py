@@ -54,12 +54,22 @@ class GroupRate:
         if hasattr(source, "observe"):
             self.source, self.kind = source, "LiveByMetrics"
 
+    @property
+    def _policy_step(self) -> int:
+        """How many steps the params were trained for, or could have been."""
+        return int(max(0, self._rates.step() - self._settings.frozen_until))
+
+    def is_warming_up(self, step: int) -> bool:
+        """Whether metrics do not count for the policy at the step that comes."""
+        policy: Any = self._policy
+        return hasattr(policy, "is_warming_up") and policy.is_warming_up(self._policy_step)
+
     def rate(self, step: int = 0, base: float = 0.0) -> float:
         """The rate of the step that comes, which is that of the schedules and not the controller's."""
         settings, group = self._settings, self._group
         rate: float = self._rates.default() if settings.learn_rate is None else current(settings.learn_rate)
         if self._policy is not None:
-            rate = self._policy.rate(int(max(0, self._rates.step() - settings.frozen_until)), rate)
+            rate = self._policy.rate(self._policy_step, rate)
         rate = rate * current(settings.lr_scale) * settings.layer_scale
         if settings.joined_at is not None and settings.new_params is not None:
             rate = settings.new_params.rate(0 if group is None else group.updates, NEW_PARAMS_FACTOR * rate)

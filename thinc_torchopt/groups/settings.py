@@ -15,12 +15,12 @@ from ..schedules import Schedule
 class ParamSettings:
     """What holds for a param. Values may be schedules.
 
-    label (str): The blocks that it is from, e.g. "encoder+no_decay", with its layer where rates decay:
-        "encoder/layer-3".
+    blocks (tuple[str, ...]): The names of the blocks that it is from, e.g. ("encoder", "skip_decay").
     algorithm (int): 0: the algorithm. 1: its fallback.
     options (Mapping[str, Any]): All options of that algorithm.
     learn_rate (float | Schedule | None): None: the optimizer's.
     lr_scale (float | Schedule): From a block.
+    layer (int | None): Where rates decay by layers: which one it is in.
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
     policy (NamedPolicy | None): What becomes of the learning rate from that step on.
@@ -28,17 +28,29 @@ class ParamSettings:
     joined_at (int | None): For params that came in mid-training: after how many updates.
     """
 
-    label: str
+    blocks: tuple[str, ...]
     algorithm: int
     options: Mapping[str, Any]
     learn_rate: float | Schedule | None = None
     lr_scale: float | Schedule = 1.0
+    layer: int | None = None
     layer_scale: float = 1.0
     frozen_until: float = 0.0
     joined_at: int | None = None
     apart: bool = False
     new_params: Warmup | None = None
     policy: NamedPolicy | None = None
+
+    @property
+    def label(self) -> str:
+        """What its group is called: "encoder+skip_decay", and with a layer "encoder+skip_decay/layer-3"."""
+        label = "+".join(self.blocks)
+        return label if self.layer is None else f"{label}/layer-{self.layer}"
+
+    @property
+    def names(self) -> set[str]:
+        """By what its group can be chosen: its label, and each of the blocks."""
+        return {self.label, *self.blocks}
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -66,8 +78,8 @@ class ParamSettings:
         )
 
     @property
-    def _label_key(self) -> tuple[str, ...]:
-        return (self.label,) if self.apart else ()
+    def _label_key(self) -> tuple[Any, ...]:
+        return (self.blocks, self.layer) if self.apart else ()
 
     @property
     def _options_key(self) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from .. import kernels
+from ..errors import ConfigError
 from ..gradients import scale_grads
 from ..learn_rate import LearnRateController
 from ..params import Param
@@ -120,11 +121,23 @@ class Stepper:
     def _step_once(self, optimizer: torch.optim.Optimizer) -> None:
         """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are
         there.
+
+        RAISES (ConfigError): A learning rate is too high for the type of the params.
         """
         groups = optimizer.param_groups
         if hasattr(optimizer, "base_lrs"):
             optimizer.base_lrs = [entry[FIRST_RATE] for entry in groups]
-        optimizer.step()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            if "without overflow" not in str(error):
+                raise
+            group, rate = max(self._controller.rates.items(), key=lambda item: item[1])
+            raise ConfigError(
+                f"Can't update params by {self.algorithm.label}: expected learning rates whose steps the type of the "
+                f"params can hold, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
+                "[training.optimizer], or that of a param group."
+            ) from error
         if hasattr(optimizer, "base_lrs"):
             for entry, rate in zip(groups, optimizer.base_lrs):
                 entry[FIRST_RATE] = rate

@@ -28,7 +28,7 @@ class TorchGroup:
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Whose it is.
     settings (ParamSettings): Those of its params, which differ in nothing but their labels.
-    params (dict[int, tuple[Param, str]]): Its params with their labels, by `id`, in torch's order.
+    params (dict[int, tuple[Param, ParamSettings]]): Its params with their settings, by `id`, in torch's order.
     not_fused (set[int]): The `id` of those that can't be given to a fused kernel, if `entry` asks for one.
     wide (set[int]): The `id` of those of float64.
     """
@@ -37,7 +37,7 @@ class TorchGroup:
     entry: dict[str, Any]
     owner: BuiltAlgorithm
     settings: ParamSettings
-    params: dict[int, tuple[Param, str]] = field(default_factory=dict)
+    params: dict[int, tuple[Param, ParamSettings]] = field(default_factory=dict)
     not_fused: set[int] = field(default_factory=set)
     wide: set[int] = field(default_factory=set)
 
@@ -47,7 +47,12 @@ class TorchGroup:
     @property
     def labels(self) -> set[str]:
         """What the config calls it; several names if blocks say the same."""
-        return {label for _, label in self.params.values()}
+        return {settings.label for _, settings in self.params.values()}
+
+    @property
+    def names(self) -> set[str]:
+        """By what it can be chosen: its id, its labels, and the blocks of its params."""
+        return {self.id}.union(*(settings.names for _, settings in self.params.values()))
 
     @property
     def own_rate(self) -> float:
@@ -69,10 +74,10 @@ class TorchGroup:
 
     # ------------------------------------------------------------------ params come and go
 
-    def put_in(self, param: Param, label: str) -> None:
+    def put_in(self, param: Param, settings: ParamSettings) -> None:
         """Put a param in, behind all others. `list_params` comes after it."""
         param.group = self
-        self.params[id(param)] = param, label
+        self.params[id(param)] = param, settings
         self.note_kernel(param, param.tensor)
 
     def take_out(self, param: Param) -> None:

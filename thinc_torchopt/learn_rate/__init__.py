@@ -12,6 +12,8 @@ from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR
 from .history import Snapshot
 from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup, source_of
+from .watch import warn_of_steps_without
+from .watched import driver_of
 
 __all__ = [
     "NAMED",
@@ -28,6 +30,8 @@ __all__ = [
     "Policy",
     "Snapshot",
     "Warmup",
+    "driver_of",
     "settings_of",
     "source_of",
+    "warn_of_steps_without",
 ]

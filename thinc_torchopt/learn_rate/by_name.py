@@ -83,17 +83,22 @@ class InRates:
             self.kind = "InRatesByMetrics"
             self.source = Adaptive(**settings)
 
+    def is_warming_up(self, step: int) -> bool:
+        return step < self.warmup_steps
+
     def rate(self, step: int, base: float) -> float:
         high = base if self.max_rate is None else self.max_rate
         low = min(self.min_rate, high)
-        if step < self.warmup_steps:
+        if self.kind == "InRatesByMetrics":
+            high = max(low, self.source.rate(step, high))
+        if self.is_warming_up(step):
             done = step / self.warmup_steps
             if self.warmup_type == "cosine":
                 done = 0.5 * (1.0 - math.cos(math.pi * done))
             return max(low, high * (self.warmup_factor + (1.0 - self.warmup_factor) * done))
         if self._cosine is not None:
             return cosine_at(step, high, self.warmup_steps, self._cosine.total_steps, low)
-        return high if self.kind == "InRates" else max(low, self.source.rate(step, high))
+        return high
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,14 @@ class LearnRateController(Registered):
     clock (Callable): The time of snapshots, in seconds.
     enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the
         next `step`.
-    runtime_budgets (Mapping[str, float]): Milliseconds by kind, in place of `BUDGETS`: see runtime_guards.py.
+    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see
+        runtime_guards.py.
     timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
     RAISES (ConfigError): An invalid argument.
 
     Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by
-    others were found), `guards` (budgets of time), `scale` (multiplies all rates from the next step on; 1 unless it is
-    set).
+    others were found), `guards` (budgets of CPU time), `scale` (multiplies all rates from the next step on; 1 unless
+    it is set).
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class LearnRateController(Registered):
         clock: Callable[[], float] = time.time,
         enable_runtime_guards: bool = True,
         runtime_budgets: Mapping[str, float] | None = None,
-        timer: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.thread_time,
     ):
         Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
         self.on_outside_write: OnOutsideWrite = on_outside_write
@@ -128,7 +129,8 @@ class LearnRateController(Registered):
         return rates
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example.
+        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example. Those
+        that still warm up are not told.
 
         RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
         """
@@ -136,8 +138,12 @@ class LearnRateController(Registered):
             raise ConfigError(
                 f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
             )
-        for source in self._observing:
-            source.observe(metrics)
+        if self._observing:
+            heeded_by = [watched.policy for watched in self._groups.values() if watched.heeds_metrics(self.step_count)]
+            heeding = {id(source_of(policy)) for policy in heeded_by}
+            for source in self._observing:
+                if id(source) in heeding:
+                    source.observe(metrics)
 
     @property
     def goes_by_metrics(self) -> bool:

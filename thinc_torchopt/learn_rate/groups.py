@@ -113,6 +113,10 @@ class WatchedGroup:
             rate = check_rate(rate, self.id)
         return self.factor * rate
 
+    def heeds_metrics(self, step: int) -> bool:
+        """Whether metrics count for its policy: not while that warms up. step (int): The controller's step."""
+        return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
+
     def adopt(self, rate: float) -> None:
         """Let the policy continue from a rate that other code wrote."""
         ratio = rate / self.applied_rate if self.applied_rate else math.inf

@@ -4,6 +4,7 @@ A policy has a method `rate(step, base)`: the step is counted from 0, from when 
 the rate that the group had then. It may also have
 - `observe(metrics)`: called with the metrics that a step of the controller is given, before the rates of that step are
   asked for;
+- `is_warming_up(step)`: whether metrics do not count yet at a step: `observe` is not called then;
 - `advance()`: called once after each step of the controller, however many groups share the policy;
 - `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises what loading would;
 - `source`: another policy, which is told and saved in its place, once however many policies have it;

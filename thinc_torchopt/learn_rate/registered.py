@@ -121,7 +121,7 @@ class Registered(Watched):
                 f"found {found}. Build it by preserve_optimizer_state, or unregister the old one and register the new "
                 "one."
             )
-        if any(other.optimizer is new for other in self._optimizers.values()):
+        if self.drives(new):
             raise ConfigError(
                 f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already."
             )
@@ -278,8 +278,8 @@ class Registered(Watched):
             first one.
         warmup_steps (int): Steps of the rise, from a hundredth of that rate.
         options (Mapping[str, Any]): Options that differ from the parent's.
-        policy (PolicyLike): How they go on from there: "adaptive", for example, with the same warm-up. Its base is a
-            tenth of the parent's rate. Default: they stay there.
+        policy (PolicyLike): How they go on from there: "adaptive", for example, by its name with the same warm-up. Its
+            base is a tenth of the parent's rate. Default: they stay there.
         settings (Any): Arguments of a policy that is given by its name.
         RETURNS (str): The id of the group.
         RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such
@@ -289,7 +289,9 @@ class Registered(Watched):
         to = self._optimizer(optimizer)
         above = find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
-            settings = {"warmup_steps": warmup_steps, **settings}
+            # As `Warmup` begins, and as low as its class would go.
+            begin = {"warmup_steps": warmup_steps, "warmup_factor": Warmup().start_factor, "min_rate": 0.0}
+            settings = {**begin, **settings}
         if policy is None and not settings:
             policy = Warmup(warmup_steps)
         else:

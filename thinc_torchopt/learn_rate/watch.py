@@ -240,19 +240,46 @@ def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
 
 def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None:
     """Warn once if an optimizer is stepped after another took its place. step (int): At which that was."""
+    _warn_at_step(
+        replaced,
+        lambda: (
+            f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that. It trains the "
+            "old params, and nothing sets its learning rates. Step the new one, which preserve_optimizer_state "
+            "returned."
+        ),
+    )
+
+
+def warn_of_steps_without(
+    drives: Callable[[torch.optim.Optimizer], bool], old: torch.optim.Optimizer, new: torch.optim.Optimizer
+) -> None:
+    """Warn once if an optimizer is stepped that was made of another, which a controller still drives then.
+
+    drives (Callable): Whether it drives an optimizer.
+    """
+    _warn_at_step(
+        new,
+        lambda: (
+            f"Optimizer {type(new).__name__} was replaced without its controller: expected the new one to get the "
+            "learning rates of the controller, found it stepped while the controller drives the old one. It has the "
+            "rates that the old one had last. Give controller=controller to preserve_optimizer_state, or call "
+            "controller.replace_optimizer."
+            if drives(old) and not drives(new)
+            else None
+        ),
+    )
+
+
+def _warn_at_step(optimizer: torch.optim.Optimizer, message: Callable[[], str | None]) -> None:
+    """Warn at the next step of an optimizer. message (Callable): What of; None: of nothing."""
+    left = [message]
 
     def warn(*_: Any) -> None:
-        hook.remove()
-        warnings.warn(
-            LearnRateWarning(
-                f"Optimizer '{name}' was replaced at step {step}, and the old one was stepped after that. It trains "
-                "the old params, and nothing sets its learning rates. Step the new one, which "
-                "preserve_optimizer_state returned."
-            ),
-            stacklevel=4,
-        )
+        # A hook must not remove itself while torch goes through them.
+        if left and (text := left.pop()()) is not None:
+            warnings.warn(LearnRateWarning(text), stacklevel=4)
 
-    hook = replaced.register_step_pre_hook(warn)
+    optimizer.register_step_pre_hook(warn)
 
 
 def _drop_grads(params: Iterable[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -15,6 +16,14 @@ from .groups import Group, WatchedGroup
 from .policies import Policy, source_of
 from .runtime_guards import RuntimeGuards
 from .watch import Hooked, WatchedOptimizer
+
+# All that have, or had, an optimizer to drive.
+_known: WeakSet[Watched] = WeakSet()
+
+
+def driver_of(optimizer: torch.optim.Optimizer) -> Watched | None:
+    """The controller that drives an optimizer, if one does."""
+    return next((controller for controller in _known if controller.drives(optimizer)), None)
 
 
 class Watched(ABC):
@@ -33,6 +42,11 @@ class Watched(ABC):
         self._advancing: list[Any] = []
         self._reader = PolicyReader()
         self._checksums: dict[str, str] | None = None  # of the groups as they are now, when they were asked for
+        _known.add(self)
+
+    def drives(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer is registered."""
+        return any(watched.optimizer is optimizer for watched in self._optimizers.values())
 
     @abstractmethod
     def _write(self, watched: WatchedGroup, rate: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 
@@ -123,11 +123,11 @@ class Bound(Parts):
     def _group_ids(self, patterns: Sequence[str]) -> list[str]:
         """Of all groups whose name matches. A group of several blocks has the names of all of them."""
         groups = self._trained.groups
-        names = {group.id: {group.id, *_names_in(group.labels)} for group in groups.groups}
-        frozen = _names_in(settings.label for _, settings in groups.frozen.values())
+        names = {group.id: group.names for group in groups.groups}
+        all_names = set().union(*names.values(), *(settings.names for _, settings in groups.frozen.values()))
         for text in patterns:
-            if not any(fnmatchcase(name, text) for name in set(frozen).union(*names.values())):
-                known = ", ".join(sorted(set(frozen).union(*names.values()))) or "none"
+            if not any(fnmatchcase(name, text) for name in all_names):
+                known = ", ".join(sorted(all_names)) or "none"
                 raise ConfigError(
                     f"Can't change the learning rates of '{text}': expected the name of a param group, or a pattern, "
                     f"found that it matches none of {known}."
@@ -163,8 +163,3 @@ class Bound(Parts):
             backprop_through_frozen(self._trained.table.shims.values()),
         ):
             yield
-
-
-def _names_in(labels: Iterable[str]) -> list[str]:
-    """Labels, and the names of blocks of which they are made: see `ParamSettings`."""
-    return [name for label in labels for name in (label, *label.split("/layer-")[0].split("+"))]

@@ -113,8 +113,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
     new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm
         up in so many updates. 0: at the full rate from the start.
     enable_runtime_guards (bool): False: learning rates are not checked for changes by other code.
-    runtime_budgets (dict): Milliseconds that the learn rate controller may take: `rate_step` (5), `integrity_check`
-        (2), `state_preservation` (100), `adding_params` (20). Overruns are only counted.
+    runtime_budgets (dict): Milliseconds of CPU time that the learn rate controller may take: `rate_step` (5),
+        `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are only counted.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
         go on from it.
     distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: how several processes
@@ -144,8 +144,8 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         rollback_factor: float = 0.5,
         max_rollbacks: int = 3,
         param_groups: Dict[str, Dict[str, Any]] = {},
-        per_param_lr: Dict[str, FloatOrSchedule] = {},
-        layer_decay: Dict[str, float] = {},
+        per_param_lr: Optional[Dict[str, FloatOrSchedule]] = None,
+        layer_decay: Optional[Dict[str, float]] = None,
         skip_decay: Optional[SkipDecay] = None,
         on_outside_write: OnOutsideWrite = "restore",
         on_growth: OnGrowth = "mean",

@@ -20,11 +20,12 @@ _MAX_INSIDE = 6
 _MAX_DOTS = 50
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
     """Check that a picture can be drawn, before the work that leads to it.
 
     path (Path): Where it will be.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): It can't write such a file.
+    read (Sequence[Path]): The files that it is made of.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): It can't write such a file, or it is one of those.
     """
     formats = import_figure()().canvas.get_supported_filetypes()
     if path.suffix.lower().lstrip(".") not in formats:
@@ -34,6 +35,16 @@ def check_picture(path: Path) -> None:
         )
     if path.is_dir():
         raise ConfigError(f"Can't draw {path}: expected a file, found a folder. Add the name of a file to --output.")
+    check_not_read(path, read)
+
+
+def check_not_read(path: Path, read: Sequence[Path]) -> None:
+    """Check that a file to be written is none of those that are read. RAISES (ConfigError): It is."""
+    for other in read:
+        if path.exists() and other.exists() and path.samefile(other):
+            raise ConfigError(
+                f"Can't write {path}: expected another file than those that are read, found {other}. Change --output."
+            )
 
 
 def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False) -> None:

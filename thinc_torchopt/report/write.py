@@ -10,18 +10,19 @@ from ..errors import ConfigError
 from .drawing import draw_picture
 from .page import make_page
 from .panels import make_panels
-from .plots import save_whole
+from .plots import check_not_read, save_whole
 from .runs import Run
 from .summary import facts_of
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, read: Sequence[Path]) -> None:
     """Check that a report can be written, before the work that leads to it.
 
     path (Path): Where it will be.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): It is no such file.
+    read (Sequence[Path]): The logs that it is made of.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): It is no such file, or one of those.
     """
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(
@@ -32,6 +33,7 @@ def check_output(path: Path) -> None:
         raise ConfigError(
             f"Can't write the report {path}: expected a file, found a folder. Add the name of a file to --output."
         )
+    check_not_read(path, read)
     import_figure()
 
 
@@ -42,7 +44,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
         draw.
     """
-    check_output(path)
+    check_output(path, [log for run in runs for log in run.paths])
     panels = make_panels(runs)
     if not panels:
         raise ConfigError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..algorithms import Fill, Kind, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
 from ..errors import StateError
-from ..learn_rate import LearnRateController
+from ..learn_rate import LearnRateController, driver_of, warn_of_steps_without
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def preserve_optimizer_state(
         names and old ones. Params that are not named there are matched as always.
     on_growth (Fill): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
     controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its
-        `replace_optimizer`.
+        `replace_optimizer`. If one drives the old one and is not told, the first step of the new one is a warning.
     RETURNS (torch.optim.Optimizer): A new one, of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or
         a state is not
@@ -90,6 +90,8 @@ def preserve_optimizer_state(
     if controller is not None:
         controller.replace_optimizer(optimizer, made, param_names={member.param: member.name for member in members})
         controller.took("state_preservation", started)
+    elif (driver := driver_of(optimizer)) is not None:
+        warn_of_steps_without(driver.drives, optimizer, made)
     return made
 
 

@@ -142,14 +142,16 @@ def compare_configs(
 ) -> list[str]:
     """What is different, a line each.
 
-    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before and stands at its default
-        is one that this version has and the one before had not: nothing has changed.
+    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before, or an empty section, and
+        stands at its default is one that this version has and the one before had not: nothing has changed.
     words (tuple[str, str]): Of which run each is. left_out (tuple[str, ...]): With what paths begin that are not
-        compared; older checkpoints may hold some.
+        compared.
     """
     paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
-        path for path in paths if before.get(path) != now.get(path) and (path in before or path not in at_default)
+        path
+        for path in paths
+        if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
     )
     was, is_now = words
     return [f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed]

@@ -1,7 +1,7 @@
 """The learning-rate range test: train for a few steps while the rate rises, and look at the loss.
 
-At low rates nothing happens, then the loss falls, then it breaks away. A good rate is where it falls fastest; a second
-opinion is a tenth of the rate at which it is lowest.
+At low rates nothing happens, then the loss falls, then it breaks away. A good rate is a tenth of that at which it is
+lowest; a second opinion is where it falls fastest.
 
 *setting*: a place in [training.optimizer] that holds a learning rate. In the test the one with the highest peak follows
 the *ramp*, the others keep their ratio to it. Factors on top of it (`lr_scale`, [layer_decay]) stay, and so does what
@@ -42,12 +42,19 @@ Place = tuple[str, ...]
 _STEPS_WITHOUT_END = 10_000
 # Fewer losses than that are no curve.
 _MIN_STEPS = 10
+# It breaks away: where the mean of so many losses is so many standard deviations above the mean of those before.
+_BREAK_STEPS, _BREAK = 5, 3.0
+# The flat start has ended where so much of the fall is done.
+_FLAT = 1 / 3
+# A higher --max-lr is not advised.
+_HIGHEST = 10.0
 # Diverged: when the smoothed loss is above the best one by so many times that.
 _DIVERGED = 3.0
 # A loss that falls by less than this part of it has not fallen.
 _MIN_FALL = 0.02
-# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones.
-_CHANCE = 6.0
+# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones. Fewer
+# are enough where the loss breaks away in the end: then the rates did reach those that matter.
+_CHANCE, _CHANCE_BEFORE_BREAK = 6.0, 4.0
 # Checkpoints are left out, as loggers are: they may write. Spikes must not be skipped, nor be gone back from: they are
 # what is looked for.
 _LEFT_OUT = ("checkpoint", "spike_factor", "on_spike", "rollback_after", "rollback_factor", "max_rollbacks")
@@ -61,10 +68,11 @@ class RangeTest:
     losses (list[float]): The loss per word of each step, over all components that have one.
     group_rates (list[dict[str, float]]): The rate of each step by param group, as loggers get it.
     ended ("max_rate" | "diverged" | "not_finite"): Why it ended.
-    smoothed (list[float]): The losses, smoothed, without those that are not finite. None counts as more than the
-        highest before the best.
-    steepest, lowest (int | None): The steps at which the loss falls fastest and at which it is lowest. None: there is
-        nothing to suggest.
+    breaks (int | None): The step from which on the losses are far above those before. None: there is none.
+    smoothed (list[float]): The losses up to there, smoothed, without those that are not finite. None counts as more
+        than the highest before the best.
+    steepest, lowest (int | None): The steps at which the loss falls fastest, after its flat start, and at which it is
+        lowest. None: there is nothing to suggest.
     problem (str | None): Why there is nothing to suggest.
     """
 
@@ -72,6 +80,7 @@ class RangeTest:
     losses: list[float] = field(default_factory=list)
     group_rates: list[dict[str, float]] = field(default_factory=list)
     ended: Literal["max_rate", "diverged", "not_finite"] = "max_rate"
+    breaks: int | None = None
     smoothed: list[float] = field(default_factory=list)
     steepest: int | None = None
     lowest: int | None = None
@@ -79,10 +88,15 @@ class RangeTest:
 
     @property
     def suggestions(self) -> dict[str, float]:
-        """Points of the ramp: "steepest", where the loss falls fastest, and "lowest/10"."""
+        """Points of the ramp: "lowest/10", and "steepest", where the loss falls fastest."""
         if self.steepest is None or self.lowest is None:
             return {}
-        return {"steepest": self.rates[self.steepest], "lowest/10": self.rates[self.lowest] / 10}
+        return {"lowest/10": self.rates[self.lowest] / 10, "steepest": self.rates[self.steepest]}
+
+    @property
+    def may_go_higher(self) -> bool:
+        """Whether higher rates would tell more: the loss never broke away, and the rates were no highest ones."""
+        return self.ended == "max_rate" and self.breaks is None and self.rates[-1] < _HIGHEST
 
     def rates_by_group(self) -> dict[str, dict[str, float]]:
         """The suggestions for each param group, with all factors that it has. Groups that were frozen are left out."""
@@ -90,7 +104,7 @@ class RangeTest:
             return {}
         at_steepest, at_lowest = self.group_rates[self.steepest], self.group_rates[self.lowest]
         return {
-            group: {"steepest": rate, "lowest/10": at_lowest[group] / 10}
+            group: {"lowest/10": at_lowest[group] / 10, "steepest": rate}
             for group, rate in at_steepest.items()
             if rate and group in at_lowest
         }
@@ -174,7 +188,7 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
     groups = {name: without_policy(group) for name, group in block.get("param_groups", {}).items()}
     given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
-    given |= {("per_param_lr", pattern): rate for pattern, rate in block.get("per_param_lr", {}).items()}
+    given |= {("per_param_lr", pattern): rate for pattern, rate in (block.get("per_param_lr") or {}).items()}
     given = {path: value for path, value in given.items() if value is not None}
     # Under numbers: what is in a path may be no name of a section.
     resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
@@ -313,22 +327,45 @@ def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
             "help, check the training data."
         )
         return
+    found.breaks = _find_break(found.losses[:n])
+    losses = losses[: found.breaks]
     found.smoothed = smooth(losses, smoothing)
     curve = numpy.asarray(found.smoothed)
     lowest = int(curve.argmin())
     start = float(curve[: max(1, n // 10)].mean())
-    noise = float(numpy.std(numpy.asarray(losses[: lowest + 1]) - curve[: lowest + 1]))
     fall = start - float(curve[lowest])
-    if not fall > max(_MIN_FALL * abs(start), noise, _CHANCE * _noise_of_curve(losses, smoothing)):
+    chance = _CHANCE if found.breaks is None else _CHANCE_BEFORE_BREAK
+    if not fall > max(_MIN_FALL * abs(start), chance * _noise_of_curve(losses, smoothing)):
         found.problem = (
             f"Can't suggest a learning rate: expected a loss that falls, found {start:.4g} per word at first and "
-            f"{curve[lowest]:.4g} at the lowest, which may be chance. Raise --max-lr, or lower --min-lr if the loss "
-            "diverged at once. Try more --steps. Check that something is trained: spacy torchopt params."
+            f"{curve[lowest]:.4g} at the lowest, which may be chance. {_advice(found)}Try more --steps. Check that "
+            "something is trained: spacy torchopt params."
         )
         return
-    slopes = numpy.gradient(curve, numpy.log(found.rates[:n]))
-    found.steepest = int(slopes[: lowest + 1].argmin())
+    # After the last place that belongs to the flat start.
+    flat = int(numpy.flatnonzero(curve[: lowest + 1] >= start - _FLAT * fall)[-1:].sum())
+    slopes = numpy.gradient(curve, numpy.log(found.rates[: len(losses)]))
+    found.steepest = flat + int(slopes[flat : lowest + 1].argmin())
     found.lowest = lowest
+
+
+def _find_break(losses: Sequence[float]) -> int | None:
+    """The step from which on the losses are far above those before. None: there is none."""
+    values = numpy.asarray(losses)
+    for step in range(_MIN_STEPS, len(values)):
+        before, after = values[:step], values[step : step + _BREAK_STEPS]
+        if min(after[0], after.mean()) > before.mean() + _BREAK * before.std():
+            return step
+    return None
+
+
+def _advice(found: RangeTest) -> str:
+    """What may help if the loss does not fall."""
+    if found.breaks is not None:
+        return f"It breaks away at a rate of {found.rates[found.breaks]:.2g}: if that is at once, lower --min-lr. "
+    if found.ended == "diverged":
+        return "It diverged: if that was at once, lower --min-lr. "
+    return "Raise --max-lr. " if found.may_go_higher else ""
 
 
 def _noise_of_curve(losses: Sequence[float], smoothing: float) -> float:

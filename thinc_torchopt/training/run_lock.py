@@ -47,7 +47,8 @@ class RunLock:
     def take(self) -> None:
         """Claim the folder.
 
-        RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there.
+        RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there, or its lock
+            is a link.
         """
         try:
             self._take()
@@ -61,7 +62,8 @@ class RunLock:
     def check(self) -> None:
         """Check that the folder is still this run's.
 
-        RAISES (StateError): Another run has taken it. (OSError): It is gone, and can't be made again.
+        RAISES (StateError): Another run has taken it. (ConfigError): Its lock is a link. (OSError): It is gone, and
+            can't be made again.
         """
         if self._file is None or not self._file.is_at(self.path):
             self._take()
@@ -80,7 +82,7 @@ class RunLock:
 
     def _take(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        key = os.path.realpath(self.path)
+        key = os.path.join(os.path.realpath(self.path.parent), _NAME)
         # A process must not open it twice: to close one of two lets go of the lock.
         file = _open.get(key)
         while file is None or not file.is_at(self.path):
@@ -133,10 +135,20 @@ def is_in_use(folder: Path) -> bool | None:
 
 
 class _LockFile:
-    """An open file with a lock on it, for as long as somebody has it."""
+    """An open file with a lock on it, for as long as somebody has it.
+
+    path (Path): Made if it is not there.
+    RAISES (ConfigError): It is a link: what it links to would be overwritten. (OSError): It can't be written.
+    """
 
     def __init__(self, path: Path):
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if path.is_symlink():
+            raise ConfigError(
+                f"Can't lock '{path}': expected a file of this package, found a link to '{os.readlink(path)}'. "
+                "That would be overwritten. Remove the link."
+            )
+        # The same once more, for who makes a link just now.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -154,7 +166,7 @@ class _LockFile:
     def is_at(self, path: Path) -> bool:
         """Whether this is the file at a path: it may have been removed, and another be there."""
         try:
-            there, here = os.stat(path), os.fstat(self._descriptor)
+            there, here = os.lstat(path), os.fstat(self._descriptor)
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
