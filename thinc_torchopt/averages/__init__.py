@@ -6,7 +6,7 @@ averages into a pipeline for a while.
 
 from .averages import AveragedParams, Averages
 from .settings import EMA, SWA, AverageSettings, chosen_averages
-from .use_params import nodes_in_use, use_in_model, use_in_pipeline
+from .use_params import check_not_in_use, use_in_model, use_in_pipeline
 
 __all__ = [
     "EMA",
@@ -14,8 +14,8 @@ __all__ = [
     "AverageSettings",
     "AveragedParams",
     "Averages",
+    "check_not_in_use",
     "chosen_averages",
-    "nodes_in_use",
     "use_in_model",
     "use_in_pipeline",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,15 +12,27 @@ from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
+from ..errors import ParamError
+from ..types import Key
 from .averages import AveragedParams
 
 # Ids of the nodes that have averages in place of their weights, or whose shims have: in how many blocks.
 _in_place: Counter[int] = Counter()
 
 
-def nodes_in_use(model: Model) -> list[Model]:
-    """The nodes below a model that have averages in place of their weights now, or whose shims have."""
-    return [node for node in model.walk() if node.id in _in_place] if _in_place else []
+def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
+    """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
+
+    RAISES (ParamError): Averages are in their place.
+    """
+    for node in model.walk() if _in_place else ():
+        if node.id in _in_place:
+            known = [name for param in node.param_names for name in names.get((node.id, param), ())]
+            raise ParamError(
+                f"Can't update param '{[*known, node.name][0]}': expected the weights that are trained, found "
+                "averages in their place. This is inside a block of use_params(optimizer.averages), at whose end the "
+                "weights of before are put back: the update would be lost. Call it outside of the block."
+            )
 
 
 @contextmanager

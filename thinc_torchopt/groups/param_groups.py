@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,26 @@ class ParamGroups:
         }
         found |= {settings.label: 0.0 for _, settings in self.frozen.values()}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
+
+    def rate_names(self) -> set[str]:
+        """All names that `learn_rates` may ever have."""
+        return {name for group in self.groups for name in (group.id, *group.labels)} | self.learn_rates().keys()
+
+    def ids_of(self, patterns: Sequence[str]) -> list[str]:
+        """The ids of all groups that have a matching name. A group of several blocks has the names of all of them.
+
+        RAISES (ConfigError): A pattern matches no name, of a frozen group neither.
+        """
+        names = {group.id: group.names for group in self.groups}
+        all_names = set().union(*names.values(), *(settings.names for _, settings in self.frozen.values()))
+        for text in patterns:
+            if not any(fnmatchcase(name, text) for name in all_names):
+                known = ", ".join(sorted(all_names)) or "none"
+                raise ConfigError(
+                    f"Can't change the learning rates of '{text}': expected the name of a param group, or a pattern, "
+                    f"found that it matches none of {known}."
+                )
+        return [id for id, own in names.items() if any(fnmatchcase(name, text) for name in own for text in patterns)]
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name.

@@ -7,32 +7,34 @@ from __future__ import annotations
 
 import os
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 
-class Locked(Protocol):
-    """What has a lock.
+class Lock:
+    """A lock that the thread which holds it may take again. A copy, or a forked process, has one of its own."""
 
-    _lock (RLock): Who holds it may call what wants it.
-    """
+    def __init__(self) -> None:
+        self._lock = RLock()
+        _all.add(self)
 
-    _lock: Any
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
 
 
-_all: WeakSet[Locked] = WeakSet()
-
-
-def give_lock(to: Locked) -> None:
-    """Give an object a lock of its own."""
-    to._lock = RLock()
-    _all.add(to)
+_all: WeakSet[Lock] = WeakSet()
 
 
 def _renew_locks() -> None:
     """In a forked process there is no other thread that would release them."""
-    for holder in list(_all):
-        holder._lock = RLock()
+    for lock in list(_all):
+        lock._lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from thinc.api import Shim
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from ..params import Param
+from thinc.api import Model, PyTorchShim, Shim
+
+from ..params import (
+    Param,
+    ParamTable,
+    WriteBack,
+    clear_grads,
+    foreign_grads,
+    scale_passes_apart,
+    torch_grads,
+)
 from ..types import Key
+
+# thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
+Call = Callable[..., tuple[Any, Any]]
 
 
 class NotedGrads:
@@ -14,6 +29,60 @@ class NotedGrads:
     def __init__(self) -> None:
         self.params: dict[Key, Param] = {}
         self.shims: list[Shim] = []
+
+    def note(
+        self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
+    ) -> None:
+        """Note a param with its gradient. That of a frozen param is dropped.
+
+        table (ParamTable): All params: it is among these from now on.
+        key, source, grad, callback: As in `TorchOptimizer.set_grad`.
+        RAISES (ParamError | ShapeError): As there.
+        """
+        param = table.by_key.get(key)
+        # Else it is thinc's array, as ever.
+        if param is None or param.source is not source or param.is_torch or callback is not None:
+            param = table.see(key, source, callback)
+            if param is None:  # it is empty
+                if callback is not None:
+                    callback(source)
+                return
+            param.callback = callback
+        if param.grad_source is not grad or param.grad_copy is not None:  # or else it is thinc's buffer, as ever
+            param.set_grad(grad)
+        if param.group is not None:
+            self.params[key] = param
+        else:
+            clear_grads([param])
+            if callback is not None:
+                callback(param.in_form(param.tensor))
+
+    def note_all(self, table: ParamTable, model: Model, update_alone: Call) -> None:
+        """Note all params of a model that have a gradient.
+
+        update_alone (Callable): For arrays that a shim gives to its optimizer, and that are no params: thinc's
+            interface of an optimizer.
+        """
+        for node in model.walk():
+            for shim in node.shims:
+                self._note_shim(table, shim, model, update_alone)
+            for name in node.param_names:
+                if node.has_grad(name):
+                    array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
+                    self.note(table, (node.id, name), array, grad)
+
+    def _note_shim(self, table: ParamTable, shim: Shim, model: Model, update_alone: Call) -> None:
+        self.shims.append(shim)
+        scale_passes_apart(shim)
+        if isinstance(shim, PyTorchShim):
+            for param, grad in torch_grads(shim, update_alone):
+                table.meet_torch_param(param, shim, model)
+                self.note(table, id(param), param, grad)
+        elif found := foreign_grads(shim):
+            back = WriteBack(shim, [name for name, _, _ in found], update_alone)
+            for name, weights, gradient in found:
+                key = table.name_shim_param(shim, name, model)
+                self.note(table, key, weights, gradient, partial(back.take, name))
 
     def take(self) -> tuple[list[Param], list[Shim]]:
         """Give away what was noted: the params whose gradient is still there, and the shims."""

@@ -14,32 +14,28 @@ In spaCy's training loop (see training/loop.py) step 2 notes the gradients of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Dict, Optional, get_args
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from pathlib import Path
+from typing import Any, Dict, Literal, Optional, get_args
 
 import torch
-from thinc.api import Model, PyTorchShim, Shim
+from spacy.language import Language
+from thinc.api import Model, Optimizer
 
 from .. import hooks
 from ..algorithms import Algorithm
-from ..averages import AverageSettings, chosen_averages, nodes_in_use
-from ..checks import OPTIMIZER
+from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
+from ..checks import OPTIMIZER, check_count, check_parts, check_version, own_errors
 from ..controller import ControllerSettings
-from ..errors import DistributedError, ParamError
-from ..gradients import JOINT, Guard, rollback_settings
+from ..errors import ConfigError, DistributedError, PipelineError
+from ..gradients import JOINT, Guard, Reduce, rollback_settings
 from ..groups import Cascade, FrozenGrads
-from ..params import (
-    WriteBack,
-    clear_grads,
-    foreign_grads,
-    is_viewable,
-    own_copy,
-    scale_passes_apart,
-    torch_grads,
-)
+from ..learn_rate import LearnRateController
+from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
+from ..state import by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
     CheckpointSettings,
@@ -50,17 +46,14 @@ from ..types import (
     OnGrowth,
     OnOutsideWrite,
     OnSpike,
+    ParamInfo,
     SkipDecay,
 )
-from .bound import Bound
-from .described import Described
-from .lock import give_lock
+from .lock import Lock
 from .noted import NotedGrads
 from .registered import registered
-from .saved import Saved
 from .settings import MovingSettings
 from .step import Step, name_of_set
-from .thinc_attributes import ThincAttributes
 from .trained import TrainedParams
 
 _AN_ALGORITHM = (
@@ -80,7 +73,7 @@ _SEVERAL = (
 )
 
 
-class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
+class TorchOptimizer(Optimizer):
     """Train the whole pipeline with a torch optimizer. Registered as `thinc-torchopt.TorchOptimizer.v1`.
 
     algorithm (Algorithm): A block with `@torch_optimizers`.
@@ -156,7 +149,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
-        give_lock(self)
+        self._lock = Lock()
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
         self.rules = controller
@@ -213,6 +206,73 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             **self._of_trained,
         )
 
+    # ------------------------------------------------------------------ the pipeline
+
+    def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
+        """Take in all params of a pipeline under their lasting names. Params that turn up later are taken in then.
+
+        An optimizer that knew another pipeline begins anew with this one: no moments, averages or counts pass from one
+        to the other. Only its schedules go on, which can't go back.
+
+        nlp (Language): The pipeline, initialized.
+        exclude (Collection[str]): Components that are not trained.
+        RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in
+            the settings that matches no param.
+        """
+        with self._lock:
+            self._trained.groups.check(all_names(nlp))
+            self._meet(nlp)
+            self._is_settled = False
+            self._trained.table.take_in(nlp, exclude)
+            self._keep_all_buffers()
+
+    def introduce(self, nlp: Language, *, anew: bool = False) -> None:
+        """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins.
+
+        anew (bool): The pipeline has got new weights, to which nothing of what was learned before belongs.
+        """
+        with self._lock:
+            self._meet(nlp, anew)
+            with suppress(PipelineError):
+                self._trained.table.take_in(nlp, ())
+                self._keep_all_buffers()
+
+    def knows(self, nlp: Language) -> bool:
+        """Whether this is the pipeline that it was told last."""
+        return self._trained.table.is_bound_to(nlp)
+
+    def settle(self) -> None:
+        """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
+        another one begins.
+        """
+        self._is_settled = True
+
+    def _meet(self, nlp: Language, anew: bool = False) -> None:
+        """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for
+        example.
+        """
+        if anew or not self._trained.table.may_be_of(nlp):
+            self._meet_no_params()
+            self._step.guard.begin_anew()
+
+    def _keep_all_buffers(self) -> None:
+        if self._step.guard.wants_norms:
+            self._step.buffers.keep(shim for _, shim in self._trained.table.shim_paths())
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
+        as before.
+        """
+        self._trained.table.prepare_shims()
+        with (
+            self._frozen_grads.stopping(self._trained.groups.frozen_params),
+            backprop_through_frozen(self._trained.table.shims.values()),
+        ):
+            yield
+
+    # ------------------------------------------------------------------ gradients and updates
+
     def set_grad(
         self, param: Any, grad: Any, callback: Callable[[Any], None] | None = None, *, key: Key | None = None
     ) -> None:
@@ -229,30 +289,7 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             gradient.
         """
         with self._lock:
-            if key is None:
-                key = id(param)
-            known = self._trained.table.by_key.get(key)
-            # Else it is thinc's array, as ever.
-            if known is None or known.source is not param or known.is_torch or callback is not None:
-                if callback is None and hasattr(param, "flags") and not is_viewable(param):
-                    raise ParamError(
-                        "Can't update an array in place: expected a writable one in C order, found one that is "
-                        "read-only or in another order. Copy it first, or give a callback that takes the new values."
-                    )
-                known = self._trained.table.see(key, param, callback)
-                if known is None:  # it is empty
-                    if callback is not None:
-                        callback(param)
-                    return
-                known.callback = callback
-            if known.grad_source is not grad or known.grad_copy is not None:  # or else it is thinc's buffer, as ever
-                known.set_grad(grad)
-            if known.group is not None:
-                self._noted.params[known.key] = known
-            else:
-                clear_grads([known])
-                if callback is not None:
-                    callback(known.in_form(known.tensor))
+            self._noted.note(self._trained.table, id(param) if key is None else key, param, grad, callback)
 
     def finish_update(self, model: Model) -> None:
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
@@ -262,44 +299,14 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
         RAISES (ParamError): Averages are in place of its params.
         """
         with self._lock:
-            self._check_weights(model)
-            table = self._trained.table
+            check_not_in_use(model, self._trained.table.names)
             try:
-                for node in model.walk():
-                    for shim in node.shims:
-                        self._finish_shim(shim, model)
-                    for name in node.param_names:
-                        if node.has_grad(name):
-                            array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
-                            self.set_grad(array, grad, key=(node.id, name))
+                self._noted.note_all(self._trained.table, model, self)
                 if not self._joint:
                     self.step()
             except BaseException:
                 self._noted.forget()
                 raise
-
-    def _check_weights(self, model: Model) -> None:
-        if nodes := nodes_in_use(model):
-            names = self._trained.table.names
-            known = [name for node in nodes for param in node.param_names for name in names.get((node.id, param), ())]
-            raise ParamError(
-                f"Can't update param '{[*known, nodes[0].name][0]}': expected the weights that are trained, found "
-                "averages in their place. This is inside a block of use_params(optimizer.averages), at whose end the "
-                "weights of before are put back: the update would be lost. Call it outside of the block."
-            )
-
-    def _finish_shim(self, shim: Shim, model: Model) -> None:
-        table = self._trained.table
-        self._noted.shims.append(shim)
-        scale_passes_apart(shim)
-        if isinstance(shim, PyTorchShim):
-            for param, grad in torch_grads(shim, self):
-                table.meet_torch_param(param, shim, model)
-                self.set_grad(param, grad)
-        elif found := foreign_grads(shim):
-            back = WriteBack(shim, [name for name, _, _ in found], self)
-            for name, weights, gradient in found:
-                self.set_grad(weights, gradient, partial(back.take, name), key=table.name_shim_param(shim, name, model))
 
     @contextmanager
     def joint_step(
@@ -363,23 +370,6 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             if is_made:
                 self._settings.count_update()
 
-    def step_schedules(self) -> None:
-        """Move every schedule on by one, each exactly once."""
-        with self._lock:
-            self._settings.step()
-            self._trained.groups.move_to_step(self._settings.step_count)
-
-    def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
-        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
-        does that.
-
-        score (float): The main score. Higher is better.
-        scores (Mapping[str, Any]): All scores, e.g. "ents_f".
-        """
-        with self._lock:
-            self._trained.controller.observe({**(scores or {}), "score": score})
-            self._settings.observe(score)
-
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         """Update one param at once: thinc's own interface.
 
@@ -412,6 +402,337 @@ class TorchOptimizer(Bound, Described, Saved, ThincAttributes):
             if self._joint:
                 self._step.grad_norm = None  # this was one param's
             return weights, gradient
+
+    def step_schedules(self) -> None:
+        """Move every schedule on by one, each exactly once."""
+        with self._lock:
+            self._settings.step()
+            self._trained.groups.move_to_step(self._settings.step_count)
+
+    def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
+        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
+        does that.
+
+        score (float): The main score. Higher is better.
+        scores (Mapping[str, Any]): All scores, e.g. "ents_f".
+        """
+        with self._lock:
+            self._trained.controller.observe({**(scores or {}), "score": score})
+            self._settings.observe(score)
+
+    def reduce_by(self, reduce: Reduce | None) -> None:
+        """From now on let joint updates be those of several processes. None: of this one."""
+        self._step.reduce = reduce
+
+    def keep_buffers(self) -> None:
+        """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each
+        update that is made.
+
+        Call it before the forward pass if something else may have written to them since.
+        """
+        self._step.buffers.keep()
+
+    # ------------------------------------------------------------------ changes in the course of a training
+
+    def freeze(self, params: Sequence[str]) -> None:
+        """Train params no longer, from the next update on. What was learned stays; moments and averages are forgotten.
+
+        params (Sequence[str]): Patterns over their names.
+        RAISES (ConfigError): One matches no param.
+        """
+        with self._lock:
+            self._trained.freeze(params, frozen=True)
+
+    def unfreeze(self, params: Sequence[str]) -> None:
+        """Train frozen params again, from the next update on: those that the settings freeze, too.
+
+        params (Sequence[str]): Patterns over their names.
+        RAISES (ConfigError): One matches no param.
+        """
+        with self._lock:
+            self._trained.freeze(params, frozen=False)
+
+    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float = 0.0) -> None:
+        """Multiply the learning rates of param groups, from the next step on.
+
+        groups (Sequence[str]): Their names in the config, or patterns over these.
+        factor, min_rate (float): As in `LearnRateController.scale_rates`.
+        RAISES (ConfigError): There is no such group, or such a factor can't be.
+        """
+        with self._lock:
+            self._trained.controller.scale_rates(self._trained.groups.ids_of(groups), factor, min_rate)
+
+    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
+        """Set the learning rates of param groups, from the next step on, in place of their schedules.
+
+        groups (Sequence[str]): Their names in the config, or patterns over these.
+        RAISES (ConfigError): There is no such group, or such a rate can't be.
+        """
+        with self._lock:
+            self._trained.controller.set_rates(self._trained.groups.ids_of(groups), rate)
+
+    def check_group_names(self, patterns: Sequence[str]) -> None:
+        """RAISES (ConfigError): One matches no param group."""
+        self._trained.groups.ids_of(patterns)
+
+    def check_param_names(self, patterns: Sequence[str]) -> None:
+        """RAISES (ConfigError): One matches no param."""
+        self._trained.patterns(patterns)
+
+    # ------------------------------------------------------------------ what can be looked at
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:
+        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen
+        ones are left out.
+        """
+        return {param.name: param.tensor for param in self._trained.params if param.group is not None}
+
+    @property
+    def controller(self) -> LearnRateController:
+        """The controller of the learning rates: their history, changes by other code, and more. A new object after
+        loading a state.
+        """
+        return self._trained.controller
+
+    @property
+    def learn_rates(self) -> dict[str, float]:
+        """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else
+        "default".
+        """
+        return self._trained.groups.learn_rates() or {"default": self.learn_rate}
+
+    @property
+    def rate_names(self) -> set[str]:
+        """All names that `learn_rates` may ever have."""
+        return {"default", *self._trained.groups.rate_names()}
+
+    def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
+        """Describe each param, frozen ones too: its group, learning rate and options at this step.
+
+        names (Collection[str]): Only of these. None: of all.
+        """
+        return [
+            self._trained.groups.describe(param)
+            for param in self._trained.params
+            if names is None or param.name in names
+        ]
+
+    @property
+    def patterns(self) -> list[Pattern]:
+        """All patterns over names in the settings."""
+        return self._cascade.patterns
+
+    @property
+    def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when
+        params come.
+        """
+        return {found.name: found.optimizer for found in self._trained.groups.algorithms}
+
+    @property
+    def clip_by(self) -> ClipBy:
+        """What `grad_clip` limits."""
+        return self._step.clip_by
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The 2-norm over all gradients of the last update, before clipping. None: it was not measured."""
+        return self._step.grad_norm
+
+    @property
+    def skipped_updates(self) -> int:
+        """How many updates were skipped because of a gradient that was not finite, or of a spike."""
+        return self._step.guard.skipped
+
+    @property
+    def grad_spikes(self) -> int:
+        """How many spikes were found, skipped or scaled down."""
+        return self._step.guard.spikes
+
+    @property
+    def bad_updates_in_a_row(self) -> int:
+        """How many of the last updates in a row had gradients that were not finite, or a spike."""
+        return self._step.guard.bad_in_a_row
+
+    @property
+    def stopped_grads(self) -> set[int]:
+        """The ids of torch params for which, inside `training`, no gradients are computed."""
+        return self._frozen_grads.ids
+
+    # ------------------------------------------------------------------ thinc's attributes
+
+    @property
+    def learn_rate(self) -> float:
+        """The learning rate of this step."""
+        return self._settings["learn_rate"]
+
+    @learn_rate.setter
+    def learn_rate(self, value: float) -> None:
+        self._settings["learn_rate"] = value
+
+    @property
+    def grad_clip(self) -> float:
+        """The largest gradient norm of this step. 0: no clipping."""
+        return self._settings["grad_clip"]
+
+    @grad_clip.setter
+    def grad_clip(self, value: float) -> None:
+        self._settings["grad_clip"] = value
+
+    @property
+    def averages(self) -> dict[Any, Any]:
+        """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See
+        `Averages.as_thinc`.
+        """
+        with self._lock:
+            return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
+
+    @averages.setter  # type: ignore[override]
+    def averages(self, value: None) -> None:
+        if value is not None:
+            raise ConfigError(
+                f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the "
+                "averages and keeps no more; to keep some, build the optimizer with use_averages = true."
+            )
+        with self._lock:
+            self._average_settings = None
+            self._trained.drop_averages()
+
+    @property
+    def schedules(self) -> dict[str, Any]:  # type: ignore[override]
+        """The sources of all schedules by config path, e.g. "learn_rate", "algorithm.weight_decay"."""
+        return {name: schedule.source for name, schedule in self._settings.schedules.by_name.items()}
+
+    @property
+    def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
+        """How many updates each param had."""
+        return {key: param.steps for key, param in self._trained.table.by_key.items()}
+
+    @property
+    def b1(self) -> float:  # type: ignore[override]
+        """The first of the algorithm's `betas`, else its `momentum`, else 0."""
+        options = self._trained.groups.options
+        return float(options["betas"][0] if "betas" in options else options.get("momentum", 0.0))
+
+    @property
+    def b2(self) -> float:  # type: ignore[override]
+        """The second of the algorithm's `betas`, else 0."""
+        return float(self._trained.groups.options.get("betas", (0.0, 0.0))[1])
+
+    @property
+    def eps(self) -> float:  # type: ignore[override]
+        """The algorithm's `eps`, or 0."""
+        eps = self._trained.groups.options.get("eps", 0.0)
+        return float(eps[-1] if isinstance(eps, tuple) else eps)
+
+    @property
+    def L2(self) -> float:  # type: ignore[override]
+        """The algorithm's weight decay, or 0."""
+        options = self._trained.groups.options
+        return float(options.get("L2", options.get("weight_decay", 0.0)))
+
+    # ------------------------------------------------------------------ state
+
+    def check_can_be_saved(self) -> None:
+        """RAISES (ConfigError): An algorithm keeps what no file takes."""
+        for algorithm in self._cascade.algorithms:
+            algorithm.check_settings(averages=False, checkpoint=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that another process needs to go on exactly where this one stands, by lasting names: see
+        state/by_name.py.
+
+        RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep
+            them.
+        RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in
+            the pipeline.
+        """
+        with self._lock:
+            guard = {"guard": self._step.guard.state_dict()}
+            return {"version": by_name.VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
+
+    def load_state_dict(
+        self,
+        saved: Mapping[str, Any],
+        *,
+        on_growth: Literal["mean", "zero"] | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Go on where another process stood. Everything is checked first; what fails changes nothing.
+
+        saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
+        on_growth ("mean" | "zero" | None): The pipeline has changed since. Where labels were added, old rows keep their
+            state, and new ones get this; state of what is gone or frozen is dropped, what came begins anew, and a
+            warning lists both. None: all is as it was.
+        renamed (Mapping[str, str]): The new names of components, or of parts of names of params, by their old ones.
+        RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other
+            settings. (PipelineError): The optimizer does not know its pipeline.
+        """
+        nlp, exclude = self._trained.table.bound_to()
+        if on_growth not in (None, "mean", "zero"):
+            raise ConfigError(
+                "Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found "
+                f"{on_growth!r}."
+            )
+        check_version("the optimizer", saved, by_name.VERSION)
+        check_parts("the optimizer", saved, by_name.PARTS)
+        self._settings.check_state_dict(saved)
+        step = check_count("step", saved["step"])
+        with self._lock:
+            # Built beside the current one, and replaces it once everything has succeeded.
+            trained, guard = self._no_params(step), copy(self._step.guard)
+            with own_errors("the optimizer"), self._frozen_grads.put_aside():
+                by_name.check_params_are_dicts(saved["params"])
+                paths = match.as_paths(renamed or {})
+                trained.load(nlp, exclude, saved, on_growth, paths)
+                guard.load_state_dict(saved["guard"], paths)
+                by_name.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+                self._settings.load_state_dict(saved, step)
+            by_name.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+            self._frozen_grads.stop_only(trained.groups.frozen_params)
+            self._trained, self._step.guard = trained, guard
+
+    def roll_back(self, saved: Mapping[str, Any]) -> None:
+        """Give all params the state and the averages that they had before. The values of params are the caller's
+        affair: see rollback.py.
+
+        Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they
+        are.
+        saved (Mapping): From `state_dict`, of this run.
+        RAISES (StateError): Params have come or grown since. Nothing is changed then.
+        """
+        with self._lock:
+            self._trained.table.bound_to()
+            self._trained.roll_back(saved)
+            self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
+            self._step.guard.bad_in_a_row = 0
+
+    def to_disk(self, path: str | Path) -> None:
+        """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""
+        write_folder(Path(path), self.state_dict())
+
+    def from_disk(
+        self,
+        path: str | Path,
+        *,
+        on_growth: Literal["mean", "zero"] | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Arguments and others: as `load_state_dict`."""
+        self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other
+        keys.
+        """
+        left_behind = ("_noted", "_trained", "_frozen_grads")
+        kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
+        return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
+
+    def __setstate__(self, settings: dict[str, Any]) -> None:
+        self.__dict__.update(settings)
+        self._meet_no_params()
 
 
 create_optimizer = registered(TorchOptimizer)

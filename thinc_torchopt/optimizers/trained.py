@@ -80,12 +80,17 @@ class TrainedParams:
 
         RAISES (ConfigError): A pattern matches no param. Nothing has changed then.
         """
-        found = [Pattern(text, "what is to be frozen") for text in patterns]
-        for pattern in found:
-            pattern.check([name for param in self.params for name in param.names])
-        for param in self.groups.freeze(found, self.params, frozen=frozen):
+        for param in self.groups.freeze(self.patterns(patterns), self.params, frozen=frozen):
             if self.averages is not None:
                 self.averages.release(param)
+
+    def patterns(self, texts: Sequence[str]) -> list[Pattern]:
+        """Patterns over the names of params. RAISES (ConfigError): One matches no param."""
+        found = [Pattern(text, "what is to be frozen") for text in texts]
+        names = [name for param in self.params for name in param.names]
+        for pattern in found:
+            pattern.check(names)
+        return found
 
     def drop_averages(self) -> None:
         """Forget the averages, and keep none from now on."""

@@ -19,7 +19,7 @@ import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
-from ..errors import GrowthWarning, ShapeError, StateError
+from ..errors import GrowthWarning, ParamError, ShapeError, StateError
 from ..types import Key, OnGrowth
 from .known import Groups, KnownParams
 from .mixed_precision import scale_passes_apart
@@ -228,9 +228,15 @@ class ParamTable(KnownParams):
         key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer
             of ours.
         RETURNS (Param): The param, or None if it is empty.
-        RAISES (ParamError): It is not of floats. (ShapeError): It has another shape than before.
+        RAISES (ParamError): It is not of floats, or an array that can't be updated in place. (ShapeError): It has
+            another shape than before.
         """
         known = self.by_key.get(key)
+        if callback is None and hasattr(source, "flags") and not is_viewable(source):
+            raise ParamError(
+                "Can't update an array in place: expected a writable one in C order, found one that is read-only or in "
+                "another order. Copy it first, or give a callback that takes the new values."
+            )
         if known is not None and callback is None and known.is_on(source):
             return known
         view = self._view(key, source, is_copied=callback is not None)

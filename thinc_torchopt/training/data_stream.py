@@ -72,8 +72,6 @@ class DataStream(Batches):
         self._size = size
         self._drawn: list[list[int]] = []  # how many batches there were of which size, in their order
         self._next: Batch | None = None  # of the epoch that comes
-        # Checksums of texts: of the last batch, and of all.
-        self._last = self._all = 0
 
     def __next__(self) -> Batch:
         epoch, batch = super().__next__()
@@ -81,10 +79,7 @@ class DataStream(Batches):
         if not self._drawn or self._drawn[-1][0] != self._size:
             self._drawn.append([self._size, 0])
         self._drawn[-1][1] += 1
-        examples = _examples_in(batch)
-        texts = "\n".join(example.reference.text for example in examples).encode("utf8")
-        self._last, self._all = zlib.crc32(texts), zlib.crc32(b"\0" + texts, self._all)
-        for example in examples:
+        for example in _examples_in(batch):
             self.checksum = _checksum(example.reference, self.checksum)
         return epoch, batch
 
@@ -124,8 +119,7 @@ class DataStream(Batches):
         return {
             "start": save_generators(self._start),
             "position": self.position,
-            "all": self._all,
-            "annotated": self.checksum,
+            "checksum": self.checksum,
             **({"sizes": self._drawn} if any(size != 1 for size, _ in self._drawn) else {}),
         }
 
@@ -148,10 +142,7 @@ class DataStream(Batches):
                     next(self)
                     bar.update()
             self._size = wanted
-        # Earlier versions had a checksum of the texts only, or of those of the last batch.
-        checksums = {"annotated": self.checksum, "all": self._all, "last": self._last}
-        found, expected = next((found, state[kind]) for kind, found in checksums.items() if kind in state)
-        if (self.position, found) != (state["position"], expected):
+        if (self.position, self.checksum) != (state["position"], state["checksum"]):
             raise StateError(
                 f"Can't resume in the training data: expected the same {state['position']} batches as in the saved "
                 "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
