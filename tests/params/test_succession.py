@@ -258,15 +258,15 @@ def test_succession_pipe_initialize_goes_on_as_with_thincs_optimizers():
     for optimizer in (TorchOptimizer(AdamW(), 0.01, use_averages=True), thinc.api.Adam(0.01)):
         nlp = toy_pipeline(["tagger"], shared=False)
         examples = toy_examples(nlp, 20)
-        nlp.initialize(lambda: examples, sgd=optimizer)
+        nlp.initialize(lambda: examples, sgd=optimizer)  # noqa: B023  (called at once)
         for _ in range(3):
             nlp.update(examples, sgd=optimizer)
-        nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)
+        nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023  (called at once)
         nlp.update(examples, sgd=optimizer)
         counts.append(sorted(optimizer.nr_update.values()))
         if isinstance(optimizer, TorchOptimizer):
             assert set(updates_of(optimizer).values()) == {4}
-            nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)
+            nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023  (called at once)
             optimizer.freeze(["tagger/*"])
             optimizer.unfreeze(["tagger/*"])
             assert set(updates_of(optimizer).values()) == {0} and not optimizer.averages
@@ -356,7 +356,7 @@ def test_succession_state_of_replaced_listeners_equals_thincs():
         thinc.api.fix_random_seed(0)
         nlp = toy_pipeline(["tagger"])
         examples = toy_examples(nlp, 20)
-        nlp.initialize(lambda: examples, sgd=optimizer)
+        nlp.initialize(lambda: examples, sgd=optimizer)  # noqa: B023  (called at once)
         for _ in range(2):
             nlp.update(examples, sgd=optimizer)
         nlp.replace_listeners("tok2vec", "tagger", ["model.tok2vec"])
