@@ -11,8 +11,8 @@ import thinc.api
 import torch
 from thinc.api import Maxout, PyTorchWrapper, PyTorchWrapper_v3, chain
 
-import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms import Algorithm, ThincAdam
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.learn_rate import Warmup
 
@@ -75,6 +75,13 @@ def looks_at(nlp, optimizer):
         return params, [value for _, proc in nlp.pipeline for value in params_of(proc.model)]
 
 
+def as_thincs_adam():
+    """The drop-in, without a warm-up of params that come late."""
+    options = {"betas": (0.9, 0.999), "eps": 1e-8, "L2": 0.0, "L2_is_weight_decay": True}
+    algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
+    return TorchOptimizer(algorithm, 0.01, clip_by="param", use_averages=True, new_params_warmup=0)
+
+
 def updates_of(optimizer):
     return {info.name: info.updates for info in optimizer.describe()}
 
@@ -110,14 +117,10 @@ def test_succession_a_fresh_model_begins_anew(way, kind):
 def test_succession_of_a_fresh_model_equals_thincs(way, kind):
     """The oracle: thinc's Adam, which goes by the ids of nodes. The other component goes on."""
     ends = []
-    for make in (thinc_torchopt.Adam, thinc.api.Adam):
+    for optimizer in (as_thincs_adam(), thinc.api.Adam(0.01)):
         thinc.api.fix_random_seed(0)
         nlp = pipeline_of(tagger=MODELS[kind](), other=MODELS[kind]())
-        optimizer = make(0.01)
         if isinstance(optimizer, TorchOptimizer):
-            optimizer = TorchOptimizer(
-                optimizer._cascade.algorithms[0], 0.01, clip_by="param", use_averages=True, new_params_warmup=0
-            )
             optimizer.initialize(nlp)
         train(nlp, optimizer, 5)
         thinc.api.fix_random_seed(1)
@@ -258,12 +261,12 @@ def test_succession_pipe_initialize_goes_on_as_with_thincs_optimizers():
         nlp.initialize(lambda: examples, sgd=optimizer)  # noqa: B023  (called at once)
         for _ in range(3):
             nlp.update(examples, sgd=optimizer)
-        nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023
+        nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023  (called at once)
         nlp.update(examples, sgd=optimizer)
         counts.append(sorted(optimizer.nr_update.values()))
         if isinstance(optimizer, TorchOptimizer):
             assert set(updates_of(optimizer).values()) == {4}
-            nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023
+            nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023  (called at once)
             optimizer.freeze(["tagger/*"])
             optimizer.unfreeze(["tagger/*"])
             assert set(updates_of(optimizer).values()) == {0} and not optimizer.averages
@@ -349,10 +352,7 @@ def test_succession_replaced_listeners_have_the_names_of_the_saved_pipeline(comp
 def test_succession_state_of_replaced_listeners_equals_thincs():
     """What listened goes on, and the copy of the tok2vec begins anew: with thinc's Adam by the ids of nodes."""
     ends = []
-    for optimizer in (
-        TorchOptimizer(thinc_torchopt.Adam()._cascade.algorithms[0], 0.01, clip_by="param", new_params_warmup=0),
-        thinc.api.Adam(0.01),
-    ):
+    for optimizer in (as_thincs_adam(), thinc.api.Adam(0.01)):
         thinc.api.fix_random_seed(0)
         nlp = toy_pipeline(["tagger"])
         examples = toy_examples(nlp, 20)
