@@ -10,7 +10,7 @@ from spacy.language import Language
 
 from ..errors import ConfigError, PipelineError
 from ..gradients import Reduce
-from ..params import Pattern, all_names, backprop_through_frozen
+from ..params import Pattern, all_names, backprop_through_frozen, scaling_all_apart
 from .parts import Parts
 
 
@@ -157,10 +157,10 @@ class Bound(Parts):
         """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
         as before.
         """
-        self._trained.table.prepare_shims()
         with (
             self._frozen_grads.stopping(self._trained.groups.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
+            scaling_all_apart(),
         ):
             yield
 
