@@ -7,7 +7,7 @@ mixed_precision.py what thinc does to gradients of torch modules there.
 """
 
 from .layers import layers_of
-from .mixed_precision import backprop_apart, scale_passes_apart
+from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
 from .names import NamedParam, shim_paths, torch_params, walk
 from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
 from .paths import lend_refs
@@ -42,6 +42,7 @@ __all__ = [
     "own_copy",
     "saved_tensor",
     "scale_passes_apart",
+    "scaling_all_apart",
     "shim_paths",
     "torch_grads",
     "torch_params",

@@ -9,7 +9,9 @@ SOURCE: thinc/shims/pytorch.py (8.3.14), `begin_update`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +20,15 @@ from thinc.api import PyTorchShim, Shim
 from .. import kernels
 
 _trained: WeakSet[Shim] = WeakSet()
+
+
+class _Inside(threading.local):
+    """In how many blocks of `scaling_all_apart` this thread is."""
+
+    depth = 0
+
+
+_inside = _Inside()
 
 
 def scale_passes_apart(shim: Shim) -> None:
@@ -32,13 +43,23 @@ def scale_passes_apart(shim: Shim) -> None:
             scaler._scale = scaler._scale.float()
 
 
+@contextmanager
+def scaling_all_apart() -> Iterator[None]:
+    """Inside, scale each backward pass of any shim by itself: an optimizer of ours trains them all, also new ones."""
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1
+
+
 def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What is to take the place of the backward pass that `PyTorchShim.begin_update` returns: the same, unless the shim
     scales gradients for an optimizer of ours.
     """
 
     def backprop_alone(grads: Any) -> Any:
-        if not shim._grad_scaler._enabled or shim not in _trained:
+        if not shim._grad_scaler._enabled or not (_inside.depth or shim in _trained):
             return backprop(grads)
         before = [(param, param.grad) for param in shim._model.parameters() if param.grad is not None]
         for param, _ in before:

@@ -60,12 +60,6 @@ class PipelineNames:
             )
         return nlp, self._exclude
 
-    def all_shims(self) -> Iterator[Shim]:
-        """Every shim of the pipeline."""
-        for _, model in self._components():
-            for node in model.walk():
-                yield from node.shims
-
     def shim_paths(self) -> Iterator[tuple[str, Shim]]:
         """Every shim of the pipeline with its lasting path."""
         for name, model in self._components():

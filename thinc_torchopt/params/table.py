@@ -82,7 +82,8 @@ class ParamTable(KnownParams):
         self._exclude = tuple(exclude)
         self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
         self._name_pipeline()
-        self.prepare_shims()
+        for _, shim in self.shim_paths():
+            scale_passes_apart(shim)
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names_in_use - saved.keys(), updates or None)
@@ -100,11 +101,6 @@ class ParamTable(KnownParams):
             found += self._find_of_shims(saved, going_on)
         self._see_all(found)
         self._released.clear()
-
-    def prepare_shims(self) -> None:
-        """Before the backward passes of an update: look at all shims of the pipeline. Some may be new."""
-        for shim in self.all_shims():
-            scale_passes_apart(shim)
 
     # ------------------------------------------------------------------ what a model holds
 
