@@ -33,7 +33,7 @@ from ..errors import ConfigError, DistributedError, PipelineError
 from ..gradients import JOINT, Guard, Reduce, rollback_settings
 from ..groups import Cascade, FrozenGrads
 from ..learn_rate import LearnRateController
-from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy
+from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from ..state import by_name, match, read_folder, write_folder
 from ..types import (
@@ -264,10 +264,10 @@ class TorchOptimizer(Optimizer):
         """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
         as before.
         """
-        self._trained.table.prepare_shims()
         with (
             self._frozen_grads.stopping(self._trained.groups.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
+            scaling_all_apart(),
         ):
             yield
 
