@@ -6,13 +6,14 @@ A lock, and no decorator that holds it: warnings tell the line that called, and 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
 
 class Lock:
-    """A lock that the thread which holds it may take again. A copy, or a forked process, has one of its own."""
+    """A lock that the thread which holds it may take again. A forked process has one of its own."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -22,10 +23,8 @@ class Lock:
         self._lock.acquire()
 
     def __exit__(self, *error: Any) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
-        return Lock, ()
+        with suppress(RuntimeError):  # the process was forked inside of the block: it has another one
+            self._lock.release()
 
 
 _all: WeakSet[Lock] = WeakSet()

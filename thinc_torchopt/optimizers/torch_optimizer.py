@@ -726,12 +726,13 @@ class TorchOptimizer(Optimizer):
         """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other
         keys.
         """
-        left_behind = ("_noted", "_trained", "_frozen_grads")
+        left_behind = ("_lock", "_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
         return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
+        self._lock = Lock()
         self._meet_no_params()
 
 
