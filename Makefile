@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
 FEDERATED := .venv-federated
+# What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
+LOWEST := .venv-lowest
+PYTHON_LOWEST ?= python3.10
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Two workers with one thread each: torch's own threads would only get into each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-federated test-hosts check format benchmark clean
+.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -32,6 +35,13 @@ $(FEDERATED)/installed: $(VENV)/installed
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated]'
 	touch $@
 
+# torch of 2025 comes with gigabytes of CUDA packages, which it wants when it is imported.
+$(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON_LOWEST) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt torch setuptools
+	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt --editable '.[test,optimizers,plot,tensorboard]'
+	touch $@
+
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
 	$(BIN)/python examples/demo.py --output training/demo
 
@@ -40,6 +50,9 @@ test: $(VENV)/installed  ## Run the tests
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
+
+test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that setup.cfg allows
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 -m "not slow"
 
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
@@ -63,4 +76,4 @@ benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/import_time.py
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(LOWEST) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,6 +14,8 @@ from spacy.util import registry
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.controller import trainer_controller
 
+from .conftest import HAS_MUON
+
 SETUP = Path(__file__).resolve().parents[1] / "setup.cfg"
 MODULAR = "thinc-torchopt.Modular.v1"
 _OURS = "thinc-torchopt.TorchOptimizer.v1"
@@ -50,7 +52,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "controller_operations NotifyControl": {"url": "https://example.com"},
 }
 # torch's classes that can't train a pipeline, and say so whatever the arguments.
-_NOT_USABLE = ("torch.LBFGS.v1", "torch.SparseAdam.v1")
+_NOT_USABLE = ["torch.LBFGS.v1", "torch.SparseAdam.v1"]
+if not HAS_MUON:
+    _NOT_USABLE.append("torch.Muon.v1")
 
 
 class Entry(NamedTuple):

@@ -1,8 +1,10 @@
 """The package as it is installed: entry points, names, and what importing it costs."""
 
 import ast
+import re
 import subprocess
 import sys
+from configparser import ConfigParser
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,6 +13,8 @@ import spacy
 
 import thinc_torchopt
 from thinc_torchopt import errors
+
+from .conftest import CONFIGS
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
 
@@ -117,3 +121,21 @@ def test_package_rooms_are_entered_by_their_doors():
         assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), (
             f"{room} does not say what it is about"
         )
+
+
+def test_package_lowest_versions_are_those_that_setup_allows():
+    """lowest.txt has the lower end of each range, and each requirement stands once."""
+    setup = ConfigParser(delimiters="=", interpolation=None)
+    setup.read(CONFIGS.parent / "setup.cfg", encoding="utf8")
+    extras = setup["options.extras_require"]
+    lines = [
+        setup["options"]["install_requires"],
+        *(extras[name] for name in ("optimizers", "plot", "tensorboard", "test")),
+    ]
+    required = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(lines), re.MULTILINE)
+    lowest = re.findall(r"^([\w-]+)==([\d.]+)$", (CONFIGS.parent / "lowest.txt").read_text(), re.MULTILINE)
+
+    def versions(found):
+        return sorted((name, [int(part) for part in f"{version}.0.0".split(".")][:3]) for name, version in found)
+
+    assert versions(required) == versions(lowest)

@@ -388,9 +388,8 @@ import torch
 if hasattr(torch.optim, "Muon"):
     del torch.optim.Muon
 from spacy.util import registry
-import thinc_torchopt
 block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3, "fallback_params": ["*/E"]}
-registry.resolve({"algorithm": block})
+registry.resolve({"optimizer": {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": block}})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     said = f"ConfigError: Can't train with 'torch.Muon.v1' in [training.optimizer.algorithm]: torch {torch.__version__}"

@@ -6,6 +6,7 @@ import difflib
 import os
 import stat
 from collections import Counter
+from importlib.metadata import version
 from itertools import islice
 
 import numpy
@@ -510,7 +511,18 @@ def test_init_refuses(block, recipe, said, tmp_path):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("reference", ["${training.optimizer.beta2}", "${training.optimizer.use_averages}"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        pytest.param(
+            "${training.optimizer.beta2}",
+            marks=pytest.mark.skipif(
+                version("confection") in ("1.3.2", "1.3.3"), reason="this confection refuses to read such a config"
+            ),
+        ),
+        "${training.optimizer.use_averages}",
+    ],
+)
 def test_init_refuses_to_break_variables(reference, tmp_path):
     text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace(
         "grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false"

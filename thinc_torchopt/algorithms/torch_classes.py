@@ -87,7 +87,7 @@ def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Opt
         for name, lowest in least.items():
             if name in options and options[name] < lowest:
                 raise ValueError(f"expected {name} to be at least {lowest:g}, found {options[name]}")
-        return cls(params, **options)  # type: ignore[no-any-return]
+        return cls(params, **options)
 
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
     return build
