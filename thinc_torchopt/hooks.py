@@ -100,6 +100,8 @@ _WITHOUT = {
     "initialize": "state of a pipeline from before it was initialized anew goes on",
     "resume_training": "state of a pipeline from before it was resumed goes on",
     "use_params": "averages reach thinc's params only",
+    "begin_update": "in mixed precision, only the last backward pass before an update counts",
+    "copy": "params of a copied model have other names",
 }
 
 

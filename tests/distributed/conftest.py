@@ -8,10 +8,8 @@ import time
 import pytest
 import torch
 
-from ..conftest import DATA
+from ..conftest import ROOT
 from ..spacy_cli import toy_corpus
-
-ROOT = DATA.parents[1]
 
 
 @pytest.fixture(scope="session")

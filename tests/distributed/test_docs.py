@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ..configs import commands_in_head
-from ..conftest import CONFIGS, DATA
+from ..conftest import CONFIGS, ROOT
 from ..spacy_cli import flags_of, toy_corpus
 
-PAGE = (DATA.parents[1] / "docs" / "distributed.md").read_text()
+PAGE = (ROOT / "docs" / "distributed.md").read_text()
 ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 QUICK = shlex.join(
     map(str, flags_of({"training.max_steps": 6, "training.eval_frequency": 3, "training.batcher.size": 40}))

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from confection import Config
 
-from ..conftest import DATA
 from ..runs import config_for, digests
 from ..spacy_cli import toy_corpus
 
-ROOT = DATA.parents[1]
 CODE = Path(__file__).parent / "mishaps.py"
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

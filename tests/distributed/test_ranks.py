@@ -14,13 +14,10 @@ from thinc_torchopt.distributed import Distributed, deal
 from thinc_torchopt.errors import CheckpointWarning, ConfigError
 from thinc_torchopt.training import read_checkpoint
 
-from ..conftest import DATA
 from ..runs import config_for, run
 from ..spacy_cli import toy_corpus
 from . import pipelines
 from .conftest import launch
-
-ROOT = DATA.parents[1]
 
 
 def one_process(components, *, grads=None, factor=1.0, batches=None, **settings):

@@ -57,32 +57,35 @@ class NotedGrads:
             if callback is not None:
                 callback(param.in_form(param.tensor))
 
-    def note_all(self, table: ParamTable, model: Model, update_alone: Call) -> None:
-        """Note all params of a model that have a gradient.
+    def collect(self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call) -> None:
+        """Collect all params of a model that have a gradient.
 
+        set_grad (Callable): `TorchOptimizer.set_grad`, which notes each.
         update_alone (Callable): For arrays that a shim gives to its optimizer, and that are no params: thinc's
             interface of an optimizer.
         """
         for node in model.walk():
             for shim in node.shims:
-                self._note_shim(table, shim, model, update_alone)
+                self._collect_from_shim(table, shim, model, set_grad, update_alone)
             for name in node.param_names:
                 if node.has_grad(name):
                     array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
-                    self.note(table, (node.id, name), array, grad)
+                    set_grad(array, grad, key=(node.id, name))
 
-    def _note_shim(self, table: ParamTable, shim: Shim, model: Model, update_alone: Call) -> None:
+    def _collect_from_shim(
+        self, table: ParamTable, shim: Shim, model: Model, set_grad: Callable[..., None], update_alone: Call
+    ) -> None:
         self.shims.append(shim)
         scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             for param, grad in torch_grads(shim, update_alone):
                 table.meet_torch_param(param, shim, model)
-                self.note(table, id(param), param, grad)
+                set_grad(param, grad)
         elif found := foreign_grads(shim):
             back = WriteBack(shim, [name for name, _, _ in found], update_alone)
             for name, weights, gradient in found:
                 key = table.name_shim_param(shim, name, model)
-                self.note(table, key, weights, gradient, partial(back.take, name))
+                set_grad(weights, gradient, partial(back.take, name), key=key)
 
     def take(self) -> tuple[list[Param], list[Shim]]:
         """Give away what was noted: the params whose gradient is still there, and the shims."""

@@ -301,7 +301,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             check_not_in_use(model, self._trained.table.names)
             try:
-                self._noted.note_all(self._trained.table, model, self)
+                self._noted.collect(self._trained.table, model, self.set_grad, self)
                 if not self._joint:
                     self.step()
             except BaseException:
