@@ -90,6 +90,12 @@ def test_package_learn_rate_has_one_writer():
     assert writers == ["controller.py"]
 
 
+def test_package_private_attributes_of_shims_are_read_in_one_place():
+    package = Path(thinc_torchopt.__file__).parent
+    readers = [path.name for path in package.rglob("*.py") if re.search(r"\._(model|grad_scaler)\b", path.read_text())]
+    assert readers == ["host.py"]
+
+
 def test_package_torch_optimizers_are_the_algorithms():
     module, home = (import_module(f"thinc_torchopt.{name}") for name in ("torch_optimizers", "algorithms"))
     assert module.__all__

@@ -17,6 +17,7 @@ from thinc.api import Shim
 
 from .. import kernels
 from ..errors import StateError
+from ..host import module_of
 from ..params import Param, Released
 from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages
@@ -122,8 +123,8 @@ class Averages:
 
         all_of_them (bool): Or only those in parts that both modules hold.
         """
-        if (before := self._of_buffers.get(old)) is not None and isinstance(new._model, torch.nn.Module):
-            self._of_buffers[new] = BufferAverages(new._model, before, all_of_them=all_of_them)
+        if (before := self._of_buffers.get(old)) is not None and module_of(new) is not None:
+            self._of_buffers[new] = BufferAverages(module_of(new), before, all_of_them=all_of_them)
 
     def tensor_of(self, key: Key) -> torch.Tensor | None:
         """The average of a param, as it is kept."""
@@ -146,14 +147,14 @@ class Averages:
                 found[key] = param.in_form(average.tensor.to(param.device, param.dtype))
         for shim in shims:
             averaged: dict[str, torch.Tensor] = {}
-            for name, param in shim._model.named_parameters(remove_duplicate=False):
+            for name, param in module_of(shim).named_parameters(remove_duplicate=False):
                 if (tensor := self.tensor_of(id(param))) is not None:
                     averaged[name] = tensor
             averaged |= {
                 name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None
             }
             if averaged:
-                for name, value in shim._model.state_dict().items():
+                for name, value in module_of(shim).state_dict().items():
                     found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
         return found
 
@@ -245,7 +246,7 @@ class Averages:
         modules: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
         for path, shim in shim_paths:
             if path in module_steps:
-                buffers = modules[shim] = BufferAverages(shim._model)
+                buffers = modules[shim] = BufferAverages(module_of(shim))
                 buffers.steps = module_steps[path]
                 for slot in buffers.slots:
                     average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
@@ -320,8 +321,8 @@ class Averages:
 
     def _buffers_of(self, shim: Shim) -> BufferAverages:
         buffers = self._of_buffers.get(shim)
-        if buffers is None or buffers.module is not shim._model:
-            buffers = self._of_buffers[shim] = BufferAverages(shim._model)
+        if buffers is None or buffers.module is not module_of(shim):
+            buffers = self._of_buffers[shim] = BufferAverages(module_of(shim))
         return buffers
 
     def _follow_buffers(self, buffers: BufferAverages, moves: Moves) -> None:

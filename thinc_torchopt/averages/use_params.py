@@ -13,6 +13,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..errors import ParamError
+from ..host import module_of
 from ..types import Key
 from .averages import AveragedParams
 
@@ -73,7 +74,7 @@ def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
                 if any(_is_of(key, shim) for key in averages):
                     restore.enter_context(_noted(node))
                 if type(shim).use_params is PyTorchShim.use_params:
-                    _use_in_module(shim._model, f"pytorch_{shim.id}_", averages, restore)
+                    _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
                     # It looks for its own averages under (id, name), which may be those of a node as well.
                     own = {key[1:]: values for key, values in averages.items() if key[:2] == ("shim", shim.id)}

@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from .. import kernels
 from ..errors import DistributedError
+from ..host import module_of, scaler_of
 from ..params import Param, torch_params
 from .group import Group
 from .shard import Shards
@@ -71,12 +72,12 @@ class FlatReduce:
         """
         of_torch = [shim for shim in shims if isinstance(shim, PyTorchShim)]
         self._loss_names = list(components)
-        self._scalers = [_Scaler(shim) for shim in of_torch if shim._grad_scaler._enabled]
+        self._scalers = [_Scaler(shim) for shim in of_torch if scaler_of(shim)._enabled]
         self._norms = [
             (module, name)
             for shim in of_torch
-            if isinstance(shim._model, torch.nn.Module)
-            for module in shim._model.modules()
+            if module_of(shim) is not None
+            for module in module_of(shim).modules()
             if isinstance(module, _NormBase)
             for name, buffer in module._buffers.items()
             if buffer is not None
@@ -271,7 +272,7 @@ class _Scaler:
         self.look()
 
     def look(self) -> None:
-        scaler = self._shim._grad_scaler
+        scaler = scaler_of(self._shim)
         self.overflows = bool(scaler.found_inf)
         self._before = scaler._scale.clone(), scaler._growth_tracker.clone()
 
@@ -282,7 +283,7 @@ class _Scaler:
 
     def back_off(self) -> None:
         """Do as if this rank's had found it."""
-        scaler = self._shim._grad_scaler
+        scaler = scaler_of(self._shim)
         scaler._scale, scaler._growth_tracker = self._before
         scaler._found_inf = True
         scaler.update()

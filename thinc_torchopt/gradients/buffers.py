@@ -19,6 +19,8 @@ from thinc.api import Shim
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from ..host import module_of
+
 
 class KeptBuffers:
     """What the buffers of modules held when `keep` was called last."""
@@ -31,10 +33,10 @@ class KeptBuffers:
         """Note what the buffers of modules hold. Default: of those that were seen before."""
         for shim in list(self._of) if shims is None else shims:
             kept = self._of.get(shim)
-            if kept is None or kept.module is not shim._model:
-                if not isinstance(shim._model, torch.nn.Module):
+            if kept is None or kept.module is not module_of(shim):
+                if module_of(shim) is None:
                     continue
-                kept = self._of[shim] = _Module(shim._model)
+                kept = self._of[shim] = _Module(module_of(shim))
             for buffer in kept.buffers:
                 buffer.keep()
 
@@ -45,13 +47,13 @@ class KeptBuffers:
         """
         for shim in shims:
             kept = self._of.get(shim)
-            if kept is not None and kept.module is shim._model:
+            if kept is not None and kept.module is module_of(shim):
                 for buffer in kept.buffers:
                     buffer.put_back()
                 if any(buffer.tensor is None for buffer in kept.buffers):  # perhaps the batch made it
-                    _reset_statistics(shim._model)
-            elif isinstance(shim._model, torch.nn.Module):
-                _reset_statistics(shim._model)
+                    _reset_statistics(module_of(shim))
+            elif module_of(shim) is not None:
+                _reset_statistics(module_of(shim))
 
 
 def _reset_statistics(module: torch.nn.Module) -> None:

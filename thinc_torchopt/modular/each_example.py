@@ -16,6 +16,7 @@ from spacy.training import Example
 from thinc.api import Model, torch2xp, xp2torch
 
 from ..checks import Section
+from ..host import module_of
 from .blocks import norm_of
 
 
@@ -57,7 +58,7 @@ def clip_each_example(
                 if (node.id, name) in total:
                     node.inc_grad(name, torch2xp(total[node.id, name]))  # type: ignore[arg-type]
             for shim in node.shims:
-                for param in getattr(shim._model, "parameters", tuple)():
+                for param in getattr(module_of(shim), "parameters", tuple)():
                     if param in total:
                         param.grad = total[param]
 
@@ -70,7 +71,7 @@ def grads_of(nlp: Language) -> Iterator[tuple[Any, torch.Tensor]]:
                 if node.has_grad(name):
                     yield (node.id, name), xp2torch(node.get_grad(name))
             for shim in node.shims:
-                for param in getattr(shim._model, "parameters", tuple)():
+                for param in getattr(module_of(shim), "parameters", tuple)():
                     if param.grad is not None:
                         yield param, param.grad
 

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from thinc.api import PyTorchShim, Shim
 
 from .. import kernels
+from ..host import module_of, scaler_of
 
 _trained: WeakSet[Shim] = WeakSet()
 
@@ -38,7 +39,7 @@ def scale_passes_apart(shim: Shim) -> None:
     """
     if isinstance(shim, PyTorchShim):
         _trained.add(shim)
-        scaler = shim._grad_scaler
+        scaler = scaler_of(shim)
         if scaler._enabled and not scaler._scale.is_floating_point():
             scaler._scale = scaler._scale.float()
 
@@ -59,9 +60,9 @@ def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callabl
     """
 
     def backprop_alone(grads: Any) -> Any:
-        if not shim._grad_scaler._enabled or not (_inside.depth or shim in _trained):
+        if not scaler_of(shim)._enabled or not (_inside.depth or shim in _trained):
             return backprop(grads)
-        before = [(param, param.grad) for param in shim._model.parameters() if param.grad is not None]
+        before = [(param, param.grad) for param in module_of(shim).parameters() if param.grad is not None]
         for param, _ in before:
             param.grad = None
         try:

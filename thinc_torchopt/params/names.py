@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from thinc.api import Model, PyTorchShim, Shim
 
+from ..host import module_of
 from ..types import Key
 from .paths import paths_of
 from .spelling import clean, unique
@@ -72,7 +73,7 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
             embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
                 name = unique("/".join([path, *map(clean, param_name.split("."))]), taken)
-                is_bias_or_norm = _is_torch_bias_or_norm(shim._model, param_name, param)
+                is_bias_or_norm = _is_torch_bias_or_norm(module_of(shim), param_name, param)
                 yield NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param)
 
 
@@ -87,8 +88,8 @@ def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple
     """The params of the torch module in a shim, if there is one. remove_duplicate (bool): Each once, by its first
     name.
     """
-    if isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module):
-        yield from shim._model.named_parameters(remove_duplicate=remove_duplicate)
+    if isinstance(shim, PyTorchShim) and module_of(shim) is not None:
+        yield from module_of(shim).named_parameters(remove_duplicate=remove_duplicate)
 
 
 def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.Parameter) -> bool:
@@ -108,10 +109,10 @@ def _torch_embeddings(shim: Shim) -> set[int]:
     such as the class token and positions of a ViT, which stand beside a stack of layers, with a first dimension of 1
     for the batch.
     """
-    if not isinstance(shim, PyTorchShim) or not isinstance(shim._model, torch.nn.Module):
+    if not isinstance(shim, PyTorchShim) or module_of(shim) is None:
         return set()
     found = set()
-    for module in shim._model.modules():
+    for module in module_of(shim).modules():
         of_embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
         for param in module.parameters(recurse=False):
             if of_embedding or (_is_token(param) and _holds_layers(module)):

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from .. import kernels
 from ..errors import ParamError, ShapeError
+from ..host import module_of
 from ..types import Key
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Param:
     def be_held_by(self, holder: Model | Shim | None) -> None:
         """Note where it was found."""
         self.holder = holder
-        self.module = holder._model if isinstance(holder, PyTorchShim) else None
+        self.module = module_of(holder) if isinstance(holder, PyTorchShim) else None
 
     @property
     def values(self) -> Any:

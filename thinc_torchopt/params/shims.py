@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from thinc.api import PyTorchShim, Shim
 
+from ..host import module_of, scaler_of
 from .names import torch_params
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
@@ -31,14 +32,14 @@ def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.n
     if type(shim).finish_update is not PyTorchShim.finish_update:
         yield from _custom_torch_grads(shim, update_alone)
         return
-    overflow = shim._grad_scaler.found_inf
+    overflow = scaler_of(shim).found_inf
     for _, param in torch_params(shim):
         if param.grad is not None:
             if overflow:
                 param.grad = None
             else:
                 yield param, param.grad
-    shim._grad_scaler.update()
+    scaler_of(shim).update()
 
 
 def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
@@ -63,7 +64,7 @@ def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
 
     shims (Iterable[Shim]): Those whose modules may have frozen params.
     """
-    modules = [shim._model for shim in shims if isinstance(shim._model, torch.nn.Module)]
+    modules = [module_of(shim) for shim in shims if module_of(shim) is not None]
     handles = [module.register_forward_hook(_let_outputs_take_grads) for module in modules]
     try:
         yield

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 import torch
 from thinc.api import Shim
 
+from ..host import module_of
 from ..types import OnGrowth
 from .names import NamedParam
 from .param import Param, saved_tensor
@@ -82,7 +83,7 @@ def _is_alike(param: Param, found: NamedParam) -> bool | None:
     old, new = _tensor_of(param.values, param.name), _tensor_of(found.values, param.name)
     if old is None or new is None:
         return False
-    if isinstance(found.owner, Shim) and found.owner is param.holder and found.owner._model is not param.module:
+    if isinstance(found.owner, Shim) and found.owner is param.holder and module_of(found.owner) is not param.module:
         return True
     if old.ndim != new.ndim:
         old, new = old.flatten(), new.flatten()

@@ -21,6 +21,7 @@ from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, ShapeError, StateError
+from ..host import scaler_of
 from ..types import Key, OnGrowth
 from .known_names import KnownNames
 from .mixed_precision import scale_passes_apart
@@ -486,4 +487,4 @@ def _row_size(node: Model, param: Param) -> int:
 def _hands_over(shim: Shim) -> bool:
     """Whether a shim gives its optimizer each gradient as it is, if any."""
     is_plain = type(shim).finish_update is PyTorchShim.finish_update
-    return is_plain and not shim._grad_scaler.found_inf  # type: ignore[attr-defined]
+    return is_plain and not scaler_of(shim).found_inf

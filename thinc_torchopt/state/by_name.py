@@ -15,6 +15,7 @@ from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore
 from ..checks import check_count, check_parts
 from ..errors import StateError
 from ..groups import ParamGroups
+from ..host import scaler_of
 from ..params import Param
 
 VERSION = 1
@@ -140,9 +141,9 @@ def restore_algorithms(groups: ParamGroups, saved: Any) -> None:
 def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
     """The gradient scalers of torch models in mixed precision, by the path of their shims."""
     return {
-        path: {name: value for name, value in vars(shim._grad_scaler).items() if _is_plain(value)}
+        path: {name: value for name, value in vars(scaler_of(shim)).items() if _is_plain(value)}
         for path, shim in shims
-        if isinstance(shim, PyTorchShim) and shim._grad_scaler._enabled
+        if isinstance(shim, PyTorchShim) and scaler_of(shim)._enabled
     }
 
 
@@ -168,7 +169,7 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
     here = collect_scalers(shims)
     for path, shim in shims:
         for name, old in here.get(path, {}).items() if path in saved else ():
-            value, scaler = saved[path][name], shim._grad_scaler  # type: ignore[attr-defined]
+            value, scaler = saved[path][name], scaler_of(shim)
             setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
 
 

@@ -24,6 +24,7 @@ from thinc.api import Model, PyTorchShim
 from torch.nn.parameter import is_lazy
 
 from ..errors import ControllerError
+from ..host import module_of, scaler_of
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
 from .layer_attrs import is_plain, on_cpu, same_values
@@ -114,7 +115,7 @@ def untouched(nlp: Language) -> Iterator[None]:
             for node in model.walk():
                 _keep_node(node, restore)
                 for shim in node.shims:
-                    if isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module):
+                    if isinstance(shim, PyTorchShim) and module_of(shim) is not None:
                         _keep_shim(shim, restore)
         yield
 
@@ -144,9 +145,9 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
     for _, param in torch_params(shim):
         restore.callback(setattr, param, "grad", param.grad)
         param.grad = None
-    scaler = shim._grad_scaler
+    scaler = scaler_of(shim)
     restore.callback(vars(scaler).update, {key: _copy_of(value) for key, value in vars(scaler).items()})
-    for module in shim._model.modules():
+    for module in module_of(shim).modules():
         restore.callback(setattr, module, "training", module.training)
         for name, buffer in module._buffers.items():
             if buffer is not None and not is_lazy(buffer):

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ..checks import check_parts, own_errors
 from ..errors import StateError
+from ..host import module_of
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
 from .layer_attrs import is_plain, like, on_cpu
 
@@ -39,7 +40,9 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any
                 params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
-                modules[path] = {key: value for key, value in shim._model.state_dict().items() if not is_lazy(value)}
+                modules[path] = {
+                    key: value for key, value in module_of(shim).state_dict().items() if not is_lazy(value)
+                }
                 requires_grad[path] = [
                     key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
                 ]
@@ -72,7 +75,7 @@ def layout_of(nlp: Language) -> dict[str, Any]:
             if (param := _thinc_param(found)) is not None:
                 params[found.name] = tuple(found.owner.get_param(param).shape) if found.owner.has_param(param) else None
         for path, shim in shim_paths(model, name):
-            for key, value in shim._model.state_dict().items() if _is_torch(shim) else ():
+            for key, value in module_of(shim).state_dict().items() if _is_torch(shim) else ():
                 modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
             modules[path] = "a torch module" if _is_torch(shim) else "bytes"
         attrs[name] = sum(1 for _ in model.walk())
@@ -179,7 +182,7 @@ def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
                 module = saved["modules"].get(path, {})
-                params += [module[own] for own, _ in shim._model.named_parameters() if own in module]
+                params += [module[own] for own, _ in module_of(shim).named_parameters() if own in module]
     return all(bool(param.isfinite().all()) for param in params)
 
 
@@ -217,7 +220,7 @@ def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
             for path, shim in shim_paths(model, name):
                 if _is_torch(shim):
                     # Params that are not made yet were not saved; all others were looked for by name.
-                    shim._model.load_state_dict(saved["modules"][path], strict=False)
+                    module_of(shim).load_state_dict(saved["modules"][path], strict=False)
                 else:
                     shim.from_bytes(_array(saved["modules"][path]).tobytes())
             for node, attrs in zip(model.walk(), saved["attrs"][name]):
@@ -294,7 +297,7 @@ def _thinc_param(found: NamedParam) -> str | None:
 
 
 def _is_torch(shim: Shim) -> bool:
-    return isinstance(shim, PyTorchShim) and isinstance(shim._model, torch.nn.Module)
+    return isinstance(shim, PyTorchShim) and module_of(shim) is not None
 
 
 def _foreign_shims(nlp: Language) -> Iterator[tuple[str, Shim]]:

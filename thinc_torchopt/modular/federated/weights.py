@@ -14,6 +14,7 @@ from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
 from ...errors import PipelineError
+from ...host import module_of
 from ...optimizers import TorchOptimizer
 from ...params import NamedParam, clean, components_with_model, saved_tensor, shim_paths, trainable_components, walk
 
@@ -142,7 +143,7 @@ def _in_node(found: NamedParam) -> tuple[Callable[[], torch.Tensor], Callable[[t
 
 def _buffers(shim: Shim, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of floats that a torch module saves. Numbers such as `num_batches_tracked` have no average."""
-    module = shim._model
+    module = module_of(shim)
     if isinstance(module, torch.nn.Module):
         own = {name for name, _ in module.named_buffers()}
         for name, value in module.state_dict(keep_vars=True).items():
