@@ -6,34 +6,34 @@ A lock, and no decorator that holds it: warnings tell the line that called, and 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 
-class Lock:
-    """A lock that the thread which holds it may take again. A forked process has one of its own."""
+class Locked(Protocol):
+    """What has a lock.
 
-    def __init__(self) -> None:
-        self._lock = RLock()
-        _all.add(self)
+    _lock (RLock): The thread that holds it may take it again.
+    """
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: Any) -> None:
-        with suppress(RuntimeError):  # the process was forked inside of the block: it has another one
-            self._lock.release()
+    _lock: Any
 
 
-_all: WeakSet[Lock] = WeakSet()
+_all: WeakSet[Locked] = WeakSet()
+
+
+def lock_for(holder: Locked) -> Any:
+    """A lock for an object, which has it as `_lock`. In a forked process it gets another one: there is no other thread
+    that would release this.
+    """
+    _all.add(holder)
+    return RLock()
 
 
 def _renew_locks() -> None:
-    """In a forked process there is no other thread that would release them."""
-    for lock in list(_all):
-        lock._lock = RLock()
+    for holder in list(_all):
+        holder._lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):

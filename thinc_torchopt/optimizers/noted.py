@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy
 from thinc.api import Model, PyTorchShim, Shim
 
 from ..params import (
@@ -14,6 +15,7 @@ from ..params import (
     WriteBack,
     clear_grads,
     foreign_grads,
+    own_copy,
     scale_passes_apart,
     torch_grads,
 )
@@ -69,8 +71,11 @@ class NotedGrads:
                 self._collect_from_shim(table, shim, model, set_grad, update_alone)
             for name in node.param_names:
                 if node.has_grad(name):
-                    array, grad = table.array_of_node(node, name, model), table.grad_of_node(node, name)
-                    set_grad(array, grad, key=(node.id, name))
+                    grad = node.get_grad(name)
+                    if isinstance(grad, numpy.generic):  # it will be set to zero in place, which a number can't be
+                        grad = own_copy(grad)
+                        node.set_grad(name, grad)
+                    set_grad(table.array_of_node(node, name, model), grad, key=(node.id, name))
 
     def _collect_from_shim(
         self, table: ParamTable, shim: Shim, model: Model, set_grad: Callable[..., None], update_alone: Call

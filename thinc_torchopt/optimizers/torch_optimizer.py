@@ -49,7 +49,7 @@ from ..types import (
     ParamInfo,
     SkipDecay,
 )
-from .lock import Lock
+from .lock import lock_for
 from .noted import NotedGrads
 from .registered import registered
 from .settings import MovingSettings
@@ -149,7 +149,7 @@ class TorchOptimizer(Optimizer):
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
-        self._lock = Lock()
+        self._lock = lock_for(self)
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
         self.rules = controller
@@ -733,7 +733,7 @@ class TorchOptimizer(Optimizer):
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
-        self._lock = Lock()
+        self._lock = lock_for(self)
         self._meet_no_params()
 
 

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-import numpy
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
@@ -216,14 +215,6 @@ class ParamTable:
         found = self._found_in_node(node, name, model)
         self._see_all([*self._find_with_grad(model), found])
         return found.source
-
-    def grad_of_node(self, node: Model, name: str) -> Any:
-        """The gradient of a node's param, as an array: it will be set to zero in place, and a NumPy scalar can't be."""
-        grad = node.get_grad(name)
-        if isinstance(grad, numpy.generic):
-            grad = own_copy(grad)
-            node.set_grad(name, grad)
-        return grad
 
     def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
         """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
