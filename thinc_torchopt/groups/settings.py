@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..learn_rate import NamedPolicy, Warmup
@@ -52,7 +53,7 @@ class ParamSettings:
         """By what its group can be chosen: its label, and each of the blocks."""
         return {self.label, *self.blocks}
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)

@@ -79,6 +79,8 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
     """Every shim below a model with its path, whose last part tells it from others of its node."""
+    if not any(node.shims for node in model.walk()):
+        return  # without the paths, which take longer
     for node, path in paths_of(model, clean(prefix)):
         for i, shim in enumerate(node.shims):
             yield path if len(node.shims) == 1 else f"{path}/{i}", shim

@@ -107,10 +107,10 @@ class ParamTable:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
-        trained = {found.key for name, model in components for found in walk(model, name)}
-        for name, proc in nlp.components:
-            if name in exclude and isinstance(getattr(proc, "model", None), Model):
-                self._forget(found.key for found in walk(proc.model, name) if found.key not in trained)  # type: ignore[attr-defined]
+        excluded = [proc.model for name, proc in nlp.components if name in exclude and hasattr(proc, "model")]
+        if excluded := [model for model in excluded if isinstance(model, Model)]:
+            trained = {found.key for name, model in components for found in walk(model, name)}
+            self._forget({found.key for model in excluded for found in walk(model, "")} - trained)
         found = [of_model for _, model in components for of_model in self._find_trained(model)]
         if saved:
             left_out = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
