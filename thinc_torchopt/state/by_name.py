@@ -134,9 +134,7 @@ def restore_algorithms(groups: ParamGroups, saved: Any, saved_groups: Mapping[st
     RAISES (StateError): It is of others, or damaged.
     """
     check_parts("the algorithms", saved)
-    paths = {
-        group.owner.name: saved_groups[group.id]["path"] for group in groups.groups if group.id in saved_groups
-    }
+    paths = {group.owner.name: saved_groups[group.id]["path"] for group in groups.groups if group.id in saved_groups}
     for algorithm in groups.algorithms:
         path = paths.get(algorithm.name)
         if path in saved:
