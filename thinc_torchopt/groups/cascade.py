@@ -363,7 +363,8 @@ class Cascade:
             except ConfigError as error:
                 if i in self._with_fallbacks(first or 0):
                     raise
-                read[i] = error  # Perhaps no param of this block is one of that block.
+                # Perhaps no param of this block is one of that block.
+                read[i] = error.with_traceback(None)
         return _Block(
             name,
             [Pattern(text, where) for text in texts],

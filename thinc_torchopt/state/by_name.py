@@ -136,7 +136,7 @@ def restore_algorithms(groups: ParamGroups, saved: Any, saved_groups: Mapping[st
     check_parts("the algorithms", saved)
     paths = {group.owner.name: saved_groups[group.id]["path"] for group in groups.groups if group.id in saved_groups}
     for algorithm in groups.algorithms:
-        path = paths.get(algorithm.name)
+        path = paths.get(algorithm.name, algorithm.name)
         if path in saved:
             check_parts(f"the algorithm '{algorithm.name}'", saved[path], (), optional=BESIDE)
             restore_beside(algorithm.optimizer, saved[path])
