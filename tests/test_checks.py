@@ -155,8 +155,6 @@ def test_checks_of_patterns_values(make, value):
         lambda: TorchSGD(momentum=True),
         lambda: AdamW(betas=0.9),
         lambda: Muon(fallback=3),
-        lambda: Muon(fallback_params="*/E"),
-        lambda: Muon(fallback_params=3),
     ],
 )
 def test_checks_of_algorithms(build):

@@ -526,7 +526,6 @@ OTHER = {
     "torch_optimizers torch.Muon.v1 eps": (10.0, {}),
     "torch_optimizers torch.Muon.v1 adjust_lr_fn": ("match_rms_adamw", {}),
     "torch_optimizers torch.Muon.v1 fallback": (SGD, {}),
-    "torch_optimizers torch.Muon.v1 fallback_params": (["tagger/matrix"], {}),
     "torch_optimizers torch.NAdam.v1 decoupled_weight_decay": (True, {"weight_decay": 0.1}),
     "torch_optimizers torch.RAdam.v1 decoupled_weight_decay": (True, {"weight_decay": 0.1}),
     "torch_optimizers torch.RAdam.v1 eps": (0.1, {}),

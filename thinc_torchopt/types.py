@@ -42,6 +42,7 @@ class ParamInfo(NamedTuple):
     frozen_until: float  # the first step that updates it; infinite: none does
     updates: int  # how many it had
     blocks: tuple[str, ...]  # of which the name of the group is made
+    algorithm: str  # what the config calls it, e.g. "torch.AdamW.v1"
 
 
 @dataclass(frozen=True)

@@ -121,10 +121,11 @@ def test_torch_optimizers_muon_takes_matrices_and_its_fallback_the_rest():
 
 
 @needs_muon
-def test_torch_optimizers_muon_patterns_send_matrices_to_the_fallback():
-    patterns, fallback = ["*/hashembed/E", "ner/upper/W"], {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
+def test_torch_optimizers_muon_leaves_matrices_to_the_algorithm_of_a_block():
+    sgd = {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.5}
+    block = {"params": ["*/hashembed/E", "ner/upper/W"], "algorithm": resolve("torch.SGD.v1", momentum=0.5)}
     optimizer = TorchOptimizer(
-        resolve("torch.Muon.v1", fallback_params=patterns, fallback=fallback), 0.01, grad_clip=0.0
+        resolve("torch.Muon.v1", fallback=sgd), 0.01, grad_clip=0.0, param_groups={"others": block}
     )
     nlp = toy_pipeline(["ner"], shared=False)
     examples = toy_examples(nlp)
@@ -159,14 +160,6 @@ def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
 
 
 @needs_muon
-def test_torch_optimizers_patterns_need_a_pipeline():
-    model, optimizer = mixed_model(), TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/E"]), 0.01)
-    backprop(model, numpy.random.default_rng(0))
-    with pytest.raises(ConfigError, match=r"optimizer\.initialize\(nlp\)"):
-        model.finish_update(optimizer)
-
-
-@needs_muon
 @pytest.mark.parametrize("frozen", [[], ["tagger"]])
 def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen, tmp_path):
     """`spacy train` shows the optimizer one part of such a pipeline after the other."""
@@ -186,7 +179,8 @@ def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen
     config["nlp"]["pipeline"] = ["tagger", "ner"]
     config["components"] = {"tagger": {"source": str(tmp_path / "source")}, "ner": {"factory": "ner"}}
     config["training"]["frozen_components"] = frozen
-    config["training"]["optimizer"]["algorithm"]["fallback_params"] = ["tagger/*", "ner/upper/W"]
+    blocks = config["training"]["optimizer"]["param_groups"]
+    blocks["embeddings_and_heads"]["params"] = ["tagger/*", "ner/upper/W"]
     nlp = init_nlp(config)
     optimizer = spacy.registry.resolve({"o": config["training"]["optimizer"]})["o"]
     optimizer.initialize(nlp, exclude=frozen)
@@ -222,7 +216,7 @@ def test_torch_optimizers_have_torchs_arguments_and_defaults(name):
         pytest.skip(f"this torch has no {name}")
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
     ours = inspect.signature(getattr(torch_optimizers, name)).parameters
-    extra = {"fallback", "fallback_params"} if name == "Muon" else set()
+    extra = {"fallback"} if name == "Muon" else set()
     assert set(ours) - extra == set(theirs) - {"params", "lr", "differentiable"}
     assert all(ours[key].default == theirs[key].default for key in set(ours) - extra)
 
@@ -274,18 +268,6 @@ def test_torch_optimizers_name_an_unknown_argument_in_python():
         torch_optimizers.AdamW(weigth_decay=0.5)
     with pytest.raises(ConfigError, match=r"'weight_decay'.*expected a number, found 'x'"):
         torch_optimizers.AdamW(weight_decay="x")
-
-
-def test_torch_optimizers_pattern_that_matches_nothing():
-    if not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon")
-    nlp = toy_pipeline()
-    optimizer = TorchOptimizer(resolve("torch.Muon.v1", fallback_params=["*/hashembd/E"]), 0.01)
-    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
-    with pytest.raises(
-        ConfigError, match=r"'\*/hashembd/E' in \[training.optimizer.algorithm\] fallback_params.*hashembed/E"
-    ):
-        optimizer.initialize(nlp)
 
 
 def test_torch_optimizers_without_muon_in_torch(monkeypatch):
@@ -388,7 +370,7 @@ import torch
 if hasattr(torch.optim, "Muon"):
     del torch.optim.Muon
 from spacy.util import registry
-block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3, "fallback_params": ["*/E"]}
+block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3}
 registry.resolve({"optimizer": {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": block}})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -462,6 +462,16 @@ def test_init_keeps_what_ours_has(tmp_path):
         assert {"max_nonfinite", "spike_factor", "rollback_after", "checkpoint"} <= set(after)
 
 
+def test_init_keeps_the_algorithms_of_blocks(tmp_path):
+    if not HAS_MUON:
+        pytest.skip("this torch has no Muon")
+    text = (CONFIGS / "muon.cfg").read_text()
+    draft, new = run(text, "low-memory", tmp_path)
+    assert block_of(new)["param_groups"] == block_of(text)["param_groups"]
+    said = "[training.optimizer.param_groups.embeddings_and_heads] keeps its own algorithm, torch.AdamW.v1."
+    assert said in draft.told
+
+
 def test_init_says_what_is_lost_of_ours(tmp_path):
     text = with_optimizer(
         '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\nlearn_rate = 0.1\n\n'

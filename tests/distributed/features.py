@@ -1,5 +1,6 @@
 """Scenarios where several ranks meet other features: Modular, losses and attributes of the user's own, averages."""
 
+import spacy
 import torch.distributed as dist
 
 from tests.distributed import pipelines
@@ -18,6 +19,18 @@ def noise(folder):
         states = [state for one in optimizer.torch_optimizers.values() for state in one.state.values() if state]
         found[-1]["states"] = len(states)
     return {"runs": found}
+
+
+@scenario
+def noise_of_a_block(folder):
+    """That no seed foretells, by an algorithm that is there from step 2 on."""
+    algorithm = {
+        "@torch_optimizers": "thinc-torchopt.Modular.v1",
+        "modules": {"noise": {"@gradient_modules": "thinc-torchopt.GaussianNoise.v1", "std": 0.01}},
+    }
+    late = {"params": ["tok2vec/*"], "unfreeze_at": 2} | spacy.registry.resolve({"algorithm": algorithm})
+    optimizer = pipelines.optimizer(param_groups={"late": late}, distributed=Distributed(check_every=1))
+    return train(pipelines.pipeline(["tagger"]), optimizer)
 
 
 @scenario

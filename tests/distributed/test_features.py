@@ -20,6 +20,10 @@ def test_features_noise_is_the_same_on_all_ranks(ranks):
     assert not torch.equal(secret, unseeded) and not torch.equal(secret, seeded)
 
 
+def test_features_noise_of_params_that_thaw_is_the_same_on_all_ranks(ranks):
+    assert_same_on_both(*ranks("noise_of_a_block"))
+
+
 def test_features_modular_knows_the_words_of_all(ranks):
     """And pulls towards the weights of rank 0. As one process that accumulates."""
     first, second = ranks("words_of_all")

@@ -221,6 +221,7 @@ blocks = st.lists(
             "weight_decay": st.sampled_from([0.0, 0.1, "one"]),
             "momentum": st.sampled_from([0.0, 0.9]),
             "freeze": st.booleans(),
+            "algorithm": st.just("rmsprop"),
         },
     ),
     max_size=4,
@@ -239,6 +240,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
 ):
     sources = {name: make() for name, make in SCHEDULES.items()}
     of = {"one": "one", "two": "two"}
+    sources["rmsprop"] = RMSprop(weight_decay=0.02, momentum=0.3)
     param_groups = {
         f"g{i}": {k: sources.get(v, v) if isinstance(v, str) else v for k, v in b.items()}
         for i, b in enumerate(given_blocks)
@@ -263,9 +265,13 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
     def naive(name):
         """What holds for a param, by the words of the docs."""
         found = {"learn_rate": "default", "lr_scale": 1.0, "weight_decay": 0.01, "momentum": 0.0, "freeze": False}
-        for block in given_blocks:
+        found["algorithm"] = -1
+        for i, block in enumerate(given_blocks):
             if any(matches(pattern, name) for pattern in block["params"]):
+                if "algorithm" in block:
+                    found.update(weight_decay=0.02, momentum=0.3)
                 found.update({key: value for key, value in block.items() if key != "params"})
+                found["algorithm"] = i if "algorithm" in block else found["algorithm"]
         for pattern, rate in per_param_lr.items():
             if matches(pattern, name):
                 found["learn_rate"] = rate
@@ -300,7 +306,10 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
             )  # products of the same factors in another order
             decay = dict(options)["weight_decay"]
             assert entry["weight_decay"] == first.get(decay, decay) and entry["momentum"] == dict(options)["momentum"]
-    assert optimizer.schedules or not any(isinstance(value, str) for block in given_blocks for value in block.values())
+            place = dict(options)["algorithm"]
+            path = "algorithm" if place < 0 else f"param_groups.g{place}.algorithm"
+            assert any(entry is group for group in optimizer.torch_optimizers[path].param_groups)
+    assert optimizer.schedules or not any(value in ("one", "two") for block in given_blocks for value in block.values())
 
 
 def test_param_groups_share_one_schedule_that_moves_once_a_step():

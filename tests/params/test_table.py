@@ -88,10 +88,11 @@ def test_param_table_tied_params_of_a_module_answer_to_all_their_names():
     train(nlp, optimizer)
     assert torch.equal(before, module.embeddings.weight)
     assert sorted(optimizer.params) == ["tagger/decoder/bias"]
-    # And to the patterns of a fallback: an output layer that is tied to the embeddings is no matter for Muon.
-    optimizer = TorchOptimizer(Muon(fallback_params=["*/decoder/*"]), 0.1)
+    # And to the algorithm of a block: an output layer that is tied to the embeddings is no matter for Muon.
+    head = {"params": ["*/decoder/*"], "algorithm": AdamW()}
+    optimizer = TorchOptimizer(Muon(), 0.1, param_groups={"head": head})
     optimizer.initialize(nlp)
-    assert {info.name: info.group for info in optimizer.describe()}["tagger/embeddings/weight"] == "fallback"
+    assert {info.name: info.algorithm for info in optimizer.describe()}["tagger/embeddings/weight"] == "torch.AdamW.v1"
 
 
 def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_frozen():

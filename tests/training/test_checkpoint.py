@@ -100,6 +100,22 @@ VARIANTS = {
         "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}
     },
     "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
+    "algorithms": {
+        "training__optimizer__param_groups": {
+            "encoder": {
+                "params": ["tok2vec/*"],
+                "algorithm": {
+                    "@torch_optimizers": "torch.RMSprop.v1",
+                    "momentum": {"@schedules": "decaying.v1", "base_rate": 0.5, "decay": 0.1},
+                },
+            },
+            "late": {
+                "params": ["parser/*"],
+                "unfreeze_at": 7,
+                "algorithm": {"@torch_optimizers": "torch.Adagrad.v1"},
+            },
+        },
+    },
     "annotating": {"training__annotating_components": ["tagger"]},
 }
 

@@ -18,7 +18,6 @@ from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, 
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
-from ..conftest import needs_muon
 from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents
 
@@ -238,17 +237,20 @@ REFUSED = {
         "'tagge/\\*' .* matches none",
     ),
     "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
-    "a typo in the algorithm": (
-        {"algorithm": {"@torch_optimizers": "torch.Muon.v1", "fallback_params": ["tagger/x"]}},
+    "an option of another block's algorithm": (
+        {
+            "param_groups": {
+                "x": {"params": ["*/b"], "algorithm": {"@torch_optimizers": "torch.SGD.v1"}},
+                "y": {"params": ["*/W"], "momentum": 0.9},
+            }
+        },
         ConfigError,
-        r"fallback_params: it matches none",
+        r"Can't set momentum in \[training.optimizer.param_groups.y\]: expected options of 'torch.AdamW.v1'",
     ),
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=needs_muon) if name == "a typo in the algorithm" else name for name in REFUSED]
-)
+@pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with checkpoint", "without"])
 def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint, corpus, tmp_path):
     changes, error, message = REFUSED[case]

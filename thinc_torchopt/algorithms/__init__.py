@@ -5,7 +5,7 @@ thinc.py has thinc's arithmetic for the drop-ins. library_state.py and state_fit
 of a param.
 """
 
-from .algorithm import IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix, try_out
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix, try_out
 from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
@@ -31,6 +31,7 @@ from .torch_classes import (
 )
 
 __all__ = [
+    "AN_ALGORITHM",
     "ASGD",
     "BESIDE",
     "IN_ALGORITHM",

@@ -18,6 +18,11 @@ from ..kernels import NO_KERNEL, FusedKernel
 from .library_state import collect_beside, library_of, to_tree
 
 IN_ALGORITHM = "[training.optimizer.algorithm]"
+# What makes one.
+AN_ALGORITHM = (
+    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of '
+    "torch_optimizers.py returns"
+)
 
 
 def accepts_all(name: str, param: torch.Tensor) -> bool:
@@ -57,8 +62,7 @@ class Algorithm:
     build (Callable): `build(params, lr=..., **options)` returns a `torch.optim.Optimizer`.
     options (Mapping[str, Any]): Hyper-parameters by torch's names; a value may be a schedule.
     accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. The rest goes to `fallback`.
-    fallback (Algorithm): Optimizes what `accepts` refuses and what `fallback_params` matches.
-    fallback_params (tuple[str, ...]): Patterns over the names of params.
+    fallback (Algorithm): Optimizes what `accepts` refuses.
     kernel (FusedKernel): Its fused kernel in torch.
     limits (Mapping[str, tuple[str, ...]]): Options that are switches, as in "clip_enabled", and are off for params
         whose name matches none of these patterns.
@@ -72,7 +76,6 @@ class Algorithm:
     options: Mapping[str, Any] = field(default_factory=dict)
     accepts: Callable[[str, torch.Tensor], bool] = accepts_all
     fallback: Algorithm | None = None
-    fallback_params: tuple[str, ...] = ()
     kernel: FusedKernel = NO_KERNEL
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
@@ -83,11 +86,12 @@ class Algorithm:
             with suppress(ConfigError):
                 object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
 
-    def check_options(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def check_options(self, given: Mapping[str, Any], where: str, own: str = IN_ALGORITHM) -> dict[str, Any]:
         """Check options for some of the params, as a config gives them.
 
         given (Mapping[str, Any]): Some of its options.
         where (str): Config path, for the error.
+        own (str): That of the algorithm.
         RETURNS (dict[str, Any]): The same as torch takes them.
         RAISES (ConfigError): An option is refused, or takes one value for all params.
         """
@@ -97,7 +101,7 @@ class Algorithm:
         if shared:
             raise ConfigError(
                 f"Can't set {', '.join(shared)} in {where}: '{self.label}' takes one value for all params. Set it in "
-                f"{IN_ALGORITHM}."
+                f"{own}."
             )
         return checked
 

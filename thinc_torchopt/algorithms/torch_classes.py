@@ -25,7 +25,7 @@ from ..checks import Section
 from ..errors import ConfigError
 from ..kernels import FusedKernel
 from ..types import FloatOrSchedule
-from .algorithm import IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
 
 AlgorithmFactory = Callable[..., Algorithm]
 
@@ -161,27 +161,18 @@ _muon = _offer(
 )
 
 
-def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [], **options: Any) -> Algorithm:
+def Muon(*, fallback: Optional[Algorithm] = None, **options: Any) -> Algorithm:
     """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
 
     The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for
-    AdamW fits.
+    AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another algorithm: a
+    block of [training.optimizer.param_groups] with an `algorithm` of its own.
 
     fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
-    fallback_params (list[str]): Patterns of matrices that go to the fallback too: embeddings and output layers, by
-        Muon's author's advice, e.g. ["*/E", "*/output_layer/W", "transformer/embeddings/*"].
     SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
     """
-    section = Section(IN_ALGORITHM)
-    if not isinstance(fallback_params, list) or not all(isinstance(text, str) for text in fallback_params):
-        section.refuse("fallback_params", 'a list of patterns, as in ["*/E"]', fallback_params)
     if fallback is not None:
-        section.kind(
-            "fallback",
-            fallback,
-            Algorithm,
-            "a block with @torch_optimizers, or in Python what a function of torch_optimizers.py returns",
-        )
+        Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
     muon = _muon(**options)
     return Algorithm(
         muon.label,
@@ -189,7 +180,6 @@ def Muon(*, fallback: Optional[Algorithm] = None, fallback_params: List[str] = [
         muon.options,
         accepts=is_matrix,
         fallback=AdamW() if fallback is None else fallback,
-        fallback_params=tuple(fallback_params),
         trial=muon.trial,
     )
 

@@ -175,6 +175,10 @@ class Translation:
                 )
         if self.kind == TORCH:
             self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
+            for block, given in self.values.get("param_groups", {}).items():
+                if given.get("algorithm"):
+                    label = given["algorithm"]["@torch_optimizers"]
+                    self.told.append(f"[training.optimizer.param_groups.{block}] keeps its own algorithm, {label}.")
 
     def _algorithm_name(self, section: Section) -> str:
         if self.kind == TORCH:

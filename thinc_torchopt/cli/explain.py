@@ -155,12 +155,12 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
         text = f"{name}: the arithmetic of thinc's {name.removeprefix('thinc-torchopt.')}, computed by torch."
     else:
         algorithm = settings["algorithm"]
-        found = algorithm["@torch_optimizers"]
-        text = f"{found if found != 'pytorch-optimizer.create.v1' else algorithm['name'] + ' of pytorch-optimizer'}."
-        if found == _MODULAR:
-            text = f"{found}: {_chain(algorithm)}."
+        text = f"{_named_algorithm(algorithm)}."
         if algorithm.get("fallback"):
             text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
+        for name, block in settings.get("param_groups", {}).items():
+            if block.get("algorithm"):
+                text += f" The params of '{name}' are optimized by {_named_algorithm(block['algorithm'])}."
     decays = sorted({_decay_of(info) for info in infos if info.frozen_until != float("inf")} - {0.0})
     if not decays:
         return f"{text} No weight decay."
@@ -170,6 +170,13 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
     )
     text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
     return f"{text}, none for {count(none, 'param')}." if none else f"{text}."
+
+
+def _named_algorithm(algorithm: Mapping[str, Any]) -> str:
+    name = str(algorithm["@torch_optimizers"])
+    if name == _MODULAR:
+        return f"{name}: {_chain(algorithm)}"
+    return f"{algorithm['name']} of pytorch-optimizer" if name == "pytorch-optimizer.create.v1" else name
 
 
 def _chain(algorithm: Mapping[str, Any]) -> str:
@@ -200,11 +207,17 @@ def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
 
 
 def _clipping_by_modules(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
-    if settings.get("algorithm", {}).get("@torch_optimizers") != _MODULAR:
-        return ""
-    blocks, modular = settings["algorithm"]["modules"], optimizer.torch_optimizers["algorithm"]
-    pairs = zip(blocks.items(), modular.modules)  # type: ignore[attr-defined]
-    found = [_named(label, block) for (label, block), module in pairs if module.clips]
+    given = {"algorithm": settings.get("algorithm")} | {
+        f"param_groups.{name}.algorithm": block.get("algorithm")
+        for name, block in settings.get("param_groups", {}).items()
+    }
+    found = [
+        _named(label, block)
+        for path, modular in optimizer.torch_optimizers.items()
+        if (algorithm := given.get(path)) and algorithm["@torch_optimizers"] == _MODULAR
+        for (label, block), module in zip(algorithm["modules"].items(), modular.modules)  # type: ignore[attr-defined]
+        if module.clips
+    ]
     return f"By {'the module' if len(found) == 1 else 'the modules'} {' and '.join(found)}." if found else ""
 
 

@@ -39,6 +39,7 @@ class Row(NamedTuple):
     shape (list[int] | None): None: it has no value.
     group (str | None): None: it is not trained, by no setting of the optimizer's.
     learn_rate_at_steps (float | None): None: not asked for.
+    algorithm (str | None): What the config calls it. None: as `group`.
     weight_decay (float | None): None: the algorithm has none, or it is not trained.
     frozen (str | None): Why it is not trained, or until when. None: it is trained from the start.
     frozen_until (int | None): The first step that updates it. None: none does.
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     device: str
     kind: str
     group: str | None
+    algorithm: str | None
     learn_rate: float
     learn_rate_at_steps: float | None
     weight_decay: float | None
@@ -156,6 +158,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     _device_of(value),
                     kind,
                     None,
+                    None,
                     0.0,
                     rate_later,
                     None,
@@ -171,6 +174,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     info.device,
                     info.kind,
                     info.group,
+                    info.algorithm,
                     info.learn_rate,
                     None if later is None else later[found.name].learn_rate,
                     info.options.get("weight_decay", info.options.get("L2")),
@@ -243,9 +247,10 @@ def _print(
     def rates_of(now: float, later: float | None) -> list[str]:
         return [short(now)] if steps is None else [short(now), short(later)]
 
+    several = len({row.algorithm for row in rows} - {None}) > 1
     print_table(
         console,
-        ["name", "shape", "size", "device", "kind", "group", *rates, "decay", "frozen"],
+        ["name", "shape", "size", "device", "kind", "group", *["algorithm"] * several, *rates, "decay", "frozen"],
         [
             [
                 row.name,
@@ -254,6 +259,7 @@ def _print(
                 row.device,
                 row.kind,
                 row.group or "-",
+                *[row.algorithm or "-"] * several,
                 *rates_of(row.learn_rate, row.learn_rate_at_steps),
                 short(row.weight_decay),
                 row.frozen or "",

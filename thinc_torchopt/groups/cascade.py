@@ -4,7 +4,8 @@ trained.
 [training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param,
 the later one wins:
 
-1. the blocks of [training.optimizer.param_groups], in their order in the config
+1. the blocks of [training.optimizer.param_groups], in their order in the config; one with an algorithm sets all options
+   of it, so that those of the blocks before it no longer count
 2. the patterns of [training.optimizer.per_param_lr], in their order: confection puts those with a section before those
    with a number
 3. `skip_decay`: no weight decay for biases and norms
@@ -20,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ..algorithms import IN_ALGORITHM, Algorithm
+from ..algorithms import AN_ALGORITHM, Algorithm
 from ..checks import OPTIMIZER, Section, check_number
 from ..errors import ConfigError, ConfigWarning
 from ..learn_rate import NAMED, NamedPolicy, Warmup, settings_of
@@ -32,21 +33,47 @@ from .settings import ParamSettings
 _GROUPS = "[training.optimizer.param_groups.{}]"
 _PER_PARAM_LR = "[training.optimizer.per_param_lr]"
 _LAYER_DECAY = "[training.optimizer.layer_decay]"
-_NOT_OPTIONS = ("params", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
+_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
 _DECAYS = ("weight_decay", "L2")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm of the config. Its fallback, if it has one, is the candidate behind it.
+
+    path (str): Config path below [training.optimizer], e.g. "algorithm.fallback".
+    options (Mapping[str, Any]): Its options, with schedules.
+    limits (Mapping[str, Sequence[Pattern]]): As in `Algorithm`.
+    """
+
+    path: str
+    algorithm: Algorithm
+    options: Mapping[str, Any]
+    limits: Mapping[str, Sequence[Pattern]]
+
+    @property
+    def section(self) -> str:
+        return f"[training.optimizer.{self.path}]"
 
 
 @dataclass
 class _Block:
-    """One block of the config, checked."""
+    """One block of the config, checked.
+
+    algorithm (int | None): Which candidate is its own.
+    given (Collection[str]): The names of its options.
+    options (Mapping[int, dict | ConfigError]): Those that a candidate has, or why it refuses them.
+    """
 
     name: str
     patterns: list[Pattern]
+    algorithm: int | None = None
     learn_rate: float | Schedule | None = None
     lr_scale: float | Schedule | None = None
     frozen_until: float | None = None
     policy: NamedPolicy | None = None
-    options: list[dict[str, Any]] = field(default_factory=list)  # of the algorithm, and of its fallback
+    given: Collection[str] = ()
+    options: Mapping[int, dict[str, Any] | ConfigError] = field(default_factory=dict)
 
 
 class Cascade:
@@ -57,6 +84,8 @@ class Cascade:
     param_groups, per_param_lr, layer_decay, skip_decay, new_params_warmup: As in `create_optimizer`.
     keep_apart (bool): Params of different blocks are in different groups, even if the blocks say the same.
     RAISES (ConfigError): A setting that can't work. Patterns are checked later, when names are known.
+
+    Public: `candidates` (all algorithms: the first is the one of params without a block that has one).
     """
 
     def __init__(
@@ -71,21 +100,13 @@ class Cascade:
         new_params_warmup: int = 100,
         keep_apart: bool = False,
     ):
-        self.algorithms = [algorithm] if algorithm.fallback is None else [algorithm, algorithm.fallback]
-        self.options = [
-            {name: schedules.track(f"{path}.{name}", value) for name, value in found.options.items()}
-            for found, path in zip(self.algorithms, ("algorithm", "algorithm.fallback"))
-        ]
+        self.candidates: list[Candidate] = []
         self._new_params = (
             Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         )
         self._keep_apart = keep_apart
         self._schedules = schedules
-        self._sent_away = [Pattern(text, f"{IN_ALGORITHM} fallback_params") for text in algorithm.fallback_params]
-        self._limits = {
-            option: [Pattern(text, f"{IN_ALGORITHM} ({option})") for text in texts]
-            for option, texts in algorithm.limits.items()
-        }
+        self._take_in(algorithm, "algorithm")
         self._blocks = [
             self._read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]
@@ -97,7 +118,7 @@ class Cascade:
         self._layers: dict[str, tuple[int, int]] = {}
         OPTIMIZER.choice("skip_decay", skip_decay, ("bias_and_norm", None))
         self._decays = (
-            [name for name in _DECAYS if any(name in options for options in self.options)] if skip_decay else []
+            [name for name in _DECAYS if any(name in found.options for found in self.candidates)] if skip_decay else []
         )
         if skip_decay and not self._decays:
             raise ConfigError(
@@ -105,35 +126,55 @@ class Cascade:
                 f"'{algorithm.label}'. Remove the setting, or choose another algorithm."
             )
 
+    def _take_in(self, algorithm: Algorithm, path: str) -> int:
+        """Make candidates of an algorithm and its fallbacks. RETURNS (int): Which one it is."""
+        place = len(self.candidates)
+        options = {name: self._schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
+        limits = {
+            option: [Pattern(text, f"[training.optimizer.{path}] ({option})") for text in texts]
+            for option, texts in algorithm.limits.items()
+        }
+        self.candidates.append(Candidate(path, algorithm, options, limits))
+        if algorithm.fallback is not None:
+            self._take_in(algorithm.fallback, f"{path}.fallback")
+        return place
+
     @property
     def goes_by_name(self) -> bool:
         """Whether any setting depends on the name of a param."""
-        return bool(self._sent_away or self._limits or self._blocks or self._layer_decay)
+        return bool(self._blocks or self._layer_decay or any(found.limits for found in self.candidates))
 
     @property
     def patterns(self) -> list[Pattern]:
         """All patterns of the settings."""
         return [
-            *self._sent_away,
-            *(pattern for patterns in self._limits.values() for pattern in patterns),
+            *(pattern for found in self.candidates for patterns in found.limits.values() for pattern in patterns),
             *(pattern for block in self._blocks for pattern in block.patterns),
             *(found for found, _ in self._layer_decay),
         ]
 
     def moving(self, algorithm: int) -> set[str]:
-        """The options of an algorithm that schedules move, for some params at least. algorithm (int): 0, or 1 for the
-        fallback.
+        """The options of an algorithm that schedules move, for some params at least. algorithm (int): Which
+        candidate.
         """
-        sources = [self.options[algorithm], *(block.options[algorithm] for block in self._blocks)]
-        return {name for options in sources for name, value in options.items() if is_moving(value)}
+        sources = [self.candidates[algorithm].options, *(block.options.get(algorithm, {}) for block in self._blocks)]
+        return {
+            name
+            for options in sources
+            if not isinstance(options, ConfigError)
+            for name, value in options.items()
+            if is_moving(value)
+        }
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that every pattern matches a name, and every one of [layer_decay] a name with a layer.
+        """Check that every pattern matches a name, and every one of [layer_decay] a name with a layer; and that the
+        options of every block are such as its params have.
 
-        RAISES (ConfigError): A pattern matches no param.
+        RAISES (ConfigError): A pattern matches no param, or an option is of another algorithm.
         """
         for pattern in self.patterns:
             pattern.check(names)
+        self._check_options(names)
         self._warn_of_beaten(names)
         layers = layers_of(names)
         for pattern, _ in self._layer_decay:
@@ -143,6 +184,23 @@ class Cascade:
                     f"Can't use pattern '{pattern.text}' in {_LAYER_DECAY}: expected params with the number of their "
                     "layer in the name, as in transformer/encoder/layer/3/output/dense/weight, found "
                     f"{', '.join(found[:3])}. Use lr_scale in a param group."
+                )
+
+    def _check_options(self, names: Sequence[str]) -> None:
+        """RAISES (ConfigError): A block has an option that the algorithms of its params don't have."""
+        for block in self._blocks:
+            if block.algorithm is not None or not block.given:
+                continue
+            matches = matches_any(block.patterns)
+            chosen = {self._first_and_blocks([name])[0] for name in names if matches(name)}
+            found = [self.candidates[i] for first in sorted(chosen) for i in self._with_fallbacks(first)]
+            unknown = sorted(set(block.given) - {option for candidate in found for option in candidate.options})
+            if unknown:
+                labels = ", ".join(dict.fromkeys(f"'{candidate.algorithm.label}'" for candidate in found))
+                raise ConfigError(
+                    f"Can't set {', '.join(unknown)} in {_GROUPS.format(block.name)}: expected options of {labels}, "
+                    "which the params of the block are optimized by, found one of another block's algorithm. Remove "
+                    "it, or change the patterns."
                 )
 
     def _warn_of_beaten(self, names: Sequence[str]) -> None:
@@ -181,20 +239,25 @@ class Cascade:
     def settings_of(self, param: Param) -> ParamSettings:
         """What holds for a param.
 
-        RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback.
+        RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback; or not with the options of a
+            block.
         """
-        algorithm = self._choose(param)
-        blocks = [block for block in self._blocks if any(map(matches_any(block.patterns), param.names))]
-        labels = [block.name for block in blocks] + ["fallback"] * algorithm
-        options = dict(self.options[algorithm])
-        for option, patterns in self._limits.items() if algorithm == 0 else ():
+        first, blocks, of_options = self._first_and_blocks(param.names)
+        algorithm = self._choose(param, first)
+        labels = [block.name for block in blocks] + ["fallback"] * (algorithm != first)
+        options = dict(self.candidates[algorithm].options)
+        for option, patterns in self.candidates[algorithm].limits.items():
             if any(map(matches_any(patterns), param.names)):
                 labels.append(option.removesuffix("_enabled"))
             else:
                 options[option] = False
+        for block in of_options:
+            found = block.options.get(algorithm, {})
+            if isinstance(found, ConfigError):
+                raise found
+            options |= found
         values: dict[str, Any] = {}
         for block in blocks:
-            options |= block.options[algorithm]
             if block.policy is not None or block.learn_rate is not None:
                 # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the
                 # policy begins with.
@@ -233,17 +296,35 @@ class Cascade:
                     return layer, 1.0 if layer is None else decay ** (depth - layer)
         return None, 1.0
 
-    def _choose(self, param: Param) -> int:
-        accepted = self.algorithms[0].accepts(param.name, param.tensor)
-        if len(self.algorithms) > 1:
-            return int(not accepted or any(map(matches_any(self._sent_away), param.names)))
-        if not accepted:
-            raise ConfigError(
-                f"Can't optimize param '{param.name}' with {self.algorithms[0].label}: it does not take a param of "
-                f"shape {tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such params in "
-                "[training.optimizer.algorithm.fallback], or choose another algorithm for all params."
-            )
-        return 0
+    def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[_Block], list[_Block]]:
+        """RETURNS (tuple): The candidate that a param with these names is for, all blocks that match it, and those of
+        them whose options count.
+        """
+        blocks = [block for block in self._blocks if any(map(matches_any(block.patterns), names))]
+        for place, block in reversed(list(enumerate(blocks))):
+            if block.algorithm is not None:
+                return block.algorithm, blocks, blocks[place:]
+        return 0, blocks, blocks
+
+    def _with_fallbacks(self, first: int) -> range:
+        """A candidate and its fallbacks."""
+        last = first
+        while self.candidates[last].algorithm.fallback is not None:
+            last += 1
+        return range(first, last + 1)
+
+    def _choose(self, param: Param, first: int) -> int:
+        """The first of a candidate and its fallbacks that takes a param."""
+        for i in self._with_fallbacks(first):
+            if self.candidates[i].algorithm.accepts(param.name, param.tensor):
+                return i
+        last = self.candidates[i]
+        other = "choose another algorithm for all params" if not first else "change the patterns of the block"
+        raise ConfigError(
+            f"Can't optimize param '{param.name}' with {last.algorithm.label} of {last.section}: it does not take a "
+            f"param of shape {tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such "
+            f"params in [training.optimizer.{last.path}.fallback], or {other}."
+        )
 
     # ------------------------------------------------------------------ reading the config
 
@@ -261,19 +342,29 @@ class Cascade:
         options = {
             option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy
         }
-        known = {option for found in self.algorithms for option in found.options}
+        first = None
+        if given.get("algorithm") is not None:
+            own = Section(where).kind("algorithm", given["algorithm"], Algorithm, AN_ALGORITHM)
+            first = self._take_in(own, f"{path}.algorithm")
+        # Without one of its own, its params may also be those of the blocks before it that have one.
+        possible = range(len(self.candidates)) if first is None else self._with_fallbacks(first)
+        known = {option for i in possible for option in self.candidates[i].options}
         if not set(options) <= known:
+            label = self.candidates[first or 0].algorithm.label
             raise ConfigError(
                 f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and "
-                f"'{self.algorithms[0].label}' have no such setting. Available: "
+                f"'{label}' have no such setting. Available: "
                 f"{', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
             )
-        checked = [
-            found.check_options(own, where)
-            if (own := {name: options[name] for name in options if name in found.options})
-            else {}
-            for found in self.algorithms
-        ]
+        read: dict[int, dict[str, Any] | ConfigError] = {}
+        for i in possible:
+            try:
+                read[i] = self._read_options(i, options, where, path)
+            except ConfigError as error:
+                if i in self._with_fallbacks(first or 0):
+                    raise
+                # Perhaps no param of this block is one of that block.
+                read[i] = error.with_traceback(None)
         return _Block(
             name,
             [Pattern(text, where) for text in texts],
@@ -281,17 +372,22 @@ class Cascade:
             lr_scale=self._number(path, given, "lr_scale"),
             frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
             policy=policy,
-            options=[
-                {option: self._schedules.track(f"{path}.{option}", own[option]) for option in own} for own in checked
-            ],
+            algorithm=first,
+            given=tuple(options),
+            options=read,
         )
+
+    def _read_options(self, place: int, options: Mapping[str, Any], where: str, path: str) -> dict[str, Any]:
+        """Those options of a block that a candidate has. RAISES (ConfigError): It refuses one."""
+        candidate = self.candidates[place]
+        own = {name: value for name, value in options.items() if name in candidate.options}
+        checked = candidate.algorithm.check_options(own, where, candidate.section) if own else {}
+        return {name: self._schedules.track(f"{path}.{name}", value) for name, value in checked.items()}
 
     def _read_rate(self, text: str, rate: FloatOrSchedule) -> _Block:
         _check_key(text, rate, _PER_PARAM_LR)
         learn_rate = self._number("per_param_lr", {text: rate}, text)
-        return _Block(
-            text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate, options=[{} for _ in self.algorithms]
-        )
+        return _Block(text, [Pattern(text, _PER_PARAM_LR)], learn_rate=learn_rate)
 
     def _read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
         _check_key(text, decay, _LAYER_DECAY)

@@ -62,8 +62,7 @@ class ParamGroups:
     ):
         rates = Rates(default_rate, lambda: self._step)
         self._builders = [
-            Builder(name, algorithm, cascade.moving(i), rates)
-            for i, (name, algorithm) in enumerate(zip(("algorithm", "algorithm.fallback"), cascade.algorithms))
+            Builder(found.path, found.algorithm, cascade.moving(i), rates) for i, found in enumerate(cascade.candidates)
         ]
         self._built: dict[int, BuiltAlgorithm] = {}
         self._changes = 0  # how many blocks of `changing` are open
@@ -76,7 +75,9 @@ class ParamGroups:
 
     @property
     def algorithms(self) -> list[BuiltAlgorithm]:
-        """The torch optimizers: the algorithm, and its fallback. Each is there from its first param on."""
+        """The torch optimizers: of the algorithm, those of blocks, and fallbacks. Each is there from its first param
+        on.
+        """
         return [self._built[i] for i in sorted(self._built)]
 
     @property
@@ -87,7 +88,7 @@ class ParamGroups:
     @property
     def options(self) -> dict[str, Any]:
         """The algorithm's options as they are at this step, for params without any of their own."""
-        return {name: current(value) for name, value in self._cascade.options[0].items()}
+        return {name: current(value) for name, value in self._cascade.candidates[0].options.items()}
 
     def learn_rates(self) -> dict[str, float]:
         """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Groups with one label stand
@@ -152,6 +153,7 @@ class ParamGroups:
             settings.frozen_until,
             param.steps,
             settings.blocks,
+            self._cascade.candidates[settings.algorithm].algorithm.label,
         )
 
     # ------------------------------------------------------------------ params come and go
@@ -180,10 +182,9 @@ class ParamGroups:
         """
         if self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
-                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, "
-                "fallback_params, params of a module): expected an optimizer that knows its pipeline, found one "
-                "without a pipeline, so params have no lasting names. Call optimizer.initialize(nlp) before the first "
-                "update."
+                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, params of a "
+                "module): expected an optimizer that knows its pipeline, found one without a pipeline, so params have "
+                "no lasting names. Call optimizer.initialize(nlp) before the first update."
             )
         frozen: list[Member] = []
         trained: list[Member] = []

@@ -17,7 +17,7 @@ class ParamSettings:
     """What holds for a param. Values may be schedules.
 
     blocks (tuple[str, ...]): The names of the blocks that it is from, e.g. ("encoder", "skip_decay").
-    algorithm (int): 0: the algorithm. 1: its fallback.
+    algorithm (int): Which of the cascade's candidates.
     options (Mapping[str, Any]): All options of that algorithm.
     learn_rate (float | Schedule | None): None: the optimizer's.
     lr_scale (float | Schedule): From a block.

@@ -25,7 +25,7 @@ from spacy.language import Language
 from thinc.api import Model, Optimizer
 
 from .. import hooks
-from ..algorithms import Algorithm
+from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, check_count, check_parts, check_version, own_errors
 from ..controller import ControllerSettings
@@ -56,10 +56,6 @@ from .settings import MovingSettings
 from .step import Step, name_of_set
 from .trained import TrainedParams
 
-_AN_ALGORITHM = (
-    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of '
-    "torch_optimizers.py returns"
-)
 _A_CHECKPOINT = (
     'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
 )
@@ -95,8 +91,9 @@ class TorchOptimizer(Optimizer):
     rollback_factor (float): What all learning rates are multiplied with then.
     max_rollbacks (int): After so many times the training stops.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:"
-        and a regular expression), and any of `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (step) and the
-        algorithm's options. Where several blocks set the same for a param, the last one wins.
+        and a regular expression), and any of `algorithm` (of its own), `learn_rate`, `lr_scale`, `freeze`,
+        `unfreeze_at` (step) and the algorithm's options. Where several blocks set the same for a param, the last one
+        wins.
     per_param_lr (dict): Learning rates by pattern, in short.
     layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.
     skip_decay ("bias_and_norm"): No weight decay for biases and the params of normalization layers.
@@ -158,7 +155,7 @@ class TorchOptimizer(Optimizer):
         guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
         self._step = Step(guard, clip_by)
         self._cascade = Cascade(
-            OPTIMIZER.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM),
+            OPTIMIZER.kind("algorithm", algorithm, Algorithm, AN_ALGORITHM),
             self._settings.schedules,
             param_groups=param_groups,
             per_param_lr=per_param_lr,
@@ -183,8 +180,8 @@ class TorchOptimizer(Optimizer):
         }
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
-        for found in self._cascade.algorithms:
-            found.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)
+        for found in self._cascade.candidates:
+            found.algorithm.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._meet_no_params()
@@ -526,8 +523,8 @@ class TorchOptimizer(Optimizer):
 
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The torch optimizers inside: "algorithm", and "algorithm.fallback" if there is one. They are built when
-        params come.
+        """The torch optimizers inside by config path: "algorithm", "param_groups.embeddings.algorithm",
+        "algorithm.fallback". Each is built when its first param comes.
         """
         return {found.name: found.optimizer for found in self._trained.groups.algorithms}
 
@@ -637,8 +634,8 @@ class TorchOptimizer(Optimizer):
 
     def check_can_be_saved(self) -> None:
         """RAISES (ConfigError): An algorithm keeps what no file takes."""
-        for algorithm in self._cascade.algorithms:
-            algorithm.check_settings(averages=False, checkpoint=True)
+        for found in self._cascade.candidates:
+            found.algorithm.check_settings(averages=False, checkpoint=True)
 
     def state_dict(self) -> dict[str, Any]:
         """All that another process needs to go on exactly where this one stands, by lasting names: see

@@ -159,7 +159,7 @@ class TrainedParams:
         state.check_param_states(known, saved["params"])
         state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
         state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved["algorithms"])
+        state.restore_algorithms(self.groups, saved["algorithms"], saved["groups"])
         self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(paths))
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(
@@ -192,5 +192,5 @@ class TrainedParams:
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
         state.restore_params(goes_on, saved["params"])
         state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved["algorithms"])
+        state.restore_algorithms(self.groups, saved["algorithms"], saved["groups"])
         state.restore_scalers(self.table.pipeline.shim_paths(), saved["grad_scalers"])

@@ -85,6 +85,7 @@ def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
     return {
         group.id: {
             "algorithm": group.owner.algorithm.label,
+            "path": group.owner.name,
             "params": sorted(param.name for param, _ in group.params.values()),
             "state": group.state,
         }
@@ -99,7 +100,7 @@ def group_ids(saved: Any) -> dict[frozenset[str], str]:
     """
     check_parts("the param groups", saved)
     for group_id, part in saved.items():
-        check_parts(f"param group '{group_id}'", part, ("algorithm", "params", "state"))
+        check_parts(f"param group '{group_id}'", part, ("algorithm", "path", "params", "state"))
         check_parts(f"param group '{group_id}' in torch", part["state"])
         if not isinstance(part["params"], list):
             raise StateError(
@@ -126,16 +127,19 @@ def collect_algorithms(groups: ParamGroups) -> dict[str, dict[str, Any]]:
     return {name: part for name, part in found.items() if part}
 
 
-def restore_algorithms(groups: ParamGroups, saved: Any) -> None:
-    """Give algorithms what they kept beside params and groups.
+def restore_algorithms(groups: ParamGroups, saved: Any, saved_groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over.
 
+    saved_groups (Mapping): From `collect_groups`: the block of an algorithm may have had another name then.
     RAISES (StateError): It is of others, or damaged.
     """
     check_parts("the algorithms", saved)
+    paths = {group.owner.name: saved_groups[group.id]["path"] for group in groups.groups if group.id in saved_groups}
     for algorithm in groups.algorithms:
-        if algorithm.name in saved:
-            check_parts(f"the algorithm '{algorithm.name}'", saved[algorithm.name], (), optional=BESIDE)
-            restore_beside(algorithm.optimizer, saved[algorithm.name])
+        path = paths.get(algorithm.name, algorithm.name)
+        if path in saved:
+            check_parts(f"the algorithm '{algorithm.name}'", saved[path], (), optional=BESIDE)
+            restore_beside(algorithm.optimizer, saved[path])
 
 
 def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
@@ -224,13 +228,15 @@ def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> 
     RAISES (StateError): There are other groups, or other params in one; or it is the state of another algorithm.
     """
     both = [group for group in groups.groups if not may_grow or group.id in saved]
-    algorithms = {group.owner.algorithm.label for group in both}, {part["algorithm"] for part in saved.values()}
-    if algorithms[0] != algorithms[1]:
-        here, there = (", ".join(sorted(map(str, found))) for found in algorithms)
+    there = {name: part["algorithm"] for part in saved.values() for name in part["params"]}
+    here = {param.name: group.owner.algorithm.label for group in groups.groups for param, _ in group.params.values()}
+    changed = [name for name in here if there.get(name, here[name]) != here[name]]
+    if changed:
+        of_here, of_there = (", ".join(sorted({str(found[name]) for name in changed})) for found in (here, there))
         raise StateError(
-            f"Can't load the state of the optimizer: expected that of {here}, found that of {there}. "
-            "[training.optimizer.algorithm] has changed since it was saved. Change it back, or start with a new "
-            "optimizer."
+            f"Can't load the state of the optimizer: expected that of {of_here}, found that of {of_there}. "
+            f"[training.optimizer.algorithm] has changed since it was saved, or that of a param group (for "
+            f"'{changed[0]}'). Change it back, or start with a new optimizer."
         )
     expected = {name: found["params"] for name, found in collect_groups(groups).items()}
     found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved

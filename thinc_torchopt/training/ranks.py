@@ -164,6 +164,7 @@ class Ranks(Alone):
         self._introduce = introduce
         self._noted = noted
         self._shards = Shards(self.group) if self.settings.shard_state else None
+        self._looked_at: set[str] = set()  # config paths of algorithms
         rate_factor = self.settings.rate_factor(self.size)
         self._reduce = FlatReduce(self.group, self.settings.reduce, rate_factor, self._shards)
         self._sets = SharedSets(nlp)
@@ -233,8 +234,13 @@ class Ranks(Alone):
         )
 
     def _look_at_algorithms(self) -> None:
-        """Look who can make updates."""
-        found = self._optimizer.torch_optimizers.values()
+        """Look who can make updates, if there are algorithms that were not there before: of params that have thawed,
+        for example.
+        """
+        by_path = self._optimizer.torch_optimizers
+        if by_path.keys() == self._looked_at:
+            return
+        self._looked_at, found = set(by_path), by_path.values()
         if self.settings.shard_state:
             check_can_be_split(found)
         elif self._shards is None and any(getattr(one, "draws_alone", False) for one in found):
@@ -278,7 +284,7 @@ class Ranks(Alone):
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()
                 self._introduce()  # here and now: some may get no gradient on this rank
-                self._look_at_algorithms()
+        self._look_at_algorithms()
         seed_all(seed_of(self.seed, step, self.rank))
 
     def begin_update(
