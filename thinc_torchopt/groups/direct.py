@@ -222,7 +222,7 @@ class _KeptLists:
 
     def __init__(self, state: Any, params: Sequence[Param], names: tuple[str, ...], counts: str | None):
         self._params = params
-        self._torch_params = [param for param in params if param.is_torch]
+        self._not_arrays = [param for param in params if isinstance(param.source, Tensor)]
         self._state = state
         self._names = names
         self._counts = counts
@@ -267,7 +267,7 @@ class _KeptLists:
             and names == self._names
             and all(map(is_, [param.tensor for param in self._params], self.tensors))
             # Of arrays nobody else has the tensor.
-            and all(param.is_on(param.source) for param in self._torch_params)
+            and all(param.is_on(param.source) for param in self._not_arrays)
             and all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
             and all(
                 all(map(is_, map(itemgetter(name), by_param), tensors)) for name, tensors in zip(names, self.of_state)
