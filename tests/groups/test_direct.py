@@ -1,6 +1,7 @@
 """The direct step against torch's own step on the same tensors, to the last bit: the kernel is the same one."""
 
 import copy
+import weakref
 
 import numpy
 import pytest
@@ -180,6 +181,23 @@ def replace_moments(optimizer):
     for state in optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].clone() * 0.5
         state["step"] = state["step"] + 3.0
+
+
+def test_direct_holds_on_to_no_state_that_a_rollback_replaced():
+    """Else it would take memory twice until the next step, in the forward pass of all times."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    tagger = nlp.get_pipe("tagger").model = chain(Linear(4, 3), Linear(2, 4)).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    for _ in range(4):
+        for node in tagger.walk():
+            for name in node.param_names:
+                node.inc_grad(name, numpy.ones_like(node.get_param(name)))
+        tagger.finish_update(optimizer)
+    before = [weakref.ref(state["exp_avg"]) for state in inner(optimizer).state.values()]
+    assert before
+    optimizer.roll_back(copy.deepcopy(optimizer.state_dict()))
+    assert not any(moment() is not None for moment in before)
 
 
 def test_direct_leaves_steps_with_hooks_to_torch(made):
