@@ -1,6 +1,7 @@
 """The direct step against torch's own step on the same tensors, to the last bit: the kernel is the same one."""
 
 import copy
+import weakref
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from thinc.api import Linear, Model, chain
 
 from tests.models import toy_examples, toy_pipeline
-from thinc_torchopt import TorchOptimizer
+from thinc_torchopt import TorchOptimizer, kernels
 from thinc_torchopt.algorithms import Algorithm
 from thinc_torchopt.groups import direct
 from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
@@ -180,6 +181,48 @@ def replace_moments(optimizer):
     for state in optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].clone() * 0.5
         state["step"] = state["step"] + 3.0
+
+
+def test_direct_holds_on_to_no_state_that_a_rollback_replaced():
+    """Else it would take memory twice until the next step, in the forward pass of all times."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    tagger = nlp.get_pipe("tagger").model = chain(Linear(4, 3), Linear(2, 4)).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    for _ in range(4):
+        for node in tagger.walk():
+            for name in node.param_names:
+                node.inc_grad(name, numpy.ones_like(node.get_param(name)))
+        tagger.finish_update(optimizer)
+    before = [weakref.ref(state["exp_avg"]) for state in inner(optimizer).state.values()]
+    assert before
+    optimizer.roll_back(copy.deepcopy(optimizer.state_dict()))
+    assert not any(moment() is not None for moment in before)
+
+
+@pytest.mark.parametrize("odd", [torch.ones(6)[::2], torch.ones(3, dtype=torch.float64)], ids=["view", "wide"])
+def test_direct_tries_once_to_put_together_what_does_not_go_together(odd, made, monkeypatch):
+    """Else each step would look at all params in vain; until their group changes."""
+    looked, takes = [], kernels.FusedKernel.takes
+    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(odd)]
+    optimizer = TorchOptimizer(AdamW(), 0.1)
+    monkeypatch.setattr(direct.kernels.FusedKernel, "takes", lambda *args: looked.append(args) or takes(*args))
+    for _ in range(3):
+        for param in params:
+            optimizer.set_grad(param, torch.ones_like(param))
+        optimizer.step()
+    n_looked = len(looked)
+    for _ in range(3):
+        for param in params:
+            optimizer.set_grad(param, torch.ones_like(param))
+        optimizer.step()
+    assert len(looked) == n_looked and not any(made)
+    params[1].data = torch.ones(3)
+    for _ in range(3):
+        for param in params:
+            optimizer.set_grad(param, torch.ones_like(param))
+        optimizer.step()
+    assert made[-3:] == [0, 2, 2]
 
 
 def test_direct_leaves_steps_with_hooks_to_torch(made):

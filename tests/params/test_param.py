@@ -1,6 +1,7 @@
 """What can't be optimized, or saved, is named: by the param, and before anything happens to it."""
 
 import warnings
+import weakref
 
 import numpy
 import pytest
@@ -187,3 +188,15 @@ def test_params_of_no_dimensions_may_be_numpy_scalars(tmp_path):
     model.set_param("W", numpy.float32(9.0))
     restore_model(nlp, read_folder(tmp_path / "model"))
     assert model.get_param("W") == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_copies_of_gradients_in_another_memory_order_are_gone_after_the_step():
+    """As the gradients are of which they were made: a forward pass has their memory."""
+    param = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = TorchOptimizer(SGD(), 0.1)
+    param.grad = torch.ones(2, 3).t()
+    optimizer.set_grad(param, param.grad)
+    copied = weakref.ref(param.grad)
+    assert param.grad.is_contiguous()
+    optimizer.step()
+    assert param.grad is None and copied() is None

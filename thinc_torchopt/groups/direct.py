@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_, itemgetter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -165,8 +165,8 @@ class DirectStep:
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._optimizer = optimizer
         self._kernel = _KERNELS.get(type(optimizer))
-        # By the `id` of a group: the params of its last step, and their lists.
-        self._last: dict[int, tuple[Sequence[Param], _KeptLists | None]] = {}
+        # By the `id` of a group: the params of its last step, and their lists. False: there can't be any.
+        self._last: dict[int, tuple[Sequence[Param], _KeptLists | Literal[False] | None]] = {}
 
     @property
     def is_possible(self) -> bool:
@@ -198,8 +198,13 @@ class DirectStep:
             # Lists are made when the same params come twice in a row.
             self._last[id(entry)] = list(params), None
             return False
+        if lists is False:
+            return False
         state = self._optimizer.state
         if lists is None or not lists.are_current(state, kernel.state_names(entry)):
+            if not _go_together(before, kernel.fused):
+                self._last[id(entry)] = before, False
+                return False
             lists = _KeptLists.gathered(state, before, kernel.state_names(entry), kernel)
             self._last[id(entry)] = before, lists
             if lists is None:
@@ -222,7 +227,7 @@ class _KeptLists:
 
     def __init__(self, state: Any, params: Sequence[Param], names: tuple[str, ...], counts: str | None):
         self._params = params
-        self._torch_params = [param for param in params if param.is_torch]
+        self._not_arrays = [param for param in params if isinstance(param.source, Tensor)]
         self._state = state
         self._names = names
         self._counts = counts
@@ -241,12 +246,10 @@ class _KeptLists:
 
     @classmethod
     def gathered(cls, state: Any, params: Sequence[Param], names: tuple[str, ...], kernel: Kernel) -> _KeptLists | None:
-        """RETURNS (_KeptLists | None): None: a kernel can't take them together, or something is missing."""
+        """RETURNS (_KeptLists | None): None: something is missing. params (Sequence[Param]): They go together."""
         first, counts = params[0], kernel.counts
         for param in params:
-            if param.device != first.device or param.dtype != first.dtype or not param.is_on(param.source):
-                return None
-            if not kernel.fused.takes(param.tensor):
+            if not param.is_on(param.source):
                 return None
             if not (names or counts):
                 continue
@@ -267,7 +270,7 @@ class _KeptLists:
             and names == self._names
             and all(map(is_, [param.tensor for param in self._params], self.tensors))
             # Of arrays nobody else has the tensor.
-            and all(param.is_on(param.source) for param in self._torch_params)
+            and all(param.is_on(param.source) for param in self._not_arrays)
             and all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
             and all(
                 all(map(is_, map(itemgetter(name), by_param), tensors)) for name, tensors in zip(names, self.of_state)
@@ -291,6 +294,14 @@ class _KeptLists:
             for found in self._by_param:
                 found["step"] = self.steps
         return self.steps
+
+
+def _go_together(params: Sequence[Param], fused: kernels.FusedKernel) -> bool:
+    """Whether a kernel can take params in one call. That stays so until `DirectStep.forget`."""
+    first = params[0]
+    return all(
+        param.device == first.device and param.dtype == first.dtype and fused.takes(param.tensor) for param in params
+    )
 
 
 def _fits(value: Any, param: Param) -> bool:

@@ -280,6 +280,11 @@ class ParamGroups:
             self._built[i].add_group(settings[0], entry)
         self._built[i].put_in(params, settings)
 
+    def forget_lists(self) -> None:
+        """Other states come: nothing holds on to those that they replace."""
+        for algorithm in self.algorithms:
+            algorithm.stepper.direct.forget()
+
     def take_ids(self, ids: Mapping[frozenset[str], str]) -> None:
         """Give groups the ids that they had in the saved run: an id is the label of the group's first param, which may
         differ here.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 from thinc.api import Model, PyTorchShim, Shim
+from torch import Tensor
 
 from ..params import (
     Param,
@@ -42,15 +43,16 @@ class NotedGrads:
         RAISES (ParamError | ShapeError): As there.
         """
         param = table.by_key.get(key)
-        # Else it is thinc's array, as ever.
-        if param is None or param.source is not source or param.is_torch or callback is not None:
+        # Else it is thinc's array, as ever: tensors may change their data.
+        if param is None or param.source is not source or isinstance(source, Tensor) or callback is not None:
             param = table.see(key, source, callback)
             if param is None:  # it is empty
                 if callback is not None:
                     callback(source)
                 return
             param.callback = callback
-        if param.grad_source is not grad or param.grad_copy is not None:  # or else it is thinc's buffer, as ever
+        # Else it is thinc's buffer, as ever: torch's `zero_grad` may have taken it away.
+        if param.grad_source is not grad or param.grad_copy is not None or param.tensor.grad is None:
             param.set_grad(grad)
         if param.group is not None:
             self.params[key] = param

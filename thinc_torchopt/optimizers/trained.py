@@ -190,6 +190,7 @@ class TrainedParams:
         self.groups.add(thawed_since, names_are_lasting=True)
         # Those that are frozen now have no state, and have to count as never updated when they are unfrozen.
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
+        self.groups.forget_lists()
         state.restore_params(goes_on, saved["params"])
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved["algorithms"], saved["groups"])

@@ -218,7 +218,7 @@ def clear_grads(params: Sequence[Param]) -> None:
     arrays: list[Any] = []
     for param in params:
         if param.is_torch:
-            param.tensor.grad = param.grad_source = None
+            param.tensor.grad = param.grad_source = param.grad_copy = None
         else:
             arrays.append(param.tensor.grad)
             if param.grad_copy is not None:
