@@ -16,6 +16,19 @@ from thinc_torchopt.controller import trainer_controller
 
 from .conftest import HAS_MUON
 
+# A definition whose rule never fires.
+QUIET = {
+    "controller_metrics": [{"name": "loss", "class": "Loss"}],
+    "controllers": [
+        {
+            "name": "quiet",
+            "triggers": ["on_step_end"],
+            "rule": "loss['step'] == -2",
+            "operations": ["control.should_log"],
+        }
+    ],
+}
+
 SETUP = Path(__file__).resolve().parents[1] / "setup.cfg"
 MODULAR = "thinc-torchopt.Modular.v1"
 _OURS = "thinc-torchopt.TorchOptimizer.v1"
@@ -41,7 +54,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "misc SWA.v1": {"start_step": 2},
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
-    "misc TrainerController.v1": {"definition": {"controllers": []}},
+    "misc TrainerController.v1": {"definition": QUIET},
     "layers OnlineRNN.v1": {"nO": 4, "nI": 3},
     "architectures OnlineRNNEncoder.v1": {"width": 4},
     "readers PythonDocs.v1": {"split": "dev"},
@@ -92,15 +105,18 @@ class Entry(NamedTuple):
             return registry.resolve({"block": {f"@{self.where}": self.name, **given}})["block"]
         part = {"name": "it", "class": self.name, "arguments": given}
         loss = {"name": "loss", "class": "Loss"}
-        rule = {"name": "rule", "triggers": ["on_step_end", "on_log", "on_evaluate", "on_predict"], "rule": "it != 7"}
+        rule = {"name": "rule", "triggers": ["on_step_end", "on_log", "on_evaluate", "on_predict"]}
         if self.where == "controller_metrics":
+            value, keys = "it", registry.controller_metrics.get(self.name).keys
+            while keys:
+                value, keys = f"{value}['{next(iter(keys))}']", next(iter(keys.values()))
+            rule["rule"] = f"{value} != 7"
             rules = [{**rule, "operations": ["control.should_save"]}]
             return trainer_controller({"controller_metrics": [part], "controllers": rules})
         cls = registry.controller_operations.get(self.name)
         actions = [f"it.{name}" for name in dir(cls) if name.startswith("should_")]
-        if self.name == "NotifyControl":  # which would send
-            actions = ["control.should_log"]
-        rules = [{**rule, "triggers": ["on_step_end"], "rule": "loss['step'] == 2", "operations": actions}]
+        step = -2 if self.name == "NotifyControl" else 2  # it would send
+        rules = [{**rule, "triggers": ["on_step_end"], "rule": f"loss['step'] == {step}", "operations": actions}]
         return trainer_controller({"controller_metrics": [loss], "operations": [part], "controllers": rules})
 
     def call(self, **arguments: Any) -> Any:

@@ -322,8 +322,7 @@ def test_kernels_state_follows_a_param_into_another_dtype():
     }
 
 
-@pytest.mark.parametrize("says_dtype", [True, False])
-def test_kernels_state_goes_to_a_param_of_another_dtype(says_dtype, tmp_path):
+def test_kernels_state_goes_to_a_param_of_another_dtype():
     """A pipeline that was trained in bfloat16 is trained on in float32."""
     _nlp, module = transposed_pipeline()
     module.bfloat16()
@@ -331,8 +330,6 @@ def test_kernels_state_goes_to_a_param_of_another_dtype(says_dtype, tmp_path):
     optimizer.initialize(_nlp)
     update(optimizer, module, some_grads(module.parameters(), 0))
     saved = copy.deepcopy(optimizer.state_dict())
-    for found in saved["params"].values() if not says_dtype else ():
-        del found["dtype"]  # as in files of before
     _other_nlp, other_module = transposed_pipeline()
     other = make("AdamW")
     other.initialize(_other_nlp)

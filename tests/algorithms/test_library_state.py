@@ -1,6 +1,5 @@
 """State of other libraries as trees for files. Oracle: the library's own objects and optimizers."""
 
-import warnings
 from collections import deque
 
 import numpy
@@ -11,7 +10,6 @@ from thinc.api import Linear, chain
 from thinc_torchopt import Algorithm, TorchOptimizer
 from thinc_torchopt.algorithms.library_state import collect_beside, from_tree, map_tensors, restore_beside, to_tree
 from thinc_torchopt.algorithms.pytorch_optimizer import create
-from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
@@ -186,18 +184,6 @@ def test_library_state_goes_back(name):
         for tensor, value in zip(optimizer.params.values(), weights):
             tensor.copy_(value)
     assert same(*found) and not same(found[0], weights)
-
-
-def test_library_state_of_before_has_no_such_part():
-    nlp, model, optimizer = pipeline(AdamW())
-    steps(optimizer, model, 2)
-    saved = optimizer.state_dict()
-    assert saved.pop("algorithms") == {}
-    other_nlp, _, other = pipeline(AdamW())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        other.load_state_dict(saved)
-    assert set(other.nr_update.values()) == {2} and nlp.pipe_names == other_nlp.pipe_names
 
 
 class Hoarder(torch.optim.SGD):

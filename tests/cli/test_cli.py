@@ -91,7 +91,9 @@ def test_cli_is_cheap_to_import():
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[] ['thinc_torchopt.about', 'thinc_torchopt.cli', 'thinc_torchopt.launched']"
+    assert run.stdout.strip() == (
+        "[] ['thinc_torchopt.about', 'thinc_torchopt.cli', 'thinc_torchopt.errors', 'thinc_torchopt.launched']"
+    )
 
 
 def test_cli_commands_are_in_spacys_help():

@@ -481,9 +481,8 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
     judge(guard, 3.0)
     before = guard.state_dict()
     with pytest.raises(StateError, match=message):
-        guard.load_state_dict(
-            {"nonfinite": 7, "spikes": 8, "skipped": 9, "bad_in_a_row": 0, "averages": {"x": AVERAGE}} | change
-        )
+        counts = {"nonfinite": 7, "spikes": 8, "skipped": 9, "bad_in_a_row": 0, "nonfinite_in_a_row": {}}
+        guard.load_state_dict({**counts, "averages": {"x": AVERAGE}} | change)
     assert guard.state_dict() == before
 
 

@@ -9,6 +9,7 @@ from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, StateError
 from thinc_torchopt.state.files import MANIFEST, clear_leftovers, write_folder
 from thinc_torchopt.training.checkpoint_folder import (
+    PARTS,
     VERSION,
     name_of,
     prune,
@@ -18,6 +19,7 @@ from thinc_torchopt.training.checkpoint_folder import (
     steps_of,
     whole_ones,
 )
+from thinc_torchopt.training.progress import Progress
 
 from ..state.test_files import damage
 
@@ -53,7 +55,7 @@ def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path
     assert {2, 3} <= set(left(tmp_path)) and (1 in left(tmp_path) or kind.startswith(("flip", "swap"))), kind
 
 
-PROGRESS = {"step": 6, "results": [(0.5, 5)], "losses": {"ner": [1.0, "float32"]}}
+PROGRESS = {**Progress(6, results=[(0.5, 5)]).state_dict(), "losses": {"ner": [1.0, "float32"]}}
 
 
 @pytest.mark.parametrize(
@@ -75,11 +77,11 @@ PROGRESS = {"step": 6, "results": [(0.5, 5)], "losses": {"ner": [1.0, "float32"]
             for value in values
         ),
     ],
-    ids=lambda progress: repr(progress)[:60],
+    ids=lambda progress: repr(progress)[:200],
 )
 def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp_path, capsys):
     """Its checksums are right, as if another program had written it."""
-    others = {"config": {}, "optimizer": {}, "model": {}, "data": {}, "random": {}, "performance": {}}
+    others = {part: {} for part in PARTS}
     write_folder(tmp_path / name_of(5), {**others, "version": VERSION, "progress": {**PROGRESS, "step": 5}})
     write_folder(tmp_path / name_of(6), {**others, "version": VERSION, "progress": progress})
     with pytest.warns(CheckpointWarning, match="the progress.* The next older checkpoint is taken"):

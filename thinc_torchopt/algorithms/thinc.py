@@ -183,7 +183,7 @@ def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
     for name, given in numbers.items():
         is_beta = name.startswith("beta")
         expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
-        if given == []:
+        if isinstance(given, list) and not given:
             OPTIMIZER.refuse(name, expected, given)
         for value in given if isinstance(given, list) else () if may_move(given) else (given,):
             if isinstance(value, str):  # torch takes no numbers in quotes

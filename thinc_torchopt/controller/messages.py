@@ -41,8 +41,8 @@ class Message:
     def __init__(self, setting: str, text: str):
         self._setting = setting
         self._text = text
-        if not isinstance(text, str) or len(text) > MAX_FORMAT:
-            self._refuse(f"a text of at most {MAX_FORMAT} characters")
+        if not isinstance(text, str) or not 0 < len(text.strip()) <= len(text) <= MAX_FORMAT:
+            self._refuse(f"a text of at most {MAX_FORMAT} characters, and not an empty one")
         try:
             parts = list(string.Formatter().parse(text))
         except ValueError as error:

@@ -63,6 +63,8 @@ class Metric(ABC):
 
     def __init__(self, events: Sequence[str] | None = None):
         if events is not None:
+            if isinstance(events, str) or not isinstance(events, Sequence) or not events:
+                SECTION.refuse("events", 'a list of events, as in ["on_step_end"]', events)
             self.events = events
 
     def validate(self) -> bool:
@@ -374,6 +376,6 @@ class Best:
 
 
 def _names(name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         SECTION.refuse(name, 'a list of names, as in ["tok2vec"]', value)
     return value

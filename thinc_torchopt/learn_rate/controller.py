@@ -21,29 +21,41 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from ..checks import Section
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ..types import OnOutsideWrite
+from .by_name import PolicyReader
 from .conservative import CircuitBreaker
-from .groups import WatchedGroup, rate_of
+from .groups import Group, WatchedGroup, rate_of
 from .history import History, Snapshot
 from .integrity import Difference, find, find_rates
-from .policies import check_rate, source_of
-from .registered import Registered
+from .new_params import append_group, find_parent
+from .policies import Constant, PolicyLike, Warmup, check_rate, source_of
 from .runtime_guards import RuntimeGuards
 from .saving import check_state
-from .watch import Hooked, WatchedOptimizer
+from .watch import Hooked, WatchedOptimizer, warn_of_steps
+from .watched import Watched
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10
 
 
-class LearnRateController(Registered):
+# All that have, or had, an optimizer to drive.
+_known: WeakSet[LearnRateController] = WeakSet()
+
+
+def driver_of(optimizer: torch.optim.Optimizer) -> LearnRateController | None:
+    """The controller that drives an optimizer, if one does."""
+    return next((controller for controller in _known if controller.drives(optimizer)), None)
+
+
+class LearnRateController:
     """Owns the learning rates of torch optimizers. See the module's docstring. Not for several threads, and not
     pickled.
 
@@ -75,14 +87,16 @@ class LearnRateController(Registered):
     ):
         Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
         self.on_outside_write: OnOutsideWrite = on_outside_write
-        super().__init__(
-            CircuitBreaker() if breaker is None else breaker,
-            RuntimeGuards(enable_runtime_guards, runtime_budgets, timer),
-        )
+        self.breaker = CircuitBreaker() if breaker is None else breaker
+        self.guards = RuntimeGuards(enable_runtime_guards, runtime_budgets, timer)
+        self.step_count = 0
         self.history = History()
         self.outside_writes = 0
         self.scale = 1.0
         self._clock = clock
+        self._watched = Watched()
+        self._reader = PolicyReader()
+        _known.add(self)
 
     # ------------------------------------------------------------------ one step
 
@@ -99,7 +113,7 @@ class LearnRateController(Registered):
             wrote to a group, and `on_outside_write` is "raise".
         """
         started = self.guards.timer()
-        optimizers, groups = self._optimizers.values(), self._groups.values()
+        optimizers, groups = self._watched.optimizers.values(), self._watched.groups.values()
         self._check(optimizers)
         for watched_optimizer in optimizers:
             watched_optimizer.have_the_last_word()
@@ -120,8 +134,8 @@ class LearnRateController(Registered):
             watched.rate = rate
             rates[watched.id] = self._write(watched, rate * scale)
         if not self.breaker.conservative or step % SAMPLED_STEPS == 0:
-            self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
-        for source in self._advancing:
+            self.history.append(Snapshot(epoch, step, rates.copy(), self._watched.checksums, self._clock()))
+        for source in self._watched.advancing:
             source.advance()
         self.took("rate_step", started)
         self.step_count += 1
@@ -138,17 +152,19 @@ class LearnRateController(Registered):
             raise ConfigError(
                 f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
             )
-        if self._observing:
-            heeded_by = [watched.policy for watched in self._groups.values() if watched.heeds_metrics(self.step_count)]
+        if self._watched.observing:
+            heeded_by = [
+                watched.policy for watched in self._watched.groups.values() if watched.heeds_metrics(self.step_count)
+            ]
             heeding = {id(source_of(policy)) for policy in heeded_by}
-            for source in self._observing:
+            for source in self._watched.observing:
                 if id(source) in heeding:
                     source.observe(metrics)
 
     @property
     def goes_by_metrics(self) -> bool:
         """Whether there is a policy that looks at metrics."""
-        return bool(self._observing)
+        return bool(self._watched.observing)
 
     def put_back(self, name: str) -> dict[str, float]:
         """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes
@@ -159,7 +175,7 @@ class LearnRateController(Registered):
         RAISES (ConfigError): There is no optimizer of that name.
         """
         factors = {}
-        for watched in self._optimizer(name).groups:
+        for watched in self._watched.optimizer(name).groups:
             factors[watched.id] = rate_of(watched.group) / watched.applied_rate if watched.applied_rate else 1.0
             self._write(watched, watched.applied_rate)
         return factors
@@ -183,18 +199,308 @@ class LearnRateController(Registered):
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """Find what other code changed. Empty: nothing. Changes nothing itself."""
-        return [difference.error(self.step_count) for of in self._optimizers.values() for difference in find(of)]
+        return [
+            difference.error(self.step_count) for of in self._watched.optimizers.values() for difference in find(of)
+        ]
 
     @property
     def rates(self) -> dict[str, float]:
         """The rate that was last written to each group; before the first step, that it was registered with."""
-        return {id: watched.applied_rate for id, watched in self._groups.items()}
+        return {id: watched.applied_rate for id, watched in self._watched.groups.items()}
 
     def rate_to_come(self, id: str) -> float:
         """The rate that the next step will write to a group."""
-        watched = self._groups[id]
+        watched = self._watched.groups[id]
         rate = watched.rate_at(self.step_count)
         return (min(rate, watched.rate) if self.breaker.holds_rates else rate) * self.scale
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The identity of each group: the names and shapes of its params, and its options. Another dict after each
+        change.
+        """
+        return self._watched.checksums
+
+    def took(self, kind: str, started: float) -> None:
+        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to
+        the breaker.
+
+        kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
+        """
+        if self.guards.ended(kind, started, lambda: self._watched.size, self.step_count):
+            self.breaker.was_slow()
+
+    # ------------------------------------------------------------------ optimizers
+
+    def register_optimizer(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        policy: PolicyLike | Mapping[int | str, PolicyLike],
+        *,
+        moving: Collection[str] = (),
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        watch_steps: bool = True,
+        keep_groups: bool = False,
+        **settings: Any,
+    ) -> list[str]:
+        """Take over the rates of an optimizer. They stay what they are until the next `step`.
+
+        name (str): What ids of its groups begin with.
+        optimizer (torch.optim.Optimizer): Any.
+        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered
+            by metrics, or "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a
+            dict with any of these for each group, by the group's index or its own "name".
+        moving (Collection[str]): Options of its groups that others may write, e.g. because a schedule moves them.
+        param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
+        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen
+            params from being updated. Without it, call `step` before each, and read of `frozen` only that the rate is
+            0.
+        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`,
+            which makes new ones, they stand there again with what was loaded, and those that somebody takes out come
+            back.
+        settings (Any): Those of a policy that is given by its name: see by_name.py.
+        RETURNS (list[str]): The ids of the groups.
+        RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
+        """
+        if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"Can't register an optimizer as {name!r}: expected a name and a torch optimizer, found "
+                f"{type(optimizer).__name__}."
+            )
+        for other in self._watched.optimizers.values():
+            if other.name == name or other.optimizer is optimizer:
+                taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
+                raise ConfigError(
+                    f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first."
+                )
+        added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
+        policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
+        if not isinstance(policy, Mapping):
+            added.policy = policies[0] if policies else self._reader.read(policy, name, settings)
+        rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
+        for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
+            added.groups.append(self._watched.count_in(added, group, of_group, rate, self.step_count))
+        added.hook_in(self._before_step)
+        self._watched.optimizers[name] = added
+        self._settle(added)
+        return [watched.id for watched in added.groups]
+
+    def drives(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer is registered."""
+        return any(watched.optimizer is optimizer for watched in self._watched.optimizers.values())
+
+    def unregister_optimizer(self, name: str) -> None:
+        """Stop managing an optimizer. Its rates stay as they are.
+
+        RAISES (ConfigError): No optimizer has that name.
+        """
+        gone = self._watched.optimizer(name)
+        gone.unhook()
+        del self._watched.optimizers[gone.name]
+        self._watched.forget(gone.groups)
+
+    def replace_optimizer(
+        self,
+        old: str | torch.optim.Optimizer,
+        new: torch.optim.Optimizer,
+        *,
+        param_names: Mapping[torch.Tensor, str] | None = None,
+    ) -> None:
+        """Let another optimizer take the place of one, because its model has grown for example: under the same name,
+        and each of its groups under the id, policy, position and history of that which stands there in the old one. It
+        gets the rates that were written last.
+
+        Who steps the old one afterwards is warned, once.
+
+        old (str | torch.optim.Optimizer): One that is registered, or its name.
+        new (torch.optim.Optimizer): With as many param groups, in the same order.
+        param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
+        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has
+            changed then.
+        """
+        moved = self._watched.optimizer(old)
+        replaced = moved.optimizer
+        groups, n_groups = getattr(new, "param_groups", None), len(replaced.param_groups)
+        if not isinstance(new, torch.optim.Optimizer) or len(new.param_groups) != n_groups:
+            found = type(new).__name__ if groups is None else f"one with {len(groups)}"
+            raise ConfigError(
+                f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, "
+                f"found {found}. Build it by preserve_optimizer_state, or unregister the old one and register the new "
+                "one."
+            )
+        if self.drives(new):
+            raise ConfigError(
+                f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already."
+            )
+        moved.unhook()
+        if param_names is not None and moved.param_names:
+            moved.param_names = param_names
+        self._watched.forget(moved.move_to(new))
+        self._take(moved)
+        for watched in moved.groups:
+            self._write(watched, watched.applied_rate)
+        moved.hook_in(self._before_step)
+        warn_of_steps(replaced, moved.name, self.step_count)
+
+    def refresh(self, name: str) -> None:
+        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still
+        verified.
+
+        A group that came keeps the rate that it has; for another policy, call `add_group` first.
+
+        RAISES (ConfigError): There is no optimizer of that name.
+        """
+        self._take(self._watched.optimizer(name))
+
+    def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
+        """Take the groups of an optimizer as they now are, except for their rates.
+
+        at_default (bool): Groups that came get the policy that holds for all of its groups, or else the rates of the
+            first one.
+        """
+        first = next(iter(of.groups), None)
+        policy = of.policy if first is None or of.policy is not None else first.policy
+
+        def take_in(group: Group) -> WatchedGroup:
+            rate = rate_of(group)
+            if not at_default or policy is None:
+                return self._watched.count_in(of, group, Constant(rate), rate, self.step_count)
+            base, start = (rate, self.step_count) if first is None else (first.base, first.start)
+            made = self._watched.count_in(of, group, policy, base, start)
+            made.rate = (
+                first.applied_rate if first is not None and first.policy is policy else made.rate_at(self.step_count)
+            )
+            self._write(made, made.rate)
+            return made
+
+        self._watched.forget(of.accept(take_in))
+        self._settle(of)
+
+    # ------------------------------------------------------------------ groups
+
+    def add_group(
+        self,
+        name: str,
+        group: Group,
+        policy: PolicyLike,
+        *,
+        id: str | None = None,
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        adopted: tuple[float, float | None] = (1.0, None),
+    ) -> str:
+        """Take in a group that its owner appended to `optimizer.param_groups`.
+
+        name (str): The optimizer's.
+        id (str): Default: made of the optimizer's name and the group's own "name" or number.
+        param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
+        adopted (tuple): Of a group that was there before in its place: see `adopted`.
+        RETURNS (str): The id.
+        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the
+            rate can't be.
+        """
+        of = self._watched.optimizer(name)
+        place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
+        if place is None or any(watched.group is group for watched in of.groups) or id in self._watched.groups:
+            raise ConfigError(
+                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is "
+                f"new, and a new id, found {id!r} of {sorted(self._watched.groups)}."
+            )
+        if param_names is not None:
+            of.param_names = param_names
+        id = of.new_id(group, self._watched.groups) if id is None else id
+        base = check_rate(rate_of(group), id)
+        made = self._watched.count_in(of, group, self._reader.read(policy, id), base, self.step_count, id=id)
+        made.factor, made.held_rate = adopted
+        of.groups.insert(place, made)
+        self._settle(of)
+        return made.id
+
+    def adopted(self, id: str) -> tuple[float, float | None]:
+        """What rates of others that were adopted made of a group's: a factor, and the rate that replaces its policy's,
+        or None.
+        """
+        watched = self._watched.groups[id]
+        return watched.factor, watched.held_rate
+
+    def scale_rates(self, ids: Collection[str], factor: float, min_rate: float = 0.0) -> None:
+        """Multiply the rates of groups, from the next step on. Params that came in mid-training go by their parent's
+        rate.
+
+        factor (float): Above 0.
+        min_rate (float): If a factor below 1 would take the rate of the next step below that, it goes no further down.
+        RAISES (ConfigError): An invalid factor or rate, or an unknown group. Nothing has changed then.
+        """
+        section = Section("the learn rate controller")
+        section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
+        section.number("min_rate", min_rate)
+        chosen = [self._watched.group(id) for id in ids]
+        factors = []
+        for watched in chosen:
+            rate = watched.rate_at(self.step_count) * self.scale
+            lowest = min_rate / rate if rate else 0.0
+            factors.append(max(factor, min(lowest, 1.0)) if factor < 1.0 else factor)
+        for watched, own in zip(chosen, factors):
+            if watched.parent not in chosen:
+                watched.scale_by(own)
+
+    def set_rates(self, ids: Collection[str], rate: float) -> None:
+        """Set the rates of groups, from the next step on, in place of their policies'.
+
+        RAISES (ConfigError): An invalid rate, or an unknown group. Nothing has changed then.
+        """
+        Section("the learn rate controller").number("rate", rate)
+        for watched in [self._watched.group(id) for id in ids]:
+            watched.hold(rate / self.scale if self.scale else rate)
+
+    def rename_groups(self, ids: Mapping[str, str]) -> None:
+        """Give groups other ids. ids (Mapping[str, str]): The new one of each group by its old one; all different."""
+        self._watched.rename(ids)
+
+    def add_params(
+        self,
+        optimizer: str | torch.optim.Optimizer,
+        params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        parent: str | int | None = None,
+        *,
+        warmup_steps: int = 100,
+        options: Mapping[str, Any] | None = None,
+        policy: PolicyLike | None = None,
+        **settings: Any,
+    ) -> str:
+        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which
+        they warm up.
+
+        optimizer (str | torch.optim.Optimizer): One that is registered.
+        params (Iterable): Tensors, or pairs of name and tensor, as torch takes them.
+        parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the
+            first one.
+        warmup_steps (int): Steps of the rise, from a hundredth of that rate.
+        options (Mapping[str, Any]): Options that differ from the parent's.
+        policy (PolicyLike): How they go on from there: "adaptive", for example, by its name with the same warm-up. Its
+            base is a tenth of the parent's rate. Default: they stay there.
+        settings (Any): Arguments of a policy that is given by its name.
+        RETURNS (str): The id of the group.
+        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such
+            optimizer, parent or option.
+        """
+        started = self.guards.timer()
+        to = self._watched.optimizer(optimizer)
+        above = find_parent(to, parent)
+        if isinstance(policy, str) and policy != "frozen":
+            # As `Warmup` begins, and as low as its class would go.
+            begin = {"warmup_steps": warmup_steps, "warmup_factor": Warmup().start_factor, "min_rate": 0.0}
+            settings = {**begin, **settings}
+        if policy is None and not settings:
+            policy = Warmup(warmup_steps)
+        else:
+            policy = self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
+        group = append_group(to, above, list(params), policy, options or {})
+        made = self._watched.count_in(to, group, policy, rate_of(group), self.step_count, parent=above)
+        to.groups.append(made)
+        self._settle(to)
+        self.took("adding_params", started)
+        return to.groups[-1].id
 
     # ------------------------------------------------------------------ saving
 
@@ -206,7 +512,7 @@ class LearnRateController(Registered):
             "scale": self.scale,
             "mode": self.breaker.state_dict(),
             "history": self.history.state_dict(),
-            "groups": {id: watched.state_dict() for id, watched in self._groups.items()},
+            "groups": {id: watched.state_dict() for id, watched in self._watched.groups.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, may_grow: bool = False) -> None:
@@ -216,7 +522,7 @@ class LearnRateController(Registered):
         may_grow (bool): Params may have other shapes than they had there; or else that is a warning.
         RAISES (ConfigError): The state of another controller. Everything is checked before anything is changed.
         """
-        groups = self._groups
+        groups = self._watched.groups
         check_state(state, self.state_dict(), groups, may_grow)
         try:
             history = History.from_state_dict(state["history"])
@@ -243,7 +549,7 @@ class LearnRateController(Registered):
 
         RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
         """
-        if self.guards.enabled and (found := find_rates(self._optimizer(name))):
+        if self.guards.enabled and (found := find_rates(self._watched.optimizer(name))):
             self._handle(found, ())
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
@@ -288,7 +594,7 @@ class LearnRateController(Registered):
             self._take(optimizer, at_default=how == "restore")
         for difference in differences:
             if difference.kind == "learn_rate":
-                watched = self._groups[difference.group]
+                watched = self._watched.groups[difference.group]
                 if (
                     how == "restore" or not 0.0 <= difference.found < math.inf
                 ):  # what can't be a rate is put back in any case
@@ -301,7 +607,7 @@ class LearnRateController(Registered):
 
     def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
         """Say what was done, once for each kind of change of a group."""
-        watched = self._groups.get(error.group)
+        watched = self._watched.groups.get(error.group)
         if watched is not None:
             if error.what in watched.warned_of:
                 return
@@ -327,6 +633,18 @@ class LearnRateController(Registered):
         return watched_optimizer.drop_frozen_grads(args, kwargs)
 
     # ------------------------------------------------------------------ writing
+
+    def _settle(self, of: WatchedOptimizer) -> None:
+        """The groups of an optimizer have changed. Each gets a tensor of its own for its rate: torch puts the one that
+        it was given into all groups.
+        """
+        seen: set[int] = set()
+        for watched in of.groups:
+            if watched.lr_tensor is not None and id(watched.lr_tensor) in seen:
+                watched.lr_tensor = watched.lr_tensor.detach().clone()
+                self._write(watched, watched.applied_rate)
+            seen.add(id(watched.lr_tensor))
+        self._watched.changed()
 
     def _write(self, watched: WatchedGroup, rate: float) -> float:
         """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""

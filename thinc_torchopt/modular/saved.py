@@ -18,6 +18,19 @@ VERSION = 1
 _KINDS = ("regularizers", "modules")
 
 
+class SharedState:
+    """What parts keep beside params. parts (dict): By label."""
+
+    def __init__(self, parts: dict[str, dict[str, Any]]):
+        self.parts = parts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {label: dict(kept) for label, kept in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.parts = {label: dict(kept) for label, kept in state.items()}
+
+
 def state_by_name(
     parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:

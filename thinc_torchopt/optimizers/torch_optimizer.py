@@ -239,7 +239,7 @@ class TorchOptimizer(Optimizer):
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the pipeline that it was told last."""
-        return self._trained.table.is_bound_to(nlp)
+        return self._trained.table.pipeline.is_(nlp)
 
     def settle(self) -> None:
         """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
@@ -251,13 +251,14 @@ class TorchOptimizer(Optimizer):
         """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for
         example.
         """
-        if anew or not self._trained.table.may_be_of(nlp):
+        known = self._trained.table.pipeline
+        if anew or (known.was_told and not known.is_(nlp)):
             self._meet_no_params()
             self._step.guard.begin_anew()
 
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
-            self._step.buffers.keep(shim for _, shim in self._trained.table.shim_paths())
+            self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -669,7 +670,7 @@ class TorchOptimizer(Optimizer):
         RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other
             settings. (PipelineError): The optimizer does not know its pipeline.
         """
-        nlp, exclude = self._trained.table.bound_to()
+        nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(
                 "Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found "
@@ -687,9 +688,9 @@ class TorchOptimizer(Optimizer):
                 paths = match.as_paths(renamed or {})
                 trained.load(nlp, exclude, saved, on_growth, paths)
                 guard.load_state_dict(saved["guard"], paths)
-                by_name.check_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+                by_name.check_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
                 self._settings.load_state_dict(saved, step)
-            by_name.restore_scalers(trained.table.shim_paths(), saved["grad_scalers"])
+            by_name.restore_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
             self._frozen_grads.stop_only(trained.groups.frozen_params)
             self._trained, self._step.guard = trained, guard
 
@@ -703,7 +704,7 @@ class TorchOptimizer(Optimizer):
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
         with self._lock:
-            self._trained.table.bound_to()
+            self._trained.table.pipeline.get()
             self._trained.roll_back(saved)
             self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
             self._step.guard.bad_in_a_row = 0

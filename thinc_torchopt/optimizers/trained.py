@@ -103,7 +103,7 @@ class TrainedParams:
 
         RAISES (StateError): There are params without a lasting name.
         """
-        self.table.bound_to()
+        self.table.pipeline.get()
         self.table.follow()
         self.table.check_names_last()
         return {
@@ -111,8 +111,8 @@ class TrainedParams:
             "params": state.collect_params(self.params),
             "groups": state.collect_groups(self.groups),
             "algorithms": state.collect_algorithms(self.groups),
-            "averages": None if self.averages is None else self.averages.state_dict(self.table.shim_paths()),
-            "grad_scalers": state.collect_scalers(self.table.shim_paths()),
+            "averages": None if self.averages is None else self.averages.state_dict(self.table.pipeline.shim_paths()),
+            "grad_scalers": state.collect_scalers(self.table.pipeline.shim_paths()),
             "freeze_changes": self.groups.freeze_changes.state_dict(),
         }
 
@@ -140,7 +140,7 @@ class TrainedParams:
             ids = state.group_ids(saved["groups"])
         self.table.take_in(nlp, exclude, saved=saved["params"], joins_now=may_grow)
         if may_grow:
-            saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.shim_paths()])
+            saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
@@ -162,7 +162,9 @@ class TrainedParams:
         state.restore_algorithms(self.groups, saved["algorithms"])
         self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(paths))
         if self.averages is not None and saved["averages"] is not None:
-            self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths(), may_grow=may_grow)
+            self.averages.load_state_dict(
+                saved["averages"], self.params, self.table.pipeline.shim_paths(), may_grow=may_grow
+            )
         elif (self.averages is None) != (saved["averages"] is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(
@@ -178,7 +180,7 @@ class TrainedParams:
         """
         state.check_params(self.params, saved["params"])
         if self.averages is not None and saved["averages"] is not None:
-            self.averages.load_state_dict(saved["averages"], self.params, self.table.shim_paths())
+            self.averages.load_state_dict(saved["averages"], self.params, self.table.pipeline.shim_paths())
         thawed_since = [
             param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]
         ]
@@ -191,4 +193,4 @@ class TrainedParams:
         state.restore_params(goes_on, saved["params"])
         state.restore_groups(self.groups, saved["groups"])
         state.restore_algorithms(self.groups, saved["algorithms"])
-        state.restore_scalers(self.table.shim_paths(), saved["grad_scalers"])
+        state.restore_scalers(self.table.pipeline.shim_paths(), saved["grad_scalers"])

@@ -1,15 +1,70 @@
-"""Where params are found: the components of a pipeline and their models."""
+"""Where params are found: the pipeline that an optimizer was told, its components and their models."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import weakref
+from collections.abc import Callable, Collection, Iterator
 
 from spacy.language import Language
-from thinc.api import Model
+from thinc.api import Model, Shim
 
 from ..errors import PipelineError
-from .names import walk
+from .names import NamedParam, shim_paths, walk
 from .spelling import escape
+
+
+class KnownPipeline:
+    """The pipeline that an optimizer was told, if it was. It is not kept alive.
+
+    Public: `was_told` (whether there ever was one).
+    """
+
+    def __init__(self) -> None:
+        self.was_told = False
+        self._nlp: Callable[[], Language | None] = lambda: None
+        self._exclude: Collection[str] = ()
+
+    def tell(self, nlp: Language, exclude: Collection[str]) -> None:
+        """From now on it is this one. exclude (Collection[str]): Components that are not trained."""
+        self._nlp, self.was_told = weakref.ref(nlp), True
+        self._exclude = tuple(exclude)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was told one."""
+        return self._nlp() is not None
+
+    def is_(self, nlp: Language) -> bool:
+        """Whether this is the pipeline that it was told."""
+        return self._nlp() is nlp
+
+    def get(self) -> tuple[Language, Collection[str]]:
+        """The pipeline, and which components of it are not trained.
+
+        RAISES (PipelineError): It was told none.
+        """
+        nlp = self._nlp()
+        if nlp is None:
+            raise PipelineError(
+                "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found "
+                "one without a pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
+            )
+        return nlp, self._exclude
+
+    @property
+    def components(self) -> list[tuple[str, Model]]:
+        """See `components_with_model`. Empty: it was told none."""
+        nlp = self._nlp()
+        return [] if nlp is None else components_with_model(nlp)
+
+    def shim_paths(self) -> Iterator[tuple[str, Shim]]:
+        """Every shim of the pipeline with its lasting path."""
+        for name, model in self.components:
+            yield from shim_paths(model, name)
+
+    def walk(self) -> list[NamedParam]:
+        """All params of the pipeline, disabled components' too."""
+        return [found for name, model in self.components for found in walk(model, name)]
 
 
 def all_names(nlp: Language) -> list[str]:

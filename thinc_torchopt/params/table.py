@@ -11,8 +11,9 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 import torch
@@ -21,13 +22,13 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, ShapeError, StateError
 from ..types import Key, OnGrowth
-from .known import Groups, KnownParams
+from .known_names import KnownNames
 from .mixed_precision import scale_passes_apart
 from .names import shim_paths, torch_params, walk
-from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
-from .pipeline import components_to_train
+from .param import Param, is_viewable, own_copy, view_of_param
+from .pipeline import KnownPipeline, components_to_train
 from .spelling import clean
-from .succession import BufferKeeper, Released, going_on, shims_of
+from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
 # Whether a param of a shim, or one of a node by its name, is asked for.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
@@ -42,24 +43,43 @@ class Found(NamedTuple):
     holder: Model | Shim | None = None
 
 
-class ParamTable(KnownParams):
+class Groups(Keeper, Protocol):
+    """The param groups, as far as this table knows them: see groups/."""
+
+    def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None: ...
+    def changing(self) -> AbstractContextManager[None]: ...
+    def drop(self, params: Iterable[Param]) -> None: ...
+    def replace(self, param: Param, new: torch.Tensor) -> None: ...
+    def rename(self, params: Iterable[Param]) -> None: ...
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
+
+
+class ParamTable:
     """All params of an optimizer by key.
 
     groups (Groups): Told of every param that comes, goes, or moves to another device. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
+
+    Public: `pipeline` (that it was told), `by_key` (the params), `shims` (those with params among these, by their ids).
     """
 
     def __init__(self, groups: Groups, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"):
-        super().__init__()
+        self.pipeline = KnownPipeline()
         self.by_key: dict[Key, Param] = {}
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self.averages = averages
+        self._names = KnownNames(self.pipeline)
         self._groups = groups
         self._on_growth = on_growth
         # By name: after how many updates a param joined, if in mid-training; and what was released to it.
         self._joined: dict[str, int | None] = {}
         self._released: dict[str, Released] = {}
+
+    @property
+    def names(self) -> dict[Key, tuple[str, ...]]:
+        """All names of each param by its key, its first one first."""
+        return self._names.by_key
 
     def take_in(
         self,
@@ -78,15 +98,14 @@ class ParamTable(KnownParams):
         joins_now (bool): The others in the pipeline are new to it, and join in the middle of the run.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
-        self._nlp, self._was_bound = weakref.ref(nlp), True
-        self._exclude = tuple(exclude)
+        self.pipeline.tell(nlp, exclude)
         self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
         self._name_pipeline()
-        for _, shim in self.shim_paths():
+        for _, shim in self.pipeline.shim_paths():
             scale_passes_apart(shim)
         if joins_now:
             updates = max((found.get("updates", 0) for found in saved.values()), default=0)
-            self._joined |= dict.fromkeys(self._names_in_use - saved.keys(), updates or None)
+            self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
         trained = {found.key for name, model in components for found in walk(model, name)}
         for name, proc in nlp.components:
@@ -96,7 +115,7 @@ class ParamTable(KnownParams):
         if saved:
             left_out = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
             left_out -= {id(model) for _, model in components}
-            going_on = [(name, model) for name, model in self._components() if id(model) not in left_out]
+            going_on = [(name, model) for name, model in self.pipeline.components if id(model) not in left_out]
             found += [one for _, model in going_on for one in self._find_named(model, saved.keys())]
             found += self._find_of_shims(saved, going_on)
         self._see_all(found)
@@ -142,12 +161,12 @@ class ParamTable(KnownParams):
         return Found(key, array, node)
 
     def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
-        if not self._has_noted(param):
+        if not self._names.has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
-            self._note_torch_param(param)
+            self._names.note_torch_param(param)
         self._meet_shim(shim)
-        if (known := self.by_key.get(id(param))) is not None and known.key in self._of_pipeline:
+        if (known := self.by_key.get(id(param))) is not None and self._names.is_of_pipeline(known.key):
             self._be_held_by(known, shim)
         return Found(id(param), param, shim)
 
@@ -160,8 +179,7 @@ class ParamTable(KnownParams):
             if "shim" in found:
                 shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
                 if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
-                    self.names[key] = (name,)
-                    self._of_pipeline.add(key)
+                    self._names.add(key, name, is_of_pipeline=True)
                     yield Found(
                         key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch.")))
                     )
@@ -170,13 +188,13 @@ class ParamTable(KnownParams):
         """Go over to what took the place of params in the pipeline since the last update, as a copied model's do;
         forget what is gone.
         """
-        if self.is_bound:
+        if self.pipeline.is_there:
             self._name_pipeline()
             if self._released:
                 self._see_all(
                     [
                         found
-                        for _, model in self._components()
+                        for _, model in self.pipeline.components
                         for found in self._find_named(model, self._released.keys())
                     ]
                 )
@@ -259,13 +277,25 @@ class ParamTable(KnownParams):
         key = ("shim", shim.id, name)
         if key not in self.names:
             self._name_below(model)  # another shim may have had its place
-            paths = (path for path, found in shim_paths(model, self._prefix_of(model)) if found is shim)
-            self.names[key] = (f"{next(paths, clean(model.name))}/{clean(name)}",)
-            if any(found is model for _, found in self._components()):
-                self._of_pipeline.add(key)
+            paths = (path for path, found in shim_paths(model, self._names.prefix_of(model)) if found is shim)
+            is_of_pipeline = any(found is model for _, found in self.pipeline.components)
+            path = next(paths, clean(model.name))
+            self._names.add(key, f"{path}/{clean(name)}", is_of_pipeline=is_of_pipeline)
         return key
 
     # ------------------------------------------------------------------ params come and go
+
+    def check_names_last(self) -> None:
+        """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
+        paths = {path for path, _ in self.pipeline.shim_paths()}
+        outside = [param.name for key, param in self.by_key.items() if not self._names.lasts(key, param.name, paths)]
+        if outside:
+            raise StateError(
+                f"Can't save the state of param '{outside[0]}': expected params of the models of components, found "
+                f"{len(outside)} of a model outside the pipeline, or of a second model of a component. Their state "
+                "could not be matched when it is loaded. Make the model part of a component's model, or train it with "
+                "an optimizer of its own."
+            )
 
     def _see_all(self, found: Iterable[Found]) -> None:
         """Take in what is new, and go over to what took the place of something. If one is refused, nothing is taken in.
@@ -296,15 +326,15 @@ class ParamTable(KnownParams):
         for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
-                param = Param(name, key, source, view, is_bias_or_norm=key in self._biases_and_norms)
+                param = Param(name, key, source, view, is_bias_or_norm=self._names.is_bias_or_norm(key))
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
-                if key in self._of_pipeline:  # or else nobody would notice that the holder is gone
+                if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 old = self._released.get(name)
                 param.joined_at = self._joined.get(name) if old is None else old.joined_at
                 new.append(param)
-        self._groups.add(new, names_are_lasting=self.is_bound)
+        self._groups.add(new, names_are_lasting=self.pipeline.is_there)
         self.by_key |= {param.key: param for param in new}
         for param in new:
             if (old := self._released.pop(param.name, None)) is not None:
@@ -330,24 +360,77 @@ class ParamTable(KnownParams):
         name = self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0] if known is None else known.name
         return view_of_param(source, name, is_copied=is_copied)
 
+    def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
+        """Drop params, their states and their averages."""
+        gone = []
+        for key in keys:
+            if not keep_names:
+                self.names.pop(key, None)
+            if (param := self.by_key.pop(key, None)) is not None:
+                gone.append(param)
+                if self.averages is not None:
+                    self.averages.release(param)
+        if gone:
+            self._groups.drop(gone)
+
+    def _leave(self, param: Param, shape: tuple[int, ...]) -> None:
+        """Forget a param, and keep what is known of it for the next one of its name.
+
+        shape (tuple[int, ...]): Of that one.
+        """
+        if self._on_growth == "reset" and param.shape != shape:
+            self._forget([param.key])
+            return
+        average = None if self.averages is None else self.averages.release(param)
+        state = self._groups.release(param)
+        self._released[param.name] = Released(
+            tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
+        )
+        self._forget([param.key])
+
+    def _be_held_by(self, param: Param, holder: Model | Shim) -> None:
+        """Note where a param was found, which may be another shim around its module."""
+        old = param.holder
+        param.be_held_by(holder)
+        if isinstance(holder, Shim):
+            self._meet_shim(holder)
+            if isinstance(old, Shim) and old is not holder and self.averages is not None:
+                self.averages.pass_on_buffers(old, holder, all_of_them=True)
+
+    def _meet_shim(self, shim: Shim) -> None:
+        if self.shims.get(shim.id, shim) is not shim:
+            # A copied layer: thinc copies the id as well, and averages go by it.
+            with Shim.global_id_lock:
+                Shim.global_id += 1
+                shim.id = Shim.global_id
+        self.shims[shim.id] = shim
+
+    def _inherit(self, param: Param, old: Released) -> None:
+        """RAISES (StateError): Something does not fit; that begins anew."""
+        if old.state is not None:
+            self._groups.inherit(param, old.state, old, self._on_growth)
+        param.steps = old.steps
+        if self.averages is not None and old.average is not None:
+            self.averages.inherit(param, old.average, old, self._on_growth)
+
     # ------------------------------------------------------------------ names
 
     def _name_below(self, model: Model) -> None:
         """Name the params of a model in which new ones turned up."""
-        if any(found is model for _, found in self._components()):
+        if any(found is model for _, found in self.pipeline.components):
             self._name_pipeline()
         else:
-            for key, names in self._note(walk(model, self._prefix_of(model))).items():
+            for key, names in self._names.note(walk(model, self._names.prefix_of(model))).items():
                 self.names.setdefault(key, names)
 
     def _name_pipeline(self) -> None:
         """Name all params of the pipeline; forget those that are no longer in it."""
-        walked = self._walk_pipeline()
-        names = self._note(walked)
+        walked = self.pipeline.walk()
+        names = self._names.note(walked)
         self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
         now = {names[found.key][0]: found for found in walked}
         with self._groups.changing():
-            outdated = self._outdated(names.keys(), now.keys())
+            outdated = self._names.outdated(names.keys(), now.keys())
             pairs = [
                 (self.by_key[key], now[self.names[key][0]])
                 for key, has_successor in outdated
@@ -371,14 +454,12 @@ class ParamTable(KnownParams):
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
         self._groups.rename(renamed)
-        self.names.update(names)
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)
-        self._of_pipeline = {*names, *(key for key in self._of_pipeline if is_key_of_shim(key) and key in self.names)}
-        if updates and self._names_in_use:
-            self._joined |= dict.fromkeys((now.keys() - self._names_in_use) | anew, updates)
-        self._names_in_use = set(now)
+        if updates and self._names.in_use:
+            self._joined |= dict.fromkeys((now.keys() - self._names.in_use) | anew, updates)
+        self._names.take(names)
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:

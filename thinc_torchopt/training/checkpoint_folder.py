@@ -18,7 +18,7 @@ from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
 from .progress import check_progress
 
 VERSION = 1
-_PARTS = {
+PARTS = {
     "config",
     "progress",
     "optimizer",
@@ -67,7 +67,7 @@ def _check_version(saved: Mapping[str, Any], path: Path) -> None:
 
 
 def _check_parts(saved: Mapping[str, Any], path: Path) -> None:
-    if missing := _PARTS - saved.keys():
+    if missing := PARTS - saved.keys():
         raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
     check_progress(saved["progress"])
 

@@ -100,8 +100,17 @@ def Federated(
         SECTION.whole("max_examples", max_examples),
         SECTION.choice("weigh_by", weigh_by, ("examples", "client")),
         algorithm,
-        SECTION.number("learn_rate", learn_rate) if not may_move(learn_rate) else learn_rate,
+        _learn_rate(learn_rate),
     )
+
+
+def _learn_rate(value: FloatOrSchedule) -> FloatOrSchedule:
+    """RAISES (ConfigError): It is no number of at least 0, no list of such, and no schedule."""
+    if isinstance(value, list):
+        if not value:
+            SECTION.refuse("learn_rate", "a rate for each round, at least one", value)
+        return [SECTION.number("learn_rate", rate) for rate in value]
+    return value if may_move(value) else SECTION.number("learn_rate", value)
 
 
 def federated_settings(config: Mapping[str, Any]) -> FederatedSettings:

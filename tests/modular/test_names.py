@@ -6,7 +6,7 @@ from thinc_torchopt.modular.registered import ScaffoldClient, create
 from ..models import toy_examples, toy_pipeline
 
 
-def test_lasting_names_are_there_after_a_state_was_loaded():
+def test_names_are_there_after_a_state_was_loaded():
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     optimizer = TorchOptimizer(create(modules={"scaffold": ScaffoldClient()}))
