@@ -20,6 +20,7 @@ from thinc_torchopt.compat import has_flwr, has_matplotlib, has_pytorch_optimize
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from .configs import NAMES, commands_in_head
+from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import spacy_cli, toy_corpus
 
@@ -75,6 +76,8 @@ def test_docs_config_blocks_resolve(text):
     config = Config().from_str(text.replace("[training.", "["))
     if "pytorch-optimizer.create.v1" in text and not has_pytorch_optimizer:
         pytest.skip("pytorch-optimizer is not installed")
+    if "torch.Muon.v1" in text and not HAS_MUON:
+        pytest.skip("this torch has no Muon")
     if "TensorBoardLogger" in text and not has_tensorboard:
         pytest.skip("tensorboard is not installed")
     if not all(find_spec(module) for logger, module in SERVICES.items() if logger in text):

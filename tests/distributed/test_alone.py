@@ -1,6 +1,7 @@
 """What holds without several processes: nothing of it is paid for, and commands say what is wrong before any starts."""
 
 import ast
+import os
 import socket
 import subprocess
 import sys
@@ -205,6 +206,30 @@ def test_alone_command_needs_a_free_port(listener):
     said = " ".join(run.stderr.split())
     assert "Error: Training stopped: the launcher's store does not work" in said
     assert said.endswith("address already in use. Choose a port that is free here for --rdzv-endpoint.")
+
+
+def test_alone_the_end_of_a_group_does_not_wait_for_itself():
+    """gloo's threads let go of tensors when a collective is over. A thread of Python's that never makes way shows
+    whether they may need its lock at the end: with torch 2.6 that came within a few groups.
+    """
+    code = """if True:
+        import os, socket, sys, torch
+        from thinc_torchopt.distributed.group import Group
+        from thinc_torchopt.types import DistributedSettings
+        sys.setswitchinterval(100)
+        for _ in range(50):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+            group = Group.open(DistributedSettings(), on_gpu=False)
+            group.sum_(torch.zeros(1000))
+            group.close()
+        print("ended")
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | alone, timeout=300
+    )
+    assert run.stdout.strip() == "ended", run.stdout + run.stderr
 
 
 def test_alone_a_module_may_make_its_params_in_the_first_batch():

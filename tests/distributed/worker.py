@@ -36,6 +36,8 @@ from thinc_torchopt.controller import TrainerController, trainer_controller
 from thinc_torchopt.distributed import Distributed, FlatReduce, Shards
 from thinc_torchopt.errors import DistributedError
 
+HELD = []  # until the process ends
+
 
 @scenario
 def sums(folder):
@@ -86,6 +88,7 @@ def zero_redundancy(folder):
         for param, grad in zip(theirs, of_step):
             param.grad = grad
         zero.step()
+    HELD.append(dist.group.WORLD._get_backend(torch.device("cpu")))  # see Group.close: `zero` outlives the group
     dist.destroy_process_group()
     cells = sum(state["exp_avg"].numel() for state in zero.optim.state.values())
     return {

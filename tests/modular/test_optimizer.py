@@ -407,6 +407,16 @@ def test_optimizer_huge_and_tiny_gradients_survive_clipping():
         torch.testing.assert_close(found["w"].detach(), torch.full((4,), -0.1), rtol=1e-5, atol=0)
 
 
+def test_optimizer_decay_apart_from_the_rate_at_the_smallest_rate():
+    """Its part of the weights goes at any rate: divided by the smallest, it would be infinite, and the weights NaN."""
+    found = params()
+    before = {name: param.detach().clone() for name, param in found.items()}
+    optimizer = Modular(found.items(), 5e-324, modules=["adam"], weight_decay=0.0625, decay="declearn")
+    fill_grads(found, 0)
+    optimizer.step()
+    assert all(torch.equal(found[name], before[name] * (1.0 - 0.0625)) for name in found)
+
+
 def test_optimizer_clipping_to_zero_leaves_nothing_and_no_nan():
     for module in ("l2-clipping", "l2-global-clipping"):
         found = params()

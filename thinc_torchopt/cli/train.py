@@ -107,7 +107,10 @@ def _run(command: list[str]) -> int:
         advice = "Run the same command again to go on from the last checkpoint, if there is one."
         print_error(console, f"Training stopped. Rank {rank} was the first to fail: it {ended}\n{advice}")
         return failure.exitcode if failure.exitcode > 128 else 1
-    except DistNetworkError as error:
+    except RuntimeError as error:
+        # torch 2.6 says in a plain RuntimeError that a port is in use.
+        if not isinstance(error, DistNetworkError) and "EADDRINUSE" not in str(error):
+            raise
         found = str(error).strip().splitlines()[0]
         advice = "Choose a port that is free here for --rdzv-endpoint." if "EADDRINUSE" in found else ""
         print_error(console, f"Training stopped: the launcher's store does not work: {found}. {advice}".rstrip())

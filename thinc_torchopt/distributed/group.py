@@ -124,7 +124,11 @@ class Group:
         if self._is_own and error is None:
             import torch.distributed as dist
 
+            # In torch 2.6 the end of a process group waits for gloo's threads and holds Python's lock, which these
+            # may need to let go of a tensor: all wait for ever. The end of gloo's own object does not hold it.
+            gloo = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
             dist.destroy_process_group()
+            del gloo
 
     # ------------------------------------------------------------------ in a step
 

@@ -9,6 +9,7 @@ that of v *after* its bias correction, as in declearn; torch takes it before. Th
 declearn.
 """
 
+import math
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar, List, Optional
 
@@ -66,7 +67,7 @@ class Adam(Module):
     def run_last(self, block: Block, rate: float, decay: float) -> bool:
         options, mean, square = block.options, block.state["exp_avg"], block.state["exp_avg_sq"]
         fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
-        if type(self) is not Adam or options["amsgrad"] or not rate or not fits:
+        if type(self) is not Adam or options["amsgrad"] or not rate or not fits or not math.isfinite(decay / rate):
             return False
         kernels.adam_(
             [block.weights],
