@@ -73,8 +73,8 @@ class ParamTable:
         self._names = KnownNames(self.pipeline)
         self._groups = groups
         self._on_growth = on_growth
-        # By name: after how many updates a param joined, if in mid-training; and what was released to it. None: nothing,
-        # it begins anew.
+        # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
+        # begins anew.
         self._joined: dict[str, int | None] = {}
         self._released: dict[str, Released | None] = {}
 
