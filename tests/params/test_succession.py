@@ -9,7 +9,7 @@ import pytest
 import spacy
 import thinc.api
 import torch
-from thinc.api import Maxout, PyTorchWrapper, PyTorchWrapper_v3, chain
+from thinc.api import Linear, Maxout, PyTorchWrapper, PyTorchWrapper_v3, chain
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import Algorithm, ThincAdam
@@ -379,3 +379,35 @@ def test_succession_a_copy_has_not_grown():
     set_model(nlp, nlp.get_pipe("tagger").model.copy())
     train(nlp, optimizer, 1)
     assert set(updates_of(optimizer).values()) == {4}
+
+
+@pytest.mark.parametrize("change", ["fresh layer", "fresh model", "reset"])
+def test_succession_what_begins_anew_is_saved_also_before_its_first_update(change):
+    """Else the state could not be loaded: it would lack params of the pipeline."""
+
+    def optimizer_of(nlp):
+        optimizer = TorchOptimizer(AdamW(), 0.1, on_growth="reset")
+        optimizer.initialize(nlp)
+        return optimizer
+
+    nlp = toy_pipeline(["tagger"], shared=False)
+    tagger = nlp.get_pipe("tagger")
+    tagger.model = chain(Linear(4, 5), Linear(3, 4)).initialize()
+    optimizer = optimizer_of(nlp)
+    for node in tagger.model.layers:
+        node.set_grad("W", numpy.ones_like(node.get_param("W")))
+        node.set_grad("b", numpy.ones_like(node.get_param("b")))
+    tagger.model.finish_update(optimizer)
+    old = tagger.model.layers[1]
+    if change == "fresh model":
+        tagger.model = chain(Linear(4, 5), Linear(3, 4)).initialize()
+    else:
+        new = tagger.model._layers[1] = Linear(4 if change == "reset" else 3, 4).initialize()
+        if change == "reset":  # as add_label does it
+            for name in ("W", "b"):
+                new.get_param(name)[:3] = old.get_param(name)
+    saved = optimizer.state_dict()
+    expected = {"linear-0": 0 if change == "fresh model" else 1, "linear-1": 0}
+    found = {name: param["updates"] for name, param in saved["params"].items()}
+    assert found == {f"tagger/{layer}/{name}": count for layer, count in expected.items() for name in ("W", "b")}
+    optimizer_of(nlp).load_state_dict(saved)

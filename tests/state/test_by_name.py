@@ -277,6 +277,36 @@ def test_state_of_another_algorithm_is_refused(name):
     assert not any(other.nr_update.values())
 
 
+def test_state_of_sgd_just_before_its_momentum_begins():
+    """torch makes the buffer in the step that comes. An unbroken run is the oracle."""
+
+    def begun():
+        numpy.random.seed(0)
+        nlp = toy_pipeline(["tagger"], shared=False)
+        nlp.get_pipe("tagger").model = Linear(3, 4).initialize()
+        optimizer = TorchOptimizer(SGD(momentum=[0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]), 0.1)
+        optimizer.initialize(nlp)
+        return nlp, optimizer
+
+    def update(nlp, optimizer, step):
+        model = nlp.get_pipe("tagger").model
+        for name in ("W", "b"):
+            model.inc_grad(name, numpy.full_like(model.get_param(name), step + 1.0))
+        model.finish_update(optimizer)
+        optimizer.step_schedules()
+
+    unbroken, whole = begun()
+    nlp, optimizer = begun()
+    for step in range(6):
+        saved, weights = copy.deepcopy(optimizer.state_dict()), nlp.get_pipe("tagger").model.to_bytes()
+        nlp, optimizer = begun()
+        nlp.get_pipe("tagger").model.from_bytes(weights)
+        optimizer.load_state_dict(saved)
+        update(unbroken, whole, step)
+        update(nlp, optimizer, step)
+        assert same(*(params_of(one.get_pipe("tagger").model) for one in (nlp, unbroken)))
+
+
 def test_state_of_params_that_thawed_into_the_group_of_others():
     """A torch group is called after who came first; all come at once in a run that goes on."""
     groups = {

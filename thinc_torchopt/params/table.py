@@ -72,9 +72,10 @@ class ParamTable:
         self._names = KnownNames(self.pipeline)
         self._groups = groups
         self._on_growth = on_growth
-        # By name: after how many updates a param joined, if in mid-training; and what was released to it.
+        # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
+        # begins anew.
         self._joined: dict[str, int | None] = {}
-        self._released: dict[str, Released] = {}
+        self._released: dict[str, Released | None] = {}
 
     @property
     def names(self) -> dict[Key, tuple[str, ...]]:
@@ -371,6 +372,7 @@ class ParamTable:
         shape (tuple[int, ...]): Of that one.
         """
         if self._on_growth == "reset" and param.shape != shape:
+            self._released[param.name] = None
             self._forget([param.key])
             return
         average = None if self.averages is None else self.averages.release(param)
@@ -433,6 +435,7 @@ class ParamTable:
                 for old, new, is_whole in shims_of(pairs, staying):
                     self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
             anew = {param.name for param, _ in pairs} - staying
+            self._released |= dict.fromkeys(anew)
             heirs = {param.key: found for param, found in pairs if param.name in staying}
             self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
             updates = max((param.steps for param in self.by_key.values()), default=0)

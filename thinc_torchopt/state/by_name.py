@@ -279,6 +279,9 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
         if key not in examples:
             examples[key] = param.group.owner.builder.example_state(param.group.settings, param.device, n_dimensions)
         example, label = examples[key], param.group.owner.algorithm.label
+        if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
+            # torch makes the buffer in the first step with momentum, which may be yet to come.
+            example = {name: value for name, value in example.items() if name in found["state"]}
         missing = sorted(example.keys() - found["state"].keys())
         if missing:
             raise StateError(
