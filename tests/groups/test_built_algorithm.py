@@ -13,6 +13,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, Muon, NAdam, RMSprop
 from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 
+from ..conftest import needs_muon
 from ..models import params_of, same, toy_examples, toy_pipeline
 from ..peek import groups_in, params_in
 
@@ -224,7 +225,7 @@ def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
     assert list(rates) == ["default", "new", "new-2"]
 
 
-@pytest.mark.parametrize("algorithm", [Muon, NAdam, RMSprop])
+@pytest.mark.parametrize("algorithm", [pytest.param(Muon, marks=needs_muon), NAdam, RMSprop])
 def test_built_algorithm_rates_that_no_param_can_take_are_named(algorithm):
     """torch says that a value overflows, and not which."""
     nlp = toy_pipeline(["tagger"], shared=False)
