@@ -147,7 +147,7 @@ def check_parts(
 
     what (str): Whose state, for the error.
     expected (Collection[str]): The keys that it must have, all of them and no others. None: any.
-    optional (Collection[str]): Keys that it may have: what older versions did not write.
+    optional (Collection[str]): Keys that it may have: what is not in all of them.
     RAISES (StateError): It is not.
     """
     is_dict = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)

@@ -1,9 +1,9 @@
 """Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula:
-average_settings.py.
+settings.py.
 
 Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the
 first value. Nor do those of rows that come with a new label; what rows there were goes on as if nothing had come
-(average_regions.py).
+(regions.py).
 """
 
 from __future__ import annotations
