@@ -50,7 +50,7 @@ def test_learn_rate_replaced_optimizers_go_on_as_if_nothing_had_happened(mode):
             assert rates_in(optimizer) == list(alone.rates.values()) and controller.verify() == []
         if step == 14:  # still watched, by the same policy
             optimizer.param_groups[0]["lr"] = 0.05
-            alone._watched.optimizers["m"].optimizer.param_groups[0]["lr"] = 0.05
+            alone._optimizers["m"].optimizer.param_groups[0]["lr"] = 0.05
             for each in (controller, alone):
                 with pytest.warns(LearnRateWarning, match="'m/0' was changed outside its schedule"):
                     each.step()

@@ -1,18 +1,19 @@
-"""The control of learning rates. Start reading in controller.py, the only writer of the `lr` of torch's param groups.
+"""The control of learning rates. Start reading in writer.py, the only writer of the `lr` of torch's param groups.
 
-watched.py: which optimizers and groups it has. watch.py, groups.py: what each was like when it left it. integrity.py:
-    what has changed since.
-policies.py, by_name.py: which rate comes next. conservative.py, runtime_guards.py: how it fares. history.py, saving.py:
-    what is kept.
+watch.py, groups.py: what optimizers and their groups were like when it left them. integrity.py: what has changed since.
+conservative.py, runtime_guards.py: how it fares. history.py: what is kept.
+controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py, policy_rate.py, new_params.py.
 """
 
 from .by_name import NAMED, NamedPolicy, settings_of
 from .conservative import CircuitBreaker
-from .controller import LearnRateController, driver_of
-from .groups import NEW_PARAMS_FACTOR
+from .controller import LearnRateController
+from .groups import WatchedGroup
 from .history import Snapshot
 from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup, source_of
-from .watch import warn_of_steps_without
+from .policy_rate import NEW_PARAMS_FACTOR
+from .watch import WatchedOptimizer, warn_of_steps_without
+from .writer import RateWriter, driver_of
 
 __all__ = [
     "NAMED",
@@ -27,8 +28,11 @@ __all__ = [
     "LearnRateController",
     "NamedPolicy",
     "Policy",
+    "RateWriter",
     "Snapshot",
     "Warmup",
+    "WatchedGroup",
+    "WatchedOptimizer",
     "driver_of",
     "settings_of",
     "source_of",

@@ -125,7 +125,7 @@ def _labels(of: WatchedOptimizer, watched: WatchedGroup, group: Group) -> tuple[
     """What a group should have and has not, and the other way round; or all, if it is only in another order."""
     known: dict[int, str] = {}
     for other in of.groups:
-        named = zip(other.params, other.identity.names)
+        named = zip(other.params, other.names)
         known.update({id(param): f"{other.id}[{name}]" if name.isdigit() else name for param, name in named})
     expected, found = list(watched.params), list(group["params"])
     ids_expected, ids_found = set(map(id, expected)), set(map(id, found))

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigError
-from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup
+from .groups import Group, WatchedGroup
 from .policies import Policy
+from .policy_rate import NEW_PARAMS_FACTOR, policy_rate_of
 from .watch import WatchedOptimizer
 
 
@@ -29,7 +30,7 @@ def append_group(
     """
     tensors = _check(to, parent, given, options)
     wanted = {option: parent.group[option] for option in to.all_options if option in parent.group} | dict(options)
-    _make_state(to.optimizer, tensors, {**wanted, "lr": parent.base or 1e-3})
+    _make_state(to.optimizer, tensors, {**wanted, "lr": policy_rate_of(parent).base or 1e-3})
     rate = policy.rate(0, NEW_PARAMS_FACTOR * parent.rate)
     lr = rate if parent.lr_tensor is None else torch.full_like(parent.lr_tensor, rate)
     to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
@@ -45,7 +46,7 @@ def find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
     place = 0 if parent is None else parent
     for i, watched in enumerate(to.groups):
         if place == watched.id or (place == i and not isinstance(place, bool)):
-            if watched.is_frozen:
+            if policy_rate_of(watched).is_frozen:
                 _refuse(
                     to,
                     f"a parent that learns, found '{watched.id}', which is frozen: a tenth of its rate is 0. Name "

@@ -71,20 +71,18 @@ class WatchedOptimizer:
         self._count += 1
         return self.bind(watched, group)
 
-    def move_to(self, new: torch.optim.Optimizer) -> list[WatchedGroup]:
+    def move_to(self, new: torch.optim.Optimizer) -> None:
         """Let another optimizer take the place of this one: each of its groups becomes what stands there in this one.
 
         new (torch.optim.Optimizer): With as many groups. Their rates are the caller's business.
-        RETURNS (list[WatchedGroup]): Those that were gone already.
         """
-        before, standing = self.groups, [watched for watched, _ in self.pairs()]
+        standing = [watched for watched, _ in self.pairs()]
         self.groups = []
         self._use(new)
         for watched, group in zip(standing, new.param_groups):
             if watched is not None:
                 watched.lr_tensor = None
                 self.groups.append(self.bind(watched, group))
-        return [watched for watched in before if watched not in self.groups]
 
     def new_id(self, group: Group, taken: Collection[str], *, later: int = 0) -> str:
         """An id for a group. later (int): How many new groups come before it."""
@@ -158,19 +156,16 @@ class WatchedOptimizer:
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [watched.group for watched in self.groups] + came
 
-    def accept(self, take_in: Callable[[Group], WatchedGroup]) -> list[WatchedGroup]:
+    def accept(self, take_in: Callable[[Group], WatchedGroup]) -> None:
         """Take all groups as they now are, except for their rates.
 
         take_in (Callable): Makes a WatchedGroup of a group that came.
-        RETURNS (list[WatchedGroup]): Those that are gone.
         """
-        before, pairs = self.groups, self.pairs()
+        pairs = self.pairs()
         for watched, group in pairs:
             if watched is not None:
                 self.bind(watched, group)
         self.groups = [take_in(group) if watched is None else watched for watched, group in pairs]
-        here = set(self.groups)
-        return [watched for watched in before if watched not in here]
 
     # ------------------------------------------------------------------ steps of the optimizer
 
@@ -202,7 +197,9 @@ class WatchedOptimizer:
         args, kwargs (tuple, dict): Of the optimizer's step, with the optimizer first.
         RETURNS (tuple | None): Others to use, if a closure is among them, which makes new gradients.
         """
-        frozen = [param for watched in self.groups if watched.is_frozen for param in watched.params]
+        frozen = [
+            param for watched in self.groups if watched.source.is_frozen for param in watched.params
+        ]
         if not frozen:
             return None
         _drop_grads(frozen)

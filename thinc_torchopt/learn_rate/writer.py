@@ -1,0 +1,432 @@
+"""The one writer of learning rates: nothing else in the package writes the `lr` of a torch param group.
+
+Each `step` first compares every param group with what it was when the writer left it, then writes the rates that the
+groups' sources give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
+
+Beside it stands a watch over how it fares. *conservative mode*: begins when other code keeps writing and a circuit
+breaker opens. Writes are then undone without warnings, and counted. For a hundred steps rates may fall but not rise;
+then they follow their sources again. The mode ends after a hundred clean steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from ..checks import Section
+from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from ..types import OnOutsideWrite
+from .conservative import CircuitBreaker
+from .groups import Group, WatchedGroup, rate_of
+from .history import History, Snapshot
+from .integrity import Difference, find, find_rates
+from .policies import Constant, check_rate, source_of
+from .policy_rate import PolicyRate
+from .runtime_guards import RuntimeGuards
+from .watch import WatchedOptimizer
+
+# In conservative mode the history keeps one step in so many.
+SAMPLED_STEPS = 10
+# What `state_dict` of a writer has.
+SAVED = ("step_count", "outside_writes", "scale", "mode", "history")
+
+# All that have, or had, an optimizer to drive.
+_known: WeakSet[RateWriter] = WeakSet()
+
+
+def driver_of(optimizer: torch.optim.Optimizer) -> RateWriter | None:
+    """Who drives an optimizer, if somebody does."""
+    return next((writer for writer in _known if writer.drives(optimizer)), None)
+
+
+class RateWriter:
+    """Writes the learning rates of torch optimizers. Not for several threads, and not pickled.
+
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Put the value back, and
+        warn once per group; or let the source go on from the value found; or raise LearnRateIntegrityError.
+    breaker (CircuitBreaker): Opens after three failures in a row, by default.
+    clock (Callable): The time of snapshots, in seconds.
+    enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the
+        next `step`.
+    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see
+        runtime_guards.py.
+    timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
+    RAISES (ConfigError): An invalid argument.
+
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by
+    others were found), `guards` (budgets of CPU time), `scale` (multiplies all rates from the next step on; 1 unless
+    it is set).
+    """
+
+    def __init__(
+        self,
+        *,
+        on_outside_write: OnOutsideWrite = "restore",
+        breaker: CircuitBreaker | None = None,
+        clock: Callable[[], float] = time.time,
+        enable_runtime_guards: bool = True,
+        runtime_budgets: Mapping[str, float] | None = None,
+        timer: Callable[[], float] = time.thread_time,
+    ):
+        Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
+        self.on_outside_write: OnOutsideWrite = on_outside_write
+        self.breaker = CircuitBreaker() if breaker is None else breaker
+        self.guards = RuntimeGuards(enable_runtime_guards, runtime_budgets, timer)
+        self.step_count = 0
+        self.history = History()
+        self.outside_writes = 0
+        self.scale = 1.0
+        self._clock = clock
+        self._optimizers: dict[str, WatchedOptimizer] = {}
+        self._groups: dict[str, WatchedGroup] = {}
+        # Policies, or their sources, that have such a method, each once.
+        self._observing: list[Any] = []
+        self._advancing: list[Any] = []
+        self._checksums: dict[str, str] | None = None  # of the groups as they are now, when they were asked for
+        _known.add(self)
+
+    # ------------------------------------------------------------------ one step
+
+    def step(
+        self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0
+    ) -> dict[str, float]:
+        """Write the rates of the step that comes.
+
+        epoch (float): For the history.
+        metrics (Mapping[str, float]): For policies that go by them.
+        scale (float): Multiplies all rates, of this step only; beside `self.scale`.
+        RETURNS (dict[str, float]): The rates that were written, by group.
+        RAISES (ConfigError): A source gives an invalid rate. Nothing was written. (LearnRateIntegrityError): Other code
+            wrote to a group, and `on_outside_write` is "raise".
+        """
+        started = self.guards.timer()
+        self._check(self._optimizers.values())
+        for optimizer in self._optimizers.values():
+            optimizer.have_the_last_word()
+        step, hold = self.step_count, self.breaker.holds_rates
+        scale *= self.scale
+        if metrics is not None:
+            self.observe(metrics)
+        groups = self._groups.values()
+        wanted = []
+        for watched in groups:
+            rate = watched.rate_at(step)
+            if hold:
+                rate = min(rate, watched.rate)
+            if not 0.0 <= rate * scale < math.inf:
+                check_rate(rate * scale, watched.id)
+            wanted.append(rate)
+        rates = {}
+        for watched, rate in zip(groups, wanted):
+            watched.rate = rate
+            rates[watched.id] = self._write(watched, rate * scale)
+        if not self.breaker.conservative or step % SAMPLED_STEPS == 0:
+            self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
+        for source in self._advancing:
+            source.advance()
+        self.took("rate_step", started)
+        self.step_count += 1
+        self.breaker.end_step(step)
+        return rates
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example. Those
+        that still warm up are not told.
+
+        RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
+        """
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
+            )
+        if self._observing:
+            heeding = {
+                id(source_of(watched.source.policy))
+                for watched in self._groups.values()
+                if watched.source.policy is not None and watched.source.heeds_metrics(self.step_count)
+            }
+            for source in self._observing:
+                if id(source) in heeding:
+                    source.observe(metrics)
+
+    @property
+    def goes_by_metrics(self) -> bool:
+        """Whether there is a policy that looks at metrics."""
+        return bool(self._observing)
+
+    def put_back(self, name: str) -> dict[str, float]:
+        """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes
+        that the group's.
+
+        name (str): The optimizer's.
+        RETURNS (dict[str, float]): By which factor the rate had changed, by group.
+        RAISES (ConfigError): There is no optimizer of that name.
+        """
+        factors = {}
+        for watched in self._optimizer(name).groups:
+            factors[watched.id] = rate_of(watched.group) / watched.applied_rate if watched.applied_rate else 1.0
+            self._write(watched, watched.applied_rate)
+        return factors
+
+    @property
+    def conservative(self) -> bool:
+        """Whether it is in conservative mode."""
+        return self.breaker.conservative
+
+    @property
+    def times_conservative(self) -> int:
+        """How often conservative mode has begun so far."""
+        return self.breaker.times
+
+    @property
+    def overruns(self) -> dict[str, int]:
+        """What took longer than its budget, and how often: of "rate_step", "integrity_check", "state_preservation",
+        "adding_params".
+        """
+        return dict(self.guards.overruns)
+
+    def verify(self) -> list[LearnRateIntegrityError]:
+        """Find what other code changed. Empty: nothing. Changes nothing itself."""
+        return [difference.error(self.step_count) for of in self._optimizers.values() for difference in find(of)]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rate that was last written to each group; before the first step, that which it came with."""
+        return {id: watched.applied_rate for id, watched in self._groups.items()}
+
+    def rate_to_come(self, watched: WatchedGroup) -> float:
+        """The rate that the next step will write to a group."""
+        rate = watched.rate_at(self.step_count)
+        return (min(rate, watched.rate) if self.breaker.holds_rates else rate) * self.scale
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The identity of each group: the names and shapes of its params, and its options. Another dict after each
+        change.
+        """
+        if self._checksums is None:
+            self._checksums = {id: watched.checksum for id, watched in self._groups.items()}
+        return self._checksums
+
+    def took(self, kind: str, started: float) -> None:
+        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to
+        the breaker.
+
+        kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
+        """
+        if self.guards.ended(kind, started, self._size, self.step_count):
+            self.breaker.was_slow()
+
+    def _size(self) -> tuple[int, int]:
+        """How many groups and params there are."""
+        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
+
+    # ------------------------------------------------------------------ what is written to
+
+    def drives(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it writes the rates of an optimizer."""
+        return any(watched.optimizer is optimizer for watched in self._optimizers.values())
+
+    def watch(self, of: WatchedOptimizer, groups: Sequence[tuple[WatchedGroup, Group]]) -> None:
+        """Take the groups of an optimizer as they are now: its owner made or changed them. Rates are still verified.
+
+        groups (Sequence): All that its owner has, each with torch's dict. Those that others have put in stay.
+        """
+        own = {id(group) for _, group in groups}
+        there = {id(group) for group in of.optimizer.param_groups}
+        came = [watched for watched in of.groups if id(watched.group) in there - own]
+        of.groups = [of.bind(watched, group) for watched, group in groups] + came
+        self._optimizers[of.name] = of
+        self._settle(of)
+
+    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
+        """RAISES (ConfigError): It is not registered."""
+        for name, watched in self._optimizers.items():
+            if wanted == name or watched.optimizer is wanted:
+                return watched
+        found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
+        raise ConfigError(
+            f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first."
+        )
+
+    def _settle(self, of: WatchedOptimizer) -> None:
+        """The groups of an optimizer have changed. Each gets a tensor of its own for its rate: torch puts the one that
+        it was given into all groups.
+        """
+        seen: set[int] = set()
+        for watched in of.groups:
+            if watched.lr_tensor is not None and id(watched.lr_tensor) in seen:
+                watched.lr_tensor = watched.lr_tensor.detach().clone()
+                self._write(watched, watched.applied_rate)
+            seen.add(id(watched.lr_tensor))
+        self._collect()
+
+    def _collect(self) -> None:
+        """Find out what depends on the set of groups."""
+        self._checksums = None
+        groups = {watched.id: watched for of in self._optimizers.values() for watched in of.groups}
+        self._groups = {id: groups[id] for id in (*(id for id in self._groups if id in groups), *groups)}
+        policies = [watched.source.policy for watched in self._groups.values()]
+        sources = {id(source): source for source in (source_of(policy) for policy in policies if policy is not None)}
+        self._observing = [source for source in sources.values() if hasattr(source, "observe")]
+        self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
+
+    def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
+        """Take the groups of an optimizer as they now are, except for their rates.
+
+        at_default (bool): Groups that came get the policy that holds for all of its groups, or else that of the first
+            one.
+        """
+        first = next(iter(of.groups), None)
+        beside = None if first is None or not isinstance(first.source, PolicyRate) else first.source
+        policy = of.policy if of.policy is not None or beside is None else beside.policy
+        ids = set(self._groups)
+
+        def take_in(group: Group) -> WatchedGroup:
+            id, rate, step = of.new_id(group, ids), rate_of(group), self.step_count
+            ids.add(id)
+            if not at_default or policy is None:
+                return of.watch(WatchedGroup(id, PolicyRate(Constant(rate), rate, step, id), rate), group)
+            base, start = (rate, step) if beside is None else (beside.base, beside.start)
+            made = of.watch(WatchedGroup(id, PolicyRate(policy, base, start, id), rate), group)
+            follows = first is not None and beside is not None and beside.policy is policy
+            made.rate = first.applied_rate if follows and first is not None else made.rate_at(step)
+            self._write(made, made.rate)
+            return made
+
+        of.accept(take_in)
+        self._settle(of)
+
+    # ------------------------------------------------------------------ integrity
+
+    def check_rates(self, name: str) -> None:
+        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it
+        steps.
+
+        RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
+        """
+        if self.guards.enabled and (found := find_rates(self._optimizer(name))):
+            self._handle(found, ())
+
+    def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
+        """Verify, and deal with what is found."""
+        if not self.guards.enabled:
+            return
+        started = self.guards.timer()
+        is_untouched = all(watched.is_untouched() for watched in optimizers)
+        self.took("integrity_check", started)
+        if is_untouched:
+            return
+        for watched in optimizers:
+            if watched.keep_groups:
+                watched.reclaim()
+        if found := [difference for watched in optimizers for difference in find(watched)]:
+            self._handle(found, optimizers)
+        else:  # the same groups in new dicts
+            for watched in optimizers:
+                self._take(watched)
+
+    def _handle(self, differences: list[Difference], optimizers: Collection[WatchedOptimizer]) -> None:
+        """Deal with differences.
+
+        optimizers (Collection[WatchedOptimizer]): Those that are to be as before, or are taken as they are.
+        RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". It knows of the others.
+        """
+        errors = [difference.error(self.step_count) for difference in differences]
+        self.outside_writes += len(errors)
+        conservative = self.breaker.conservative
+        # In conservative mode a run that would be stopped is protected instead.
+        how = "restore" if conservative and self.on_outside_write == "raise" else self.on_outside_write
+        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
+            self.breaker.was_written_to(self.step_count)
+        if how == "raise":
+            first, *first.others = errors
+            raise first
+        for optimizer in optimizers:
+            if optimizer.keep_groups:
+                optimizer.bring_back()
+            if how == "restore":
+                optimizer.put_back()
+            self._take(optimizer, at_default=how == "restore")
+        for difference in differences:
+            if difference.kind == "learn_rate":
+                watched = self._groups[difference.group]
+                if (
+                    how == "restore" or not 0.0 <= difference.found < math.inf
+                ):  # what can't be a rate is put back in any case
+                    self._write(watched, watched.applied_rate)
+                else:
+                    watched.adopt(difference.found)
+        if not conservative:
+            for error in errors:
+                self._warn(error, restores=how == "restore")
+
+    def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
+        """Say what was done, once for each kind of change of a group."""
+        watched = self._groups.get(error.group)
+        if watched is not None:
+            if error.what in watched.warned_of:
+                return
+            watched.warned_of.add(error.what)
+        done = (
+            "The change was undone."
+            if error.what == "taken_out" or (restores and error.can_be_undone)
+            else "The change is kept."
+        )
+        if error.what == "group" and watched is not None:
+            done = "It gets the default learn rate." if restores else "It keeps its learn rate."
+        warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
+
+    # ------------------------------------------------------------------ writing
+
+    def write_last_rates(self) -> None:
+        """Write the rates again that were written last: a state was loaded."""
+        for watched in self._groups.values():
+            self._write(watched, watched.applied_rate)
+
+    def _write(self, watched: WatchedGroup, rate: float) -> float:
+        """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
+        value: float | torch.Tensor = rate
+        if watched.lr_tensor is not None:
+            value = watched.lr_tensor
+            with torch.no_grad():
+                value.fill_(rate)  # in place: a captured graph reads this one
+            rate = torch.tensor(rate, dtype=value.dtype).item()
+        watched.group["lr"] = value
+        watched.applied_rate = rate
+        return rate
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to continue exactly, beside the groups, for JSON."""
+        return {
+            "step_count": self.step_count,
+            "outside_writes": self.outside_writes,
+            "scale": self.scale,
+            "mode": self.breaker.state_dict(),
+            "history": self.history.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another one was.
+
+        state (Mapping): With all parts of `state_dict`.
+        RAISES (ConfigError): They are not such. Everything is checked before anything is changed.
+        """
+        try:
+            history = History.from_state_dict(state["history"])
+            step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
+            scale = check_rate(float(state["scale"]), "scale")
+            self.breaker.load_state_dict(state["mode"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Can't load the state of the learn rate controller: expected what state_dict gives, found {error!r}."
+            ) from error
+        self.history, self.step_count, self.outside_writes, self.scale = history, step_count, outside_writes, scale
