@@ -8,7 +8,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.averages import Averages
 from thinc_torchopt.averages.settings import AverageSettings
 from thinc_torchopt.gradients import Guard
-from thinc_torchopt.groups import ParamGroups
+from thinc_torchopt.groups import Plan
 from thinc_torchopt.params import Param
 from thinc_torchopt.schedules.schedule import Schedules
 from thinc_torchopt.training import log_numbers
@@ -28,9 +28,9 @@ def average_settings_in(optimizer: TorchOptimizer) -> AverageSettings:
     return settings
 
 
-def groups_in(optimizer: TorchOptimizer) -> ParamGroups:
+def groups_in(optimizer: TorchOptimizer) -> Plan:
     """The param groups, to which params can be added by hand."""
-    return optimizer._trained.groups
+    return optimizer._trained.plan
 
 
 def guard_in(optimizer: TorchOptimizer) -> Guard:

@@ -58,7 +58,6 @@ def _look_into(folder: Path) -> dict[str, Any]:
     try:
         saved = read_checkpoint(folder)
         progress, optimizer = saved["progress"], saved["optimizer"]
-        rates = optimizer["learn_rates"]["groups"]
         scores = [score if isfinite(score) else None for score, _ in progress["results"]]
         return entry | {
             "whole": True,
@@ -68,7 +67,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
             "best_score": max((score for score in scores if score is not None), default=None),
             "params": sum(tensor.numel() for tensor in _tensors(saved["model"])),
             "groups": [
-                {"name": name, "params": len(group["params"]), "learn_rate": rates[name]["applied_rate"]}
+                {"name": name, "params": len(group["params"]), "learn_rate": group["applied_rate"]}
                 for name, group in optimizer["groups"].items()
             ],
         }

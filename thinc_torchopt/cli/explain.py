@@ -15,7 +15,7 @@ from spacy.util import registry
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
-from ..learn_rate import LearnRateController
+from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
 from ..types import DistributedSettings, ParamInfo
 from ._in_words import count, plain, tell_rates
@@ -364,7 +364,7 @@ def _is_adaptive(setup: Setup, block: str) -> bool:
     return bool(groups.get(block, {}).get("policy") == "adaptive")
 
 
-def _control(controller: LearnRateController) -> str:
+def _control(controller: RateWriter) -> str:
     """What the controller of learning rates does about other code, and what it may take."""
     guards = controller.guards
     text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."

@@ -11,13 +11,15 @@ group, whichever blocks these are from.
 
 from .cascade import Cascade, without_policy
 from .freezing import FrozenGrads
-from .param_groups import ParamGroups
-from .torch_group import TorchGroup
+from .group import Group
+from .plan import Plan
+from .settings import ParamSettings
 
 __all__ = [
     "Cascade",
     "FrozenGrads",
-    "ParamGroups",
-    "TorchGroup",
+    "Group",
+    "ParamSettings",
+    "Plan",
     "without_policy",
 ]

@@ -9,10 +9,9 @@ import torch
 
 from ..algorithms import Algorithm, OptionRanges, small_matrix
 from ..errors import ConfigError
-from ..kernels import FusedKernel
 from ..params import Param
 from ..schedules import current, is_moving
-from .rates import GroupRate, Rates
+from .rates import Rates
 from .settings import ParamSettings
 
 # Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what
@@ -39,42 +38,56 @@ class Builder:
         self.ranges = OptionRanges(algorithm)
         self._checked: set[tuple[Any, ...]] = set()
 
-    def build(self, params: Sequence[Param], settings: ParamSettings) -> torch.optim.Optimizer:
+    def kernel_for(self, tensor: torch.Tensor, settings: ParamSettings) -> tuple[bool, bool]:
+        """Whether a fused kernel is to update a param with these settings, and if so, whether it is of float64, which
+        takes no factor for its gradients.
+        """
+        fused = settings.options.get("fused", False)
+        if fused is None:  # there is a kernel for the device, and the config does not ask for another one
+            fused = not settings.options.get("foreach") and tensor.device.type in self.algorithm.kernel.devices
+        fused = bool(fused) and self.algorithm.kernel.takes(tensor)
+        return fused, fused and tensor.dtype is torch.float64
+
+    def build(self, params: Sequence[Param], *, fused: bool) -> torch.optim.Optimizer:
         """Build an optimizer with one group.
 
         params (Sequence[Param]): Params that can be in one torch param group.
-        settings (ParamSettings): Theirs. The labels don't count.
+        fused (bool): What `kernel_for` says of them.
         RAISES (ConfigError): The algorithm does not take the options together, or a param. (ScheduleError): Or not the
             value of a schedule.
         """
+        settings = params[0].settings
         options = {name: current(value) for name, value in settings.options.items()}
         for name, value in settings.options.items():
             if is_moving(value):
                 self.ranges.check(name, settings.options)
         if "fused" in options and options["fused"] is None:
-            options["fused"] = wants_kernel(self.algorithm.kernel, [param.tensor for param in params], options) or None
+            options["fused"] = fused or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        first_rate = GroupRate(settings, self.rates).rate()
+        first_rate = self.rates.at_next_step(settings)
         rate = first_rate or 0.001
-        built = self._build(params, settings, rate, options)
+        built = self._build(params, rate, options)
         [entry] = built.param_groups
+        if entry.get("fused") and not fused:
+            entry["fused"] = None
         if self.algorithm.trial.writes_rate:
             entry[OWN_RATE] = entry["lr"] / rate
         if hasattr(built, "base_lrs"):
             entry[FIRST_RATE] = first_rate
         return built
 
-    def check(self, param: Param, settings: ParamSettings) -> None:
+    def check(self, param: Param) -> None:
         """Check that the algorithm takes the options of a param that is to be trained later.
 
         RAISES (ConfigError): It does not.
         """
+        settings = param.settings
         if settings.key not in self._checked:
             options = {name: current(value) for name, value in settings.options.items()}
             try:
                 self.algorithm.build([small_matrix(options)], lr=0.001, **options)
             except _REFUSALS as error:
-                raise self._refused(param, settings, options, error) from error
+                raise self._refused(param, options, error) from error
             self._checked.add(settings.key)
 
     def example_state(self, settings: ParamSettings, device: torch.device, n_dimensions: int) -> dict[str, Any]:
@@ -95,9 +108,7 @@ class Builder:
             return {}
         return dict(optimizer.state[param])
 
-    def _build(
-        self, params: Sequence[Param], settings: ParamSettings, rate: float, options: Mapping[str, Any]
-    ) -> torch.optim.Optimizer:
+    def _build(self, params: Sequence[Param], rate: float, options: Mapping[str, Any]) -> torch.optim.Optimizer:
         try:
             return self.algorithm.build([param.tensor for param in params], lr=rate, **options)
         except _REFUSALS as error:
@@ -105,23 +116,16 @@ class Builder:
                 try:
                     self.algorithm.build([param.tensor], lr=rate, **options)
                 except _REFUSALS as of_param:
-                    raise self._refused(param, settings, options, of_param) from of_param
-            raise self._refused(params[-1], settings, options, error) from error
+                    raise self._refused(param, options, of_param) from of_param
+            raise self._refused(params[-1], options, error) from error
 
-    def _refused(
-        self, param: Param, settings: ParamSettings, options: Mapping[str, Any], error: Exception
-    ) -> ConfigError:
+    def _refused(self, param: Param, options: Mapping[str, Any], error: Exception) -> ConfigError:
         """The algorithm does not take these options together. Each block was tried out by itself before."""
         return ConfigError(
-            f"Can't train param '{param.name}' with the options of '{settings.label}' in [training.optimizer]: "
+            f"Can't train param '{param.name}' with the options of '{param.settings.label}' in [training.optimizer]: "
             f"expected some that '{self.algorithm.label}' takes together, found {dict(options)}. "
             f"{str(error).rstrip('.')}. Several blocks hold for this param: change an option in one, or its patterns."
         )
 
 
 _REFUSALS = (ValueError, TypeError, RuntimeError)
-
-
-def wants_kernel(kernel: FusedKernel, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> bool:
-    """Whether there is a fused kernel for all of these devices, and the config does not ask for another one."""
-    return not options.get("foreach") and all(tensor.device.type in kernel.devices for tensor in tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -40,11 +40,19 @@ class ParamStates:
         """Forget the state of a param."""
         self._optimizer.state.pop(param.tensor, None)
 
+    def keep_only(self, tensors: Collection[torch.Tensor]) -> None:
+        """Forget the states of all other tensors."""
+        state = self._optimizer.state
+        for tensor in [known for known in state if isinstance(known, torch.Tensor) and known not in tensors]:
+            del state[tensor]
+
     def take_over(self, built: torch.optim.Optimizer) -> None:
-        """Take the states of params that another optimizer of the class made when it was built, as Adagrad does."""
-        self._optimizer.state.update(
-            (tensor, state) for tensor, state in built.state.items() if isinstance(tensor, torch.Tensor)
-        )
+        """Take the states that another optimizer of the class made when it was built, as Adagrad does, of params that
+        have none.
+        """
+        for tensor, state in built.state.items():
+            if isinstance(tensor, torch.Tensor):
+                self._optimizer.state.setdefault(tensor, state)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
         """Move the state of a param to the tensor that will take the place of its own: of the same shape, anywhere, in

@@ -1,20 +1,28 @@
-"""The learning rate of a param group: what its settings, their schedules and their policy make of it at each step."""
+"""Where a learning rate comes from.
+
+    learn_rate of a block, or of the optimizer; either may be a schedule
+    -> the policy of a block
+    x lr_scale of a block
+    x [training.optimizer.layer_decay]
+    -> the warm-up of params that came in mid-training
+    x what the algorithm makes of it (D-adaptation, for example)
+    x what rules, and rates of others that were adopted, made of it; or the rate that replaces it
+    x the scale of the whole run, after a rollback: see learn_rate/writer.py, which writes the result
+
+The first four are the same for all params with equal settings, the last but one for all of a group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, source_of
+from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy
 from ..schedules import current
 from .settings import ParamSettings
 
-if TYPE_CHECKING:
-    from .torch_group import TorchGroup
-
 
 class Rates:
-    """What the rates of all groups depend on.
+    """The rates that settings come to.
 
     default (Callable): The learning rate of params without one of their own.
     step (Callable): The step that comes.
@@ -22,7 +30,7 @@ class Rates:
 
     def __init__(self, default: Callable[[], float], step: Callable[[], int]):
         self.default = default
-        self.step = step
+        self._step = step
         self._policies: dict[NamedPolicy, Policy] = {}
 
     def policy_of(self, settings: ParamSettings) -> Policy | None:
@@ -34,43 +42,25 @@ class Rates:
             self._policies[wanted] = wanted.build()
         return self._policies[wanted]
 
-
-class GroupRate:
-    """The policy of a param group, which the controller of learning rates asks at each step.
-
-    settings (ParamSettings): Of its params.
-    rates (Rates): What it shares with the other groups.
-    group (TorchGroup | None): None: one that is still to be built.
-    """
-
-    kind = "Live"
-
-    def __init__(self, settings: ParamSettings, rates: Rates, group: TorchGroup | None = None):
-        self._settings = settings
-        self._rates = rates
-        self._group = group
-        self._policy = rates.policy_of(settings)
-        source: Any = None if self._policy is None else source_of(self._policy)
-        if hasattr(source, "observe"):
-            self.source, self.kind = source, "LiveByMetrics"
-
     @property
-    def _policy_step(self) -> int:
-        """How many steps the params were trained for, or could have been."""
-        return int(max(0, self._rates.step() - self._settings.frozen_until))
+    def policies(self) -> dict[str, Policy]:
+        """All policies that were asked for, by the config paths of their blocks."""
+        return {wanted.where: policy for wanted, policy in self._policies.items()}
 
-    def is_warming_up(self, step: int) -> bool:
-        """Whether metrics do not count for the policy at the step that comes."""
-        policy: Any = self._policy
-        return hasattr(policy, "is_warming_up") and policy.is_warming_up(self._policy_step)
+    def policy_step(self, settings: ParamSettings) -> int:
+        """How many steps params were trained for, or could have been."""
+        return int(max(0, self._step() - settings.frozen_until))
 
-    def rate(self, step: int = 0, base: float = 0.0) -> float:
-        """The rate of the step that comes, which is that of the schedules and not the controller's."""
-        settings, group = self._settings, self._group
-        rate: float = self._rates.default() if settings.learn_rate is None else current(settings.learn_rate)
-        if self._policy is not None:
-            rate = self._policy.rate(self._policy_step, rate)
+    def at_next_step(self, settings: ParamSettings, updates: int = 0) -> float:
+        """The rate of params with these settings, up to the warm-up of new ones.
+
+        updates (int): How many of these they had.
+        """
+        rate = self.default() if settings.learn_rate is None else current(settings.learn_rate)
+        policy = self.policy_of(settings)
+        if policy is not None:
+            rate = policy.rate(self.policy_step(settings), rate)
         rate = rate * current(settings.lr_scale) * settings.layer_scale
         if settings.joined_at is not None and settings.new_params is not None:
-            rate = settings.new_params.rate(0 if group is None else group.updates, NEW_PARAMS_FACTOR * rate)
-        return rate if group is None else rate * group.own_rate
+            rate = settings.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
+        return rate

@@ -1,12 +1,13 @@
 """One step of a torch optimizer, for some of its params.
 
-A step takes only the params that got a gradient. torch would skip a param whose `grad` is None; but gradients live on
-between steps, in thinc's buffers and in torch's, so each step shows torch only the params that it is to update.
+A step takes only the params that got a gradient. torch passes over a param whose `grad` is None; but gradients live on
+between steps, in thinc's buffers and in torch's, so those of all other params are put aside while torch steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
@@ -15,13 +16,15 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from .. import kernels
 from ..errors import ConfigError
 from ..gradients import scale_grads
-from ..learn_rate import LearnRateController
+from ..learn_rate import RateWriter
 from ..params import Param
 from ..schedules import current
 from ..types import BatchSize
 from .building import FIRST_RATE, OWN_RATE, Builder
 from .direct import DirectStep
-from .torch_group import TorchGroup
+from .group import Group
+
+Parts = Sequence[tuple[Group, Sequence[Param]]]
 
 
 class Stepper:
@@ -29,24 +32,22 @@ class Stepper:
 
     builder (Builder): What it was built by.
     optimizer (torch.optim.Optimizer): With groups as `TorchGroup.entry`.
-    controller (LearnRateController): Writes the learning rates.
+    writer (RateWriter): Writes the learning rates.
     """
 
-    def __init__(self, builder: Builder, optimizer: torch.optim.Optimizer, controller: LearnRateController):
+    def __init__(self, builder: Builder, optimizer: torch.optim.Optimizer, writer: RateWriter):
         self.optimizer = optimizer
         self.algorithm = builder.algorithm
         self._name = builder.name
         self._ranges = builder.ranges
-        self._controller = controller
+        self._writer = writer
         self.direct = DirectStep(optimizer)
 
-    def begin_step(
-        self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], batch_size: BatchSize | None = None
-    ) -> None:
+    def begin_step(self, chosen: Parts, batch_size: BatchSize | None = None) -> None:
         """Write the options that schedules move, and let an algorithm that wants it know the size of the batch, and
         change the gradients before they are measured.
 
-        chosen (Sequence): As for `step`.
+        chosen (Parts): As for `step`.
         batch_size (BatchSize | None): If it is known.
         RAISES (ScheduleError): The algorithm does not take the value of a schedule.
         """
@@ -63,11 +64,10 @@ class Stepper:
             for group, params in chosen:
                 hook(group.entry, [param.tensor for param in params])
 
-    def step(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], grad_factor: float) -> None:
+    def step(self, chosen: Parts, grad_factor: float) -> None:
         """Update params by their gradients, at the rates that were written.
 
-        chosen (Sequence): Groups of this algorithm, with the params of each that are to be updated. Each has a
-            gradient.
+        chosen (Parts): Groups of this algorithm, with the params of each that are to be updated. Each has a gradient.
         grad_factor (float): Scales all gradients. Rides along in fused kernels.
         """
         scale = None
@@ -75,7 +75,7 @@ class Stepper:
             device = chosen[0][1][0].device
             # From one device to another torch would copy the factor without waiting for it.
             is_one_device = all(param.device == device for _, params in chosen for param in params)
-            if is_one_device and all(group.fuses_factor(params) for group, params in chosen):
+            if is_one_device and all(group.takes_factor for group, _ in chosen):
                 # What torch.amp.GradScaler sets for fused kernels, which divide by it.
                 scale = torch.full((), 1.0 / grad_factor, device=device)
             else:
@@ -86,44 +86,40 @@ class Stepper:
         if chosen:
             self._step_by_torch(chosen, scale)
 
-    def _step_by_torch(self, chosen: Sequence[tuple[TorchGroup, Sequence[Param]]], scale: torch.Tensor | None) -> None:
+    def _step_by_torch(self, chosen: Parts, scale: torch.Tensor | None) -> None:
         """As `step`, by torch's own. scale (Tensor | None): What fused kernels divide gradients by."""
         optimizer = self.optimizer
-        if scale is not None:
-            optimizer.grad_scale = scale  # type: ignore[attr-defined]
-        all_groups = optimizer.param_groups
-        all_params = [(group.entry, group.entry["params"], group.entry.get("fused")) for group, _ in chosen]
         last_word = None
         if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
             # Hooks of others run just before the step, and may write rates.
-            last_word = optimizer.register_step_pre_hook(lambda *_: self._controller.check_rates(self._name))
+            last_word = optimizer.register_step_pre_hook(lambda *_: self._writer.check_rates(self._name))
+        if scale is not None:
+            optimizer.grad_scale = scale  # type: ignore[attr-defined]
         try:
-            for parts in zip_longest(*(self._parts(group, params) for group, params in chosen)):
-                optimizer.param_groups = [entry for (entry, *_), part in zip(all_params, parts) if part]
-                for (entry, *_), part in zip(all_params, parts):
-                    entry["params"] = part
-                self._step_once(optimizer)
+            if self.algorithm.counts_for_group:
+                for _ in self._groups_by_count(chosen):
+                    self._step_once()
+            else:
+                for tensors in self._parts(chosen):
+                    with self._only_grads_of(tensors):
+                        self._step_once()
         finally:
             if last_word is not None:
                 last_word.remove()
-            optimizer.param_groups = all_groups
-            for entry, tensors, fused in all_params:
-                entry["params"] = tensors
-                if fused:
-                    entry["fused"] = fused
             if scale is not None:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
         if self.algorithm.trial.writes_rate:
-            factors = self._controller.put_back(self._name)
+            factors = self._writer.put_back(self._name)
             for group, _ in chosen:
                 group.entry[OWN_RATE] *= factors[group.id]
 
-    def _step_once(self, optimizer: torch.optim.Optimizer) -> None:
+    def _step_once(self) -> None:
         """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are
         there.
 
         RAISES (ConfigError): A learning rate is too high for the type of the params.
         """
+        optimizer = self.optimizer
         groups = optimizer.param_groups
         if hasattr(optimizer, "base_lrs"):
             optimizer.base_lrs = [entry[FIRST_RATE] for entry in groups]
@@ -132,7 +128,7 @@ class Stepper:
         except RuntimeError as error:
             if "without overflow" not in str(error):
                 raise
-            group, rate = max(self._controller.rates.items(), key=lambda item: item[1])
+            group, rate = max(self._writer.rates.items(), key=lambda item: item[1])
             raise ConfigError(
                 f"Can't update params by {self.algorithm.label}: expected learning rates whose steps the type of the "
                 f"params can hold, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
@@ -142,65 +138,88 @@ class Stepper:
             for entry, rate in zip(groups, optimizer.base_lrs):
                 entry[FIRST_RATE] = rate
 
-    def _parts(self, group: TorchGroup, params: Sequence[Param]) -> Iterator[Sequence[torch.Tensor]]:
-        """The tensors of a group in as few calls of torch's step as can be: one, but for three exceptions."""
-        if group.entry.get("fused") and not group.fuses(params):
-            yield from self._parts_of_kernel(
-                group, [param.tensor for param in params if id(param) not in group.not_fused]
-            )
-            group.entry["fused"] = None
-            yield [param.tensor for param in params if id(param) in group.not_fused]
-            return
-        tensors = [param.tensor for param in params]
-        if self.algorithm.counts_for_group:
-            by_step: dict[int, list[torch.Tensor]] = {}
-            for param in params:
-                by_step.setdefault(param.steps, []).append(param.tensor)
-            first = self.optimizer.defaults.get("step")
-            for step, part in by_step.items():
-                if step == 0 and first is None:
-                    group.entry.pop("step", None)  # which is how most of them know that state has to be made
-                else:
-                    group.entry["step"] = step + (first or 0)
-                yield part
-        else:
-            yield from self._parts_of_kernel(group, tensors)
-
-    def _parts_of_kernel(self, group: TorchGroup, tensors: list[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-        """Those among the tensors of a group that torch's kernel can take together."""
-        fresh, seen = [], tensors
-        if isinstance(self.optimizer, torch.optim.SGD) and group.entry["fused"]:
-            # torch's fused SGD can't take params with and without momentum together.
+    def _parts(self, chosen: Parts) -> Iterator[list[torch.Tensor]]:
+        """The tensors of a step in as few calls of torch's as can be: one, but for fused SGD, which can't take params
+        with and without momentum together.
+        """
+        tensors = [param.tensor for _, params in chosen for param in params]
+        if isinstance(self.optimizer, torch.optim.SGD) and any(group.is_fused for group, _ in chosen):
             state = self.optimizer.state
             fresh = [tensor for tensor in tensors if not state.get(tensor)]
-            seen = [tensor for tensor in tensors if state.get(tensor)] if fresh else tensors
-        yield from (part for part in (fresh, seen) if part)
+            if fresh and len(fresh) < len(tensors):
+                yield fresh
+                is_fresh = set(fresh)
+                tensors = [tensor for tensor in tensors if tensor not in is_fresh]
+        yield tensors
+
+    @contextmanager
+    def _only_grads_of(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Inside, no other tensors of the optimizer have a gradient."""
+        aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        everything = [tensor for entry in self.optimizer.param_groups for tensor in entry["params"]]
+        if len(everything) > len(tensors):
+            wanted = set(tensors)
+            for tensor in everything:
+                if tensor.grad is not None and tensor not in wanted:
+                    aside.append((tensor, tensor.grad))
+                    tensor.grad = None
+        try:
+            yield
+        finally:
+            for tensor, grad in aside:
+                tensor.grad = grad
+
+    def _groups_by_count(self, chosen: Parts) -> Iterator[None]:
+        """While this is gone through, the optimizer has only groups and params that are to be updated, and that had
+        equally many updates: for one that counts the steps of a group, and counts those of idle groups too.
+        """
+        optimizer = self.optimizer
+        all_groups = optimizer.param_groups
+        before = [(group.entry, group.entry["params"]) for group, _ in chosen]
+        first = optimizer.defaults.get("step")
+        by_count: list[list[tuple[int, list[torch.Tensor]]]] = []
+        for _, params in chosen:
+            found: dict[int, list[torch.Tensor]] = {}
+            for param in params:
+                found.setdefault(param.steps, []).append(param.tensor)
+            by_count.append(list(found.items()))
+        try:
+            for parts in zip_longest(*by_count):
+                optimizer.param_groups = [entry for (entry, _), part in zip(before, parts) if part]
+                for entry, part in zip(optimizer.param_groups, filter(None, parts)):
+                    count, entry["params"] = part
+                    if count == 0 and first is None:
+                        entry.pop("step", None)  # which is how most of them know that state has to be made
+                    else:
+                        entry["step"] = count + (first or 0)
+                yield
+        finally:
+            optimizer.param_groups = all_groups
+            for entry, tensors in before:
+                entry["params"] = tensors
 
     @torch.no_grad()
-    def in_eval_form(self, groups: Iterable[TorchGroup]) -> list[tuple[Param, torch.Tensor]]:
+    def in_eval_form(self, groups: Iterable[Group]) -> list[tuple[Param, torch.Tensor]]:
         """Params with copies of the values that are to be used, if those are others than the ones that are trained.
         Changes nothing.
 
-        groups (Iterable[TorchGroup]): All of this optimizer.
+        groups (Iterable[Group]): All of this optimizer.
         """
         optimizer, found = self.optimizer, []
         if not self.algorithm.trial.has_eval_form:
             return []
-        all_groups = optimizer.param_groups
         for group in groups:
-            by_tensor = {param.tensor: param for param, _ in group.params.values() if param.steps}
-            before, tensors = dict(group.entry), group.entry["params"]
-            optimizer.param_groups = [group.entry]
-            try:
-                for part in self._parts(group, list(by_tensor.values())):
-                    group.entry["params"] = part
-                    trained = [tensor.detach().clone() for tensor in part]
-                    optimizer.eval()  # type: ignore[attr-defined]
-                    found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in part]
-                    optimizer.train()  # type: ignore[attr-defined]
-                    # It computes them back, which is not to the last bit.
-                    kernels.copy_([tensor.detach() for tensor in part], trained)
-            finally:
-                optimizer.param_groups = all_groups
-                group.entry.update({**before, "params": tensors})
+            by_tensor = {param.tensor: param for param in group.params if param.steps}
+            if not by_tensor:
+                continue
+            before = dict(group.entry)
+            for _ in self._groups_by_count([(group, list(by_tensor.values()))]):
+                part = group.entry["params"]
+                trained = [tensor.detach().clone() for tensor in part]
+                optimizer.eval()  # type: ignore[attr-defined]
+                found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in part]
+                optimizer.train()  # type: ignore[attr-defined]
+                # It computes them back, which is not to the last bit.
+                kernels.copy_([tensor.detach() for tensor in part], trained)
+            group.entry.update(before)
         return found

@@ -10,14 +10,27 @@ from .conservative import CircuitBreaker
 from .controller import LearnRateController
 from .groups import WatchedGroup
 from .history import Snapshot
-from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup, source_of
+from .policies import (
+    Adaptive,
+    Constant,
+    Cosine,
+    FromFunction,
+    FromSchedule,
+    Frozen,
+    Policy,
+    Warmup,
+    kind_of,
+    source_of,
+)
 from .policy_rate import NEW_PARAMS_FACTOR
 from .watch import WatchedOptimizer, warn_of_steps_without
+from .writer import SAVED as SAVED_BY_WRITER
 from .writer import RateWriter, driver_of
 
 __all__ = [
     "NAMED",
     "NEW_PARAMS_FACTOR",
+    "SAVED_BY_WRITER",
     "Adaptive",
     "CircuitBreaker",
     "Constant",
@@ -34,6 +47,7 @@ __all__ = [
     "WatchedGroup",
     "WatchedOptimizer",
     "driver_of",
+    "kind_of",
     "settings_of",
     "source_of",
     "warn_of_steps_without",

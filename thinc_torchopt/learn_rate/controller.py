@@ -206,7 +206,10 @@ class LearnRateController(RateWriter):
         parent: WatchedGroup | None = None,
         id: str | None = None,
     ) -> WatchedGroup:
-        """Count a group in. Its place in `of.groups` is the caller's business. policy, base, parent: Of `PolicyRate`."""
+        """Count a group in. Its place in `of.groups` is the caller's business.
+
+        policy, base, parent: As of `PolicyRate`.
+        """
         id = of.new_id(group, [*self._groups, *(watched.id for watched in of.groups)]) if id is None else id
         return of.watch(WatchedGroup(id, PolicyRate(policy, base, self.step_count, id, parent), base), group)
 

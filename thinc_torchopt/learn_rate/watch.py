@@ -169,13 +169,14 @@ class WatchedOptimizer:
 
     # ------------------------------------------------------------------ steps of the optimizer
 
-    def hook_in(self, before_step: Callable[..., Hooked | None]) -> None:
+    def hook_in(self, before_step: Callable[..., Hooked | None] | None = None) -> None:
         """Get to know of its steps, and of states that it loads.
 
-        before_step (Callable): Called before each step, with this and with what torch gives to such a hook.
+        before_step (Callable | None): If its steps are watched: called before each step, with this and with what torch
+            gives to such a hook.
         """
         self.hooks.clear()
-        if self.watch_steps:
+        if self.watch_steps and before_step is not None:
             self.hooks.append(self.optimizer.register_step_pre_hook(partial(before_step, self)))
         if self.keep_groups:
             self.hooks.append(self.optimizer.register_load_state_dict_post_hook(lambda _: self.reclaim()))

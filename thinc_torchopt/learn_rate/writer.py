@@ -245,6 +245,10 @@ class RateWriter:
         self._optimizers[of.name] = of
         self._settle(of)
 
+    def note_ids(self) -> None:
+        """Groups have got other ids."""
+        self._collect()
+
     def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
         """RAISES (ConfigError): It is not registered."""
         for name, watched in self._optimizers.items():

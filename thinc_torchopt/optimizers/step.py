@@ -96,16 +96,16 @@ class Step:
                 if spoiled_by is not None:
                     factor, verdict = self._refuse(spoiled_by)
                 else:
-                    chosen = trained.groups.choose(params)
+                    chosen = trained.plan.choose(params)
                     for algorithm, groups in chosen:
                         algorithm.begin_step(groups, batch_size)
                     factor, verdict = self._measure_and_clip(params, grad_clip)
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(params)
-                    trained.controller.step(epoch, metrics, scale=lr_scale)
+                    trained.writer.step(epoch, metrics, scale=lr_scale)
                     shards = None if reduce is None else reduce.shards
-                    for algorithm, groups in chosen if shards is None else trained.groups.choose(shards.own(params)):
+                    for algorithm, groups in chosen if shards is None else trained.plan.choose(shards.own(params)):
                         algorithm.step(groups, factor)
                     if shards is not None:
                         shards.exchange(params)

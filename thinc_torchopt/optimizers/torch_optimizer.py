@@ -32,7 +32,7 @@ from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
 from ..gradients import JOINT, Guard, Reduce, rollback_settings
 from ..groups import Cascade, FrozenGrads
-from ..learn_rate import LearnRateController
+from ..learn_rate import RateWriter
 from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from ..state import by_name, match, read_folder, write_folder
@@ -217,7 +217,7 @@ class TorchOptimizer(Optimizer):
             the settings that matches no param.
         """
         with self._lock:
-            self._trained.groups.check(all_names(nlp))
+            self._trained.plan.check(all_names(nlp))
             self._meet(nlp)
             self._is_settled = False
             self._trained.table.take_in(nlp, exclude)
@@ -263,7 +263,7 @@ class TorchOptimizer(Optimizer):
         as before.
         """
         with (
-            self._frozen_grads.stopping(self._trained.groups.frozen_params),
+            self._frozen_grads.stopping(self._trained.plan.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
             scaling_all_apart(),
         ):
@@ -405,7 +405,7 @@ class TorchOptimizer(Optimizer):
         """Move every schedule on by one, each exactly once."""
         with self._lock:
             self._settings.step()
-            self._trained.groups.move_to_step(self._settings.step_count)
+            self._trained.plan.move_to_step(self._settings.step_count)
 
     def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
         """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
@@ -415,7 +415,7 @@ class TorchOptimizer(Optimizer):
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".
         """
         with self._lock:
-            self._trained.controller.observe({**(scores or {}), "score": score})
+            self._trained.writer.observe({**(scores or {}), "score": score})
             self._settings.observe(score)
 
     def reduce_by(self, reduce: Reduce | None) -> None:
@@ -454,11 +454,11 @@ class TorchOptimizer(Optimizer):
         """Multiply the learning rates of param groups, from the next step on.
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
-        factor, min_rate (float): As in `LearnRateController.scale_rates`.
+        factor, min_rate (float): As in `Plan.change_rates`.
         RAISES (ConfigError): There is no such group, or such a factor can't be.
         """
         with self._lock:
-            self._trained.controller.scale_rates(self._trained.groups.ids_of(groups), factor, min_rate)
+            self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups, from the next step on, in place of their schedules.
@@ -467,11 +467,11 @@ class TorchOptimizer(Optimizer):
         RAISES (ConfigError): There is no such group, or such a rate can't be.
         """
         with self._lock:
-            self._trained.controller.set_rates(self._trained.groups.ids_of(groups), rate)
+            self._trained.plan.set_rates(groups, rate)
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): One matches no param group."""
-        self._trained.groups.ids_of(patterns)
+        self._trained.plan.check_group_names(patterns)
 
     def check_param_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): One matches no param."""
@@ -487,23 +487,23 @@ class TorchOptimizer(Optimizer):
         return {param.name: param.tensor for param in self._trained.params if param.group is not None}
 
     @property
-    def controller(self) -> LearnRateController:
+    def controller(self) -> RateWriter:
         """The controller of the learning rates: their history, changes by other code, and more. A new object after
         loading a state.
         """
-        return self._trained.controller
+        return self._trained.writer
 
     @property
     def learn_rates(self) -> dict[str, float]:
         """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else
         "default".
         """
-        return self._trained.groups.learn_rates() or {"default": self.learn_rate}
+        return self._trained.plan.learn_rates() or {"default": self.learn_rate}
 
     @property
     def rate_names(self) -> set[str]:
         """All names that `learn_rates` may ever have."""
-        return {"default", *self._trained.groups.rate_names()}
+        return {"default", *self._trained.plan.rate_names()}
 
     def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
         """Describe each param, frozen ones too: its group, learning rate and options at this step.
@@ -511,7 +511,7 @@ class TorchOptimizer(Optimizer):
         names (Collection[str]): Only of these. None: of all.
         """
         return [
-            self._trained.groups.describe(param)
+            self._trained.plan.describe(param)
             for param in self._trained.params
             if names is None or param.name in names
         ]
@@ -526,7 +526,7 @@ class TorchOptimizer(Optimizer):
         """The torch optimizers inside by config path: "algorithm", "param_groups.embeddings.algorithm",
         "algorithm.fallback". Each is built when its first param comes.
         """
-        return {found.name: found.optimizer for found in self._trained.groups.algorithms}
+        return {found.name: found.optimizer for found in self._trained.plan.algorithms}
 
     @property
     def clip_by(self) -> ClipBy:
@@ -610,24 +610,24 @@ class TorchOptimizer(Optimizer):
     @property
     def b1(self) -> float:  # type: ignore[override]
         """The first of the algorithm's `betas`, else its `momentum`, else 0."""
-        options = self._trained.groups.options
+        options = self._trained.plan.options
         return float(options["betas"][0] if "betas" in options else options.get("momentum", 0.0))
 
     @property
     def b2(self) -> float:  # type: ignore[override]
         """The second of the algorithm's `betas`, else 0."""
-        return float(self._trained.groups.options.get("betas", (0.0, 0.0))[1])
+        return float(self._trained.plan.options.get("betas", (0.0, 0.0))[1])
 
     @property
     def eps(self) -> float:  # type: ignore[override]
         """The algorithm's `eps`, or 0."""
-        eps = self._trained.groups.options.get("eps", 0.0)
+        eps = self._trained.plan.options.get("eps", 0.0)
         return float(eps[-1] if isinstance(eps, tuple) else eps)
 
     @property
     def L2(self) -> float:  # type: ignore[override]
         """The algorithm's weight decay, or 0."""
-        options = self._trained.groups.options
+        options = self._trained.plan.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
     # ------------------------------------------------------------------ state
@@ -688,7 +688,7 @@ class TorchOptimizer(Optimizer):
                 by_name.check_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
                 self._settings.load_state_dict(saved, step)
             by_name.restore_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
-            self._frozen_grads.stop_only(trained.groups.frozen_params)
+            self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
@@ -703,7 +703,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.table.pipeline.get()
             self._trained.roll_back(saved)
-            self._trained.controller.scale *= 1.0 if self.rollback is None else self.rollback.factor
+            self._trained.writer.scale *= 1.0 if self.rollback is None else self.rollback.factor
             self._step.guard.bad_in_a_row = 0
 
     def to_disk(self, path: str | Path) -> None:

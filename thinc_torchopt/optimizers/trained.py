@@ -14,13 +14,14 @@ from typing import Any, Literal
 from spacy.language import Language
 
 from ..averages import AveragedParams, Averages, AverageSettings
+from ..checks import check_parts
 from ..errors import CheckpointWarning, GrowthWarning
-from ..groups import Cascade, FrozenGrads, ParamGroups
-from ..learn_rate import LearnRateController
+from ..groups import Cascade, FrozenGrads, Plan
+from ..learn_rate import SAVED_BY_WRITER, RateWriter
 from ..params import Param, ParamTable, Pattern
 from ..state import by_name as state
 from ..state import match as state_match
-from ..types import OnGrowth, OnOutsideWrite
+from ..types import Key, OnGrowth, OnOutsideWrite
 
 
 class TrainedParams:
@@ -33,7 +34,8 @@ class TrainedParams:
     average_settings (AverageSettings | None): None: keep no averages.
     on_outside_write, on_growth, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
 
-    Public: `table` (the params by key), `groups`, `controller` (of the learning rates), `averages` (or None).
+    Public: `table` (the params by key), `plan` (which torch optimizer and group updates which param), `writer` (of the
+    learning rates), `averages` (or None).
     """
 
     def __init__(
@@ -49,14 +51,15 @@ class TrainedParams:
         enable_runtime_guards: bool = True,
         runtime_budgets: Mapping[str, float] | None = None,
     ):
-        self.controller = LearnRateController(
+        self.writer = RateWriter(
             on_outside_write=on_outside_write,
             enable_runtime_guards=enable_runtime_guards,
             runtime_budgets=runtime_budgets,
         )
-        self.groups = ParamGroups(cascade, self.controller, default_rate, step, frozen_grads)
+        params: dict[Key, Param] = {}
+        self.plan = Plan(params, cascade, self.writer, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
-        self.table = ParamTable(self.groups, self.averages, on_growth)
+        self.table = ParamTable(params, self.plan, self.averages, on_growth)
 
     @property
     def params(self) -> list[Param]:
@@ -71,7 +74,7 @@ class TrainedParams:
         averages = self.averages
         if averages is None:
             averages = Averages.holding(
-                found for algorithm in self.groups.algorithms for found in algorithm.in_eval_form()
+                found for algorithm in self.plan.algorithms for found in algorithm.in_eval_form()
             )
         return averages.as_thinc(self.table.shims.values())
 
@@ -80,7 +83,7 @@ class TrainedParams:
 
         RAISES (ConfigError): A pattern matches no param. Nothing has changed then.
         """
-        for param in self.groups.freeze(self.patterns(patterns), self.params, frozen=frozen):
+        for param in self.plan.freeze(self.patterns(patterns), frozen=frozen):
             if self.averages is not None:
                 self.averages.release(param)
 
@@ -107,13 +110,15 @@ class TrainedParams:
         self.table.follow()
         self.table.check_names_last()
         return {
-            "learn_rates": self.controller.state_dict(),
+            "learn_rates": self.writer.state_dict(),
             "params": state.collect_params(self.params),
-            "groups": state.collect_groups(self.groups),
-            "algorithms": state.collect_algorithms(self.groups),
+            "groups": state.collect_groups(self.plan),
+            "policies": state.collect_policies(self.plan),
+            "algorithms": state.collect_algorithms(self.plan),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.pipeline.shim_paths()),
             "grad_scalers": state.collect_scalers(self.table.pipeline.shim_paths()),
-            "freeze_changes": self.groups.freeze_changes.state_dict(),
+            "freeze_changes": self.plan.freeze_changes.state_dict(),
+            "rate_changes": self.plan.rate_changes.state_dict(),
         }
 
     def load(
@@ -133,34 +138,32 @@ class TrainedParams:
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
-        self.groups.freeze_changes.load_state_dict(saved["freeze_changes"])
-        ids = state.group_ids(saved["groups"])
+        self.plan.freeze_changes.load_state_dict(saved["freeze_changes"])
+        self.plan.rate_changes.load_state_dict(saved["rate_changes"])
+        state.check_group_parts(saved["groups"])
         if paths:
             saved = state_match.rename(saved, paths)
-            ids = state.group_ids(saved["groups"])
         self.table.take_in(nlp, exclude, saved=saved["params"], joins_now=may_grow)
         if may_grow:
             saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
-            self.groups.take_ids(state_match.match_groups(self.groups, saved["groups"]))
-            here = self.controller.state_dict()["groups"]
-            rates = saved["learn_rates"]["groups"]
-            saved = {
-                **saved,
-                "learn_rates": {**saved["learn_rates"], "groups": {name: rates.get(name, here[name]) for name in here}},
-            }
-        else:
-            self.groups.take_ids(ids)
         known = [param for param in self.params if not may_grow or param.name in saved["params"]]
         state.check_params(known, saved["params"], may_grow=may_grow)
-        state.check_groups(self.groups, saved["groups"], may_grow=may_grow)
+        state.restore_rows(known, saved["params"])
+        self.table.put_in_order(saved["params"])
+        self.plan.sync()
+        self.plan.take_ids({id: part["params"] for id, part in saved["groups"].items()})
+        state.check_groups(self.plan, saved["groups"], may_grow=may_grow)
         state.check_param_states(known, saved["params"])
         state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
-        state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved["algorithms"], saved["groups"])
-        self.controller.load_state_dict(saved["learn_rates"], may_grow=may_grow or bool(paths))
+        state.restore_groups(self.plan, saved["groups"])
+        state.restore_policies(self.plan, saved["policies"], may_grow=may_grow)
+        state.restore_algorithms(self.plan, saved["algorithms"], saved["groups"])
+        check_parts("the learning rates", saved["learn_rates"], SAVED_BY_WRITER)
+        self.writer.load_state_dict(saved["learn_rates"])
+        self.writer.write_last_rates()
         if self.averages is not None and saved["averages"] is not None:
             self.averages.load_state_dict(
                 saved["averages"], self.params, self.table.pipeline.shim_paths(), may_grow=may_grow
@@ -184,14 +187,16 @@ class TrainedParams:
         thawed_since = [
             param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]
         ]
-        self.groups.drop(thawed_since)
         for param in thawed_since:
             param.steps = 0
-        self.groups.add(thawed_since, names_are_lasting=True)
+            if param.group is not None:
+                param.group.owner.begin_anew(param)
         # Those that are frozen now have no state, and have to count as never updated when they are unfrozen.
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
-        self.groups.forget_lists()
+        self.plan.forget_lists()
+        for param in goes_on:
+            param.steps = saved["params"][param.name]["updates"]
         state.restore_params(goes_on, saved["params"])
-        state.restore_groups(self.groups, saved["groups"])
-        state.restore_algorithms(self.groups, saved["algorithms"], saved["groups"])
+        state.restore_groups(self.plan, saved["groups"], with_rates=False)
+        state.restore_algorithms(self.plan, saved["algorithms"], saved["groups"])
         state.restore_scalers(self.table.pipeline.shim_paths(), saved["grad_scalers"])

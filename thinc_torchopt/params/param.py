@@ -17,7 +17,7 @@ from ..host import module_of
 from ..types import Key
 
 if TYPE_CHECKING:
-    from ..groups import TorchGroup
+    from ..groups import Group, ParamSettings
 
 
 # Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower
@@ -40,7 +40,11 @@ class Param:
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
-    group (TorchGroup | None): The torch param group that it is in. None: it is frozen.
+    settings (ParamSettings): What the config says for it.
+    group (Group | None): The torch param group that it is in, by the plan. None: it is frozen.
+    rate_factor (float): What rules, and rates of others that were adopted, made of its learning rate: by what that is
+        multiplied.
+    held_rate (float | None): Its learning rate, if rules or others set one.
     row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
@@ -57,6 +61,7 @@ class Param:
         "grad_copy",
         "grad_source",
         "group",
+        "held_rate",
         "holder",
         "is_bias_or_norm",
         "is_torch",
@@ -64,7 +69,9 @@ class Param:
         "key",
         "module",
         "name",
+        "rate_factor",
         "row_size",
+        "settings",
         "shape",
         "source",
         "steps",
@@ -89,7 +96,10 @@ class Param:
         self.flat_grad: Optional[torch.Tensor] = None
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
-        self.group: TorchGroup | None = None
+        self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan has looked at it
+        self.group: Group | None = None
+        self.rate_factor = 1.0
+        self.held_rate: Optional[float] = None
         self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0
@@ -127,6 +137,13 @@ class Param:
     def in_form(self, tensor: torch.Tensor) -> Any:
         """A tensor in the form in which the model holds the param: as it is, or as an array on its memory."""
         return tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(tensor)
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply all learning rates that are to come."""
+        if self.held_rate is None:
+            self.rate_factor *= factor
+        else:
+            self.held_rate *= factor
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""

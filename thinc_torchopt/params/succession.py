@@ -21,7 +21,7 @@ class Keeper(Protocol):
     """Who keeps something for each param, which goes on when another param takes its name: torch's state, averages."""
 
     def release(self, param: Param) -> Any:
-        """Forget a param, and give away what was kept for it. None: nothing."""
+        """Give away what is kept for a param that will be forgotten. None: nothing."""
 
     def inherit(self, param: Param, released: Any, old: Released, on_growth: OnGrowth) -> None:
         """Let a param go on with what was released by the one that had its name before, and perhaps another shape.
@@ -42,13 +42,17 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """What a param leaves to the one that takes its name.
 
-    steps, joined_at: As of the `Param`. state, average (Any): What was kept of it, or None.
+    settings, steps, joined_at, rate_factor, held_rate: As of the `Param`. state, average (Any): What was kept of it, or
+        None.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    settings: Any
     steps: int
     joined_at: Optional[int]
+    rate_factor: float
+    held_rate: Optional[float]
     state: Any
     average: Any
 

@@ -11,7 +11,6 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -43,35 +42,38 @@ class Found(NamedTuple):
     holder: Model | Shim | None = None
 
 
-class Groups(Keeper, Protocol):
-    """The param groups, as far as this table knows them: see groups/."""
+class Plan(Keeper, Protocol):
+    """Which torch optimizer and group updates which param, as far as this table knows it: see groups/plan.py."""
 
-    def add(self, params: Iterable[Param], *, names_are_lasting: bool) -> None: ...
-    def changing(self) -> AbstractContextManager[None]: ...
-    def drop(self, params: Iterable[Param]) -> None: ...
-    def replace(self, param: Param, new: torch.Tensor) -> None: ...
-    def rename(self, params: Iterable[Param]) -> None: ...
+    def sync(self, changed: Iterable[Param] = (), *, names_are_lasting: bool = True) -> None: ...
+    def move(self, param: Param, new: torch.Tensor) -> None: ...
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
 
 
 class ParamTable:
     """All params of an optimizer by key.
 
-    groups (Groups): Told of every param that comes, goes, or moves to another device. Keeps torch's state.
+    by_key (dict[Key, Param]): The params, those that there are already.
+    plan (Plan): Brought in line with these after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
 
-    Public: `pipeline` (that it was told), `by_key` (the params), `shims` (those with params among these, by their ids).
+    Public: `pipeline` (that it was told), `by_key`, `shims` (those with params among these, by their ids).
     """
 
-    def __init__(self, groups: Groups, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"):
+    def __init__(
+        self, by_key: dict[Key, Param], plan: Plan, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"
+    ):
         self.pipeline = KnownPipeline()
-        self.by_key: dict[Key, Param] = {}
+        self.by_key = by_key
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self.averages = averages
         self._names = KnownNames(self.pipeline)
-        self._groups = groups
+        self._plan = plan
         self._on_growth = on_growth
+        # What the plan is still to be told: whose settings may be others now, and whether params are gone.
+        self._changed: list[Param] = []
+        self._is_synced = True
         # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
         # begins anew.
         self._joined: dict[str, int | None] = {}
@@ -199,6 +201,7 @@ class ParamTable:
                         for found in self._find_named(model, self._released.keys())
                     ]
                 )
+            self._sync()
 
     # ------------------------------------------------------------------ looked up at each step
 
@@ -260,6 +263,7 @@ class ParamTable:
             known.hold(source)
         else:
             self._replace(known, source, view)
+            self._sync()
         return self.by_key.get(key)
 
     def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
@@ -300,16 +304,13 @@ class ParamTable:
             known = self.by_key.get(one.key)
             if one.key not in due and (known is None or not known.is_on(one.source)):
                 due[one.key] = one, self._view(one.key, one.source)
-        if not due:
-            return
-        with self._groups.changing():
-            for param in [param for key in due if (param := self.by_key.get(key)) is not None]:
-                one, view = due[param.key]
-                if param.shape == view.shape:
-                    self._replace(param, one.source, view)
-                else:
-                    self._leave(param, tuple(view.shape))
-            self._add([pair for key, pair in due.items() if key not in self.by_key])
+        for param in [param for key in due if (param := self.by_key.get(key)) is not None]:
+            one, view = due[param.key]
+            if param.shape == view.shape:
+                self._replace(param, one.source, view)
+            else:
+                self._leave(param, tuple(view.shape))
+        self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
         """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence):
@@ -325,16 +326,46 @@ class ParamTable:
                 if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 old = self._released.get(name)
-                param.joined_at = self._joined.get(name) if old is None else old.joined_at
+                if old is None:
+                    param.joined_at = self._joined.get(name)
+                else:
+                    param.settings, param.joined_at = old.settings, old.joined_at
+                    param.rate_factor, param.held_rate = old.rate_factor, old.held_rate
                 new.append(param)
-        self._groups.add(new, names_are_lasting=self.pipeline.is_there)
         self.by_key |= {param.key: param for param in new}
+        try:
+            self._sync(new)
+        except BaseException:
+            for param in new:
+                del self.by_key[param.key]
+            raise
         for param in new:
             if (old := self._released.pop(param.name, None)) is not None:
                 try:
                     self._inherit(param, old)
                 except StateError as error:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+
+    def put_in_order(self, names: Iterable[str]) -> None:
+        """Have the params in the order of another run. Those that it had not come last. The plan is to follow.
+
+        names (Iterable[str]): Of its params, as it first saw them.
+        """
+        places = {name: place for place, name in enumerate(names)}
+        in_order = sorted(self.by_key.items(), key=lambda item: places.get(item[1].name, len(places)))
+        self.by_key.clear()
+        self.by_key.update(in_order)
+
+    def _sync(self, new: Sequence[Param] = ()) -> None:
+        """Bring the plan in line, if there is something to do. new (Sequence[Param]): Those that came.
+
+        RAISES (ConfigError): A param can't be optimized, or the settings don't go with it.
+        """
+        changed = [*new, *(param for param in self._changed if param.key in self.by_key)]
+        if changed or not self._is_synced:
+            self._plan.sync(changed, names_are_lasting=self.pipeline.is_there)
+        self._changed.clear()
+        self._is_synced = True
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
         """Go over to another array or tensor of the same shape. The state goes on."""
@@ -343,7 +374,8 @@ class ParamTable:
             param.dtype,
             param.strides,
         ):
-            self._groups.replace(param, view)
+            self._plan.move(param, view)
+            self._is_synced = False
         else:
             param.tensor.data = view.detach()
         param.hold(source)
@@ -354,17 +386,14 @@ class ParamTable:
         return view_of_param(source, name, is_copied=is_copied)
 
     def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
-        """Drop params, their states and their averages."""
-        gone = []
+        """Drop params and their averages. Their states go with `_sync`."""
         for key in keys:
             if not keep_names:
                 self.names.pop(key, None)
             if (param := self.by_key.pop(key, None)) is not None:
-                gone.append(param)
+                self._is_synced = False
                 if self.averages is not None:
                     self.averages.release(param)
-        if gone:
-            self._groups.drop(gone)
 
     def _leave(self, param: Param, shape: tuple[int, ...]) -> None:
         """Forget a param, and keep what is known of it for the next one of its name.
@@ -376,9 +405,17 @@ class ParamTable:
             self._forget([param.key])
             return
         average = None if self.averages is None else self.averages.release(param)
-        state = self._groups.release(param)
+        state = self._plan.release(param)
         self._released[param.name] = Released(
-            tuple(param.shape), param.dtype, param.steps, param.joined_at, state, average
+            tuple(param.shape),
+            param.dtype,
+            param.settings,
+            param.steps,
+            param.joined_at,
+            param.rate_factor,
+            param.held_rate,
+            state,
+            average,
         )
         self._forget([param.key])
 
@@ -400,9 +437,9 @@ class ParamTable:
         self.shims[shim.id] = shim
 
     def _inherit(self, param: Param, old: Released) -> None:
-        """RAISES (StateError): Something does not fit; that begins anew."""
+        """Let a param go on with what another one left to it. RAISES (StateError): Something does not fit; that begins anew."""
         if old.state is not None:
-            self._groups.inherit(param, old.state, old, self._on_growth)
+            self._plan.inherit(param, old.state, old, self._on_growth)
         param.steps = old.steps
         if self.averages is not None and old.average is not None:
             self.averages.inherit(param, old.average, old, self._on_growth)
@@ -421,34 +458,33 @@ class ParamTable:
         """Name all params of the pipeline; forget those that are no longer in it."""
         walked = self.pipeline.walk()
         names = self._names.note(walked)
-        self._groups.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
+        self._plan.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
         now = {names[found.key][0]: found for found in walked}
-        with self._groups.changing():
-            outdated = self._names.outdated(names.keys(), now.keys())
-            pairs = [
-                (self.by_key[key], now[self.names[key][0]])
-                for key, has_successor in outdated
-                if has_successor and key in self.by_key
-            ]
-            staying = going_on(pairs)
-            if self.averages is not None:
-                for old, new, is_whole in shims_of(pairs, staying):
-                    self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
-            anew = {param.name for param, _ in pairs} - staying
-            self._released |= dict.fromkeys(anew)
-            heirs = {param.key: found for param, found in pairs if param.name in staying}
-            self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
-            updates = max((param.steps for param in self.by_key.values()), default=0)
-            for key, found in heirs.items():
-                self._leave(self.by_key[key], tuple(found.values.shape))
-            self._forget(heirs, keep_names=False)
+        outdated = self._names.outdated(names.keys(), now.keys())
+        pairs = [
+            (self.by_key[key], now[self.names[key][0]])
+            for key, has_successor in outdated
+            if has_successor and key in self.by_key
+        ]
+        staying = going_on(pairs)
+        if self.averages is not None:
+            for old, new, is_whole in shims_of(pairs, staying):
+                self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
+        anew = {param.name for param, _ in pairs} - staying
+        self._released |= dict.fromkeys(anew)
+        heirs = {param.key: found for param, found in pairs if param.name in staying}
+        self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
+        updates = max((param.steps for param in self.by_key.values()), default=0)
+        for key, found in heirs.items():
+            self._leave(self.by_key[key], tuple(found.values.shape))
+        self._forget(heirs, keep_names=False)
         renamed = [
             self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
         ]
         for param in renamed:
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
-        self._groups.rename(renamed)
+        self._changed += renamed
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)

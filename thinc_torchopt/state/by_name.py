@@ -5,6 +5,7 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from thinc.api import PyTorchShim, Shim
 
 from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
 from ..checks import check_count, check_parts
-from ..errors import StateError
-from ..groups import ParamGroups
+from ..errors import ConfigError, StateError
+from ..groups import Plan
+from ..learn_rate import kind_of, source_of
 from ..host import scaler_of
 from ..params import Param
 
@@ -29,10 +31,12 @@ PARTS = (
     "learn_rates",
     "params",
     "groups",
+    "policies",
     "algorithms",
     "averages",
     "grad_scalers",
     "freeze_changes",
+    "rate_changes",
 )
 
 
@@ -46,23 +50,31 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             **({"shim": param.key[2]} if param.is_of_shim else {}),  # type: ignore[index]
             "updates": param.steps,
             "joined_at": param.joined_at,
+            "rate_factor": param.rate_factor,
+            "held_rate": param.held_rate,
             "state": {} if param.group is None else param.group.owner.states.as_tree(param),
         }
         for param in params
     }
 
 
+def restore_rows(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give params what is kept of them beside torch's state. `Plan.sync` comes after it."""
+    for param in params:
+        found = saved[param.name]
+        param.steps, param.rate_factor, param.held_rate = found["updates"], found["rate_factor"], found["held_rate"]
+
+
 def restore_params(
     params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean"
 ) -> None:
-    """Give params their states. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a
+    """Give params their states in torch. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a
     param has grown.
 
     RAISES (StateError): A param has grown, and its state can't.
     """
     for param in params:
         found = saved[param.name]
-        param.steps = found["updates"]
         if param.group is not None:
             owner, options = param.group.owner, param.group.entry
             fitted = from_tree(found["state"], library_of(owner.optimizer))
@@ -80,54 +92,63 @@ def restore_params(
             owner.states.set(param, fitted, _saved_dtype(found))
 
 
-def collect_groups(groups: ParamGroups) -> dict[str, dict[str, Any]]:
-    """What algorithms keep in their param groups, by the group's id, with the names of its params."""
+def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
+    """What is kept of param groups, by the group's id, with the names of its params: what the algorithm keeps there,
+    and the last rate.
+    """
     return {
         group.id: {
             "algorithm": group.owner.algorithm.label,
             "path": group.owner.name,
-            "params": sorted(param.name for param, _ in group.params.values()),
+            "params": sorted(param.name for param in group.params),
             "state": group.state,
+            "rate": group.watched.rate,
+            "applied_rate": group.watched.applied_rate,
+            "checksum": group.watched.checksum,
         }
         for group in groups.groups
     }
 
 
-def group_ids(saved: Any) -> dict[frozenset[str], str]:
-    """The id of each group in a saved state, by the names of its params.
-
-    RAISES (StateError): It is no such state.
-    """
+def check_group_parts(saved: Any) -> None:
+    """RAISES (StateError): It is no such state as `collect_groups` gives."""
     check_parts("the param groups", saved)
     for group_id, part in saved.items():
-        check_parts(f"param group '{group_id}'", part, ("algorithm", "path", "params", "state"))
+        check_parts(
+            f"param group '{group_id}'",
+            part,
+            ("algorithm", "path", "params", "state", "rate", "applied_rate", "checksum"),
+        )
+        for name in ("rate", "applied_rate"):
+            _check_rate(f"{name} of param group '{group_id}'", part[name])
         check_parts(f"param group '{group_id}' in torch", part["state"])
         if not isinstance(part["params"], list):
             raise StateError(
                 f"Can't load the state of param group '{group_id}': expected a list of params, found "
                 f"{part['params']!r}."
             )
-    return {frozenset(map(str, part["params"])): group_id for group_id, part in saved.items()}
 
 
-def restore_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give param groups what algorithms kept there. `check_groups` comes before. Groups that are not among the saved
-    ones stay.
+def restore_groups(groups: Plan, saved: Mapping[str, Mapping[str, Any]], *, with_rates: bool = True) -> None:
+    """Give param groups what was kept of them. `check_groups` comes before. Groups that are not among the saved ones
+    stay.
     """
     for group in groups.groups:
+        if with_rates and group.id in saved:
+            group.watched.rate, group.watched.applied_rate = (saved[group.id][key] for key in ("rate", "applied_rate"))
         # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
         is_kept = group.id in saved and not type(group.owner.optimizer).__module__.startswith("torch.optim")
         for name, value in saved[group.id]["state"].items() if is_kept else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def collect_algorithms(groups: ParamGroups) -> dict[str, dict[str, Any]]:
+def collect_algorithms(groups: Plan) -> dict[str, dict[str, Any]]:
     """What algorithms keep beside params and groups, by their config path."""
     found = {algorithm.name: algorithm.state_beside() for algorithm in groups.algorithms}
     return {name: part for name, part in found.items() if part}
 
 
-def restore_algorithms(groups: ParamGroups, saved: Any, saved_groups: Mapping[str, Mapping[str, Any]]) -> None:
+def restore_algorithms(groups: Plan, saved: Any, saved_groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over.
 
     saved_groups (Mapping): From `collect_groups`: the block of an algorithm may have had another name then.
@@ -140,6 +161,42 @@ def restore_algorithms(groups: ParamGroups, saved: Any, saved_groups: Mapping[st
         if path in saved:
             check_parts(f"the algorithm '{algorithm.name}'", saved[path], (), optional=BESIDE)
             restore_beside(algorithm.optimizer, saved[path])
+
+
+def collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
+    """The policies of blocks that have a state, by the config paths of the blocks."""
+    return {
+        where: {"kind": kind_of(policy), "state": source_of(policy).state_dict()}
+        for where, policy in groups.rates.policies.items()
+        if hasattr(source_of(policy), "state_dict")
+    }
+
+
+def restore_policies(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
+    """Let policies go on. may_grow (bool): There may be others.
+
+    RAISES (ConfigError): There are others, or the state is of another one. Nothing has changed then.
+    """
+    check_parts("the policies", saved)
+    here = collect_policies(groups)
+    if here.keys() != saved.keys() and not may_grow:
+        raise ConfigError(
+            f"Can't load the state of the learn rate policies: expected those of {sorted(here)}, found those of "
+            f"{sorted(saved)}. The policies in the config have changed since it was saved. Change them back, or start "
+            "with a new optimizer."
+        )
+    both = {where: source_of(policy) for where, policy in groups.rates.policies.items() if where in saved}
+    for where, policy in both.items():
+        check_parts(f"the policy of {where}", saved[where], ("kind", "state"))
+        if saved[where]["kind"] != here[where]["kind"]:
+            raise ConfigError(
+                f"Can't load the state of the policy of {where}: expected one of kind {here[where]['kind']!r}, found "
+                f"{saved[where]['kind']!r}. The config has changed since it was saved. Change it back, or start with a "
+                "new optimizer."
+            )
+        policy.check_state_dict(saved[where]["state"])
+    for where, policy in both.items():
+        policy.load_state_dict(saved[where]["state"])
 
 
 def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
@@ -221,7 +278,7 @@ def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
     return saved.get("shape") != list(param.shape)
 
 
-def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> None:
+def check_groups(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
     """Check that a saved state is one of these groups.
 
     may_grow (bool): There may be other groups, and other params in them.
@@ -229,7 +286,7 @@ def check_groups(groups: ParamGroups, saved: Any, *, may_grow: bool = False) -> 
     """
     both = [group for group in groups.groups if not may_grow or group.id in saved]
     there = {name: part["algorithm"] for part in saved.values() for name in part["params"]}
-    here = {param.name: group.owner.algorithm.label for group in groups.groups for param, _ in group.params.values()}
+    here = {param.name: group.owner.algorithm.label for group in groups.groups for param in group.params}
     changed = [name for name in here if there.get(name, here[name]) != here[name]]
     if changed:
         of_here, of_there = (", ".join(sorted({str(found[name]) for name in changed})) for found in (here, there))
@@ -277,7 +334,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
         n_dimensions = len(found["shape"])
         key = id(param.group), n_dimensions
         if key not in examples:
-            examples[key] = param.group.owner.builder.example_state(param.group.settings, param.device, n_dimensions)
+            examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
         example, label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum, which may be yet to come.
@@ -300,11 +357,18 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
                 )
 
 
+def _check_rate(what: str, found: Any) -> None:
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0.0 <= found < math.inf:
+        raise StateError(
+            f"Can't load the state of the optimizer: expected '{what}' to be a number of at least 0, found {found!r}."
+        )
+
+
 def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     check_parts(
         f"param '{param.name}'",
         found,
-        ("shape", "dtype", "updates", "joined_at", "state"),
+        ("shape", "dtype", "updates", "joined_at", "rate_factor", "held_rate", "state"),
         optional=("shim",),
     )
     if not isinstance(found["shape"], list):
@@ -316,6 +380,9 @@ def _check_param(param: Param, found: Mapping[str, Any]) -> None:
     check_count(f"{param.name} updates", found["updates"])
     if not isinstance(_saved_dtype(found), torch.dtype):
         raise StateError(f"Can't load the state of param '{param.name}': expected its dtype, found {found['dtype']!r}.")
+    _check_rate(f"{param.name} rate_factor", found["rate_factor"])
+    if found["held_rate"] is not None:
+        _check_rate(f"{param.name} held_rate", found["held_rate"])
     if found["joined_at"] is not None:
         check_count(f"{param.name} joined_at", found["joined_at"])
     check_parts(f"param '{param.name}' in torch", found["state"])

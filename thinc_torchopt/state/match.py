@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from ..groups import ParamGroups
-from ..params import Param, clean, escape, unique
+from ..params import Param, clean, escape
 
 
 def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
@@ -107,28 +106,6 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
         )
         if names
     )
-
-
-def match_groups(groups: ParamGroups, saved: Mapping[str, Mapping[str, Any]]) -> dict[frozenset[str], str]:
-    """The id of the saved group from which most params of each group come; for one of new params its own, or a free
-    one.
-
-    RETURNS (dict): By the names of its params.
-    """
-    ids: dict[frozenset[str], str] = {}
-    by_name = {name: group_id for group_id, part in saved.items() for name in part["params"]}
-    members = [(group.id, frozenset(param.name for param, _ in group.params.values())) for group in groups.groups]
-    free = set(saved)
-    for _, names in members:
-        origins = Counter(by_name[name] for name in sorted(names) if by_name.get(name) in free)
-        if origins:
-            ids[names] = origins.most_common(1)[0][0]
-            free.discard(ids[names])
-    taken = set(ids.values()) | set(saved)
-    for group_id, names in members:
-        if names not in ids:
-            ids[names] = unique(group_id, taken)
-    return ids
 
 
 def _describe(names: Collection[str], all_names: Iterable[str]) -> str:

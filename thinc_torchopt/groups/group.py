@@ -1,0 +1,120 @@
+"""One param group of torch: params with equal settings, from which plan.py derives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..learn_rate import Policy, WatchedGroup
+from ..params import Param
+from ..schedules import is_moving
+from .building import OWN_RATE
+from .rates import Rates
+from .settings import ParamSettings
+
+if TYPE_CHECKING:
+    from .built_algorithm import BuiltAlgorithm
+
+Key = tuple[Any, ...]
+
+# Keys of a torch param group that hold no state.
+_NO_STATE = ("params", "param_names", "lr", "step")
+
+
+class Group:
+    """A torch param group, and where its learning rates come from: see `learn_rate.RateSource`.
+
+    key (tuple): What its params have in common, see `Plan`.
+    params (list[Param]): In the order in which they were first seen, which is torch's.
+    entry (dict): torch's own dict.
+    owner (BuiltAlgorithm): Whose it is.
+    rates (Rates): Of the settings.
+    id (str): By which the writer of rates knows it.
+
+    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move).
+    """
+
+    is_frozen = False
+
+    def __init__(
+        self, key: Key, params: list[Param], entry: dict[str, Any], owner: BuiltAlgorithm, rates: Rates, id: str
+    ):
+        self.key = key
+        self.params = params
+        self.entry = entry
+        self.owner = owner
+        self._rates = rates
+        self.watched = WatchedGroup(id, self, entry["lr"])
+        self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
+
+    @property
+    def settings(self) -> ParamSettings:
+        """Those of its params, which differ in nothing but their labels."""
+        return self.params[0].settings
+
+    @property
+    def id(self) -> str:
+        """By which the writer of rates knows it: the label of its first param, perhaps with a number."""
+        return self.watched.id
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a fused kernel updates its params."""
+        return bool(self.key[1][0])
+
+    @property
+    def takes_factor(self) -> bool:
+        """Whether that kernel also takes a factor for the gradients, of which kernels know 32 bits."""
+        is_fused, is_wide = self.key[1]
+        return is_fused and not is_wide
+
+    @property
+    def labels(self) -> set[str]:
+        """What the config calls it; several names if blocks say the same."""
+        return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for
+        example.
+        """
+        settings = self.settings.options.keys() - self.owner.algorithm.trial.moves
+        return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
+
+    def take(self, params: list[Param]) -> None:
+        """Have these params from now on."""
+        self.params = params
+        self.entry["params"] = [param.tensor for param in params]
+        for param in params:
+            param.group = self
+
+    # ------------------------------------------------------------------ learning rates
+
+    @property
+    def policy(self) -> Policy | None:
+        return self._rates.policy_of(self.settings)
+
+    def heeds_metrics(self, step: int) -> bool:
+        policy: Any = self.policy
+        return not (hasattr(policy, "is_warming_up") and policy.is_warming_up(self._rates.policy_step(self.settings)))
+
+    def rate_at(self, step: int) -> float:
+        """The rate of the step that comes, which is that of the schedules and not the writer's."""
+        first = self.params[0]
+        if first.held_rate is not None:
+            return first.held_rate
+        settings = self.settings
+        updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
+        return first.rate_factor * (self._rates.at_next_step(settings, updates) * self.entry.get(OWN_RATE, 1.0))
+
+    def go_on_from(self, rate: float, ratio: float | None) -> None:
+        for param in self.params:
+            if ratio is None or param.held_rate is not None:
+                param.held_rate = rate
+            else:
+                param.rate_factor *= ratio
+        self.note_rates()
+
+    def note_rates(self) -> None:
+        """The factors, or rates, of all of its params have become others, which are the same again."""
+        first = self.params[0]
+        self.key = (*self.key[:-2], first.rate_factor, first.held_rate)

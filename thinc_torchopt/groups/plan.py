@@ -1,0 +1,436 @@
+"""The plan of an optimizer: which torch optimizer updates which param, and in which param group.
+
+It is derived from the params as a whole, whenever one of them has come, gone or changed: see `Plan.sync`. Params whose
+settings, and the rates that rules made of them, are equal are in one param group of torch's. torch keeps its state by
+tensor, so that groups can be made anew at any time.
+
+A frozen param is in no group: it has no state and no average, nothing decays it, and inside `FrozenGrads.stopping`
+torch computes no gradient for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+
+from ..checks import Section
+from ..errors import ConfigError
+from ..learn_rate import RateWriter
+from ..params import Param, Pattern, Released, unique
+from ..schedules import current
+from ..types import Key, OnGrowth, ParamInfo
+from .building import Builder
+from .built_algorithm import BuiltAlgorithm
+from .cascade import Cascade
+from .freezing import FreezeChanges, FrozenGrads
+from .group import Group
+from .rate_changes import RateChange, RateChanges
+from .rates import Rates
+from .settings import ParamSettings
+from .stepping import Stepper
+
+Chosen = list[tuple[Stepper, list[tuple[Group, Sequence[Param]]]]]
+
+# By the algorithm's place, and by the key of the group: the params of a group.
+_Derived = dict[int, dict[tuple[Any, ...], list[Param]]]
+
+
+class Kept(NamedTuple):
+    """The state in torch that a param leaves to the one that takes its name."""
+
+    optimizer_class: type[torch.optim.Optimizer]
+    state: dict[str, Any]
+
+
+class Plan:
+    """The torch optimizers behind a TorchOptimizer, with their param groups.
+
+    params (Mapping[Key, Param]): All params of the optimizer, in the order in which they were first seen. Whoever
+        changes them, or one of them, calls `sync` afterwards.
+    cascade (Cascade): What holds for each param.
+    writer (RateWriter): Writes the learning rates.
+    default_rate (Callable): The learning rate of params without one of their own.
+    step (int): The step that comes.
+    frozen_grads (FrozenGrads): Told which params are frozen.
+
+    Public: `algorithms` (the torch optimizers: of the algorithm, those of blocks, and fallbacks; each is there from its
+    first param on), `freeze_changes`, `rate_changes`.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[Key, Param],
+        cascade: Cascade,
+        writer: RateWriter,
+        default_rate: Callable[[], float],
+        step: int,
+        frozen_grads: FrozenGrads,
+    ):
+        self.rates = Rates(default_rate, lambda: self._step)
+        self.freeze_changes = FreezeChanges()
+        self.rate_changes = RateChanges()
+        self._params = params
+        self._cascade = cascade
+        self._writer = writer
+        self._step = step
+        self._frozen_grads = frozen_grads
+        self._builders = [
+            Builder(found.path, found.algorithm, cascade.moving(i), self.rates)
+            for i, found in enumerate(cascade.candidates)
+        ]
+        self._built: dict[int, BuiltAlgorithm] = {}
+        self._next_thaw = math.inf  # the step at which a param that is frozen now is trained again
+
+    @property
+    def algorithms(self) -> list[BuiltAlgorithm]:
+        return [self._built[i] for i in sorted(self._built)]
+
+    @property
+    def groups(self) -> list[Group]:
+        """All torch param groups."""
+        return [group for algorithm in self.algorithms for group in algorithm.groups]
+
+    @property
+    def frozen_params(self) -> list[Param]:
+        """Those that are not trained, or not yet."""
+        return [param for param in self._params.values() if param.group is None]
+
+    # ------------------------------------------------------------------ deriving it
+
+    def sync(self, changed: Iterable[Param] = (), *, names_are_lasting: bool = True) -> None:
+        """Bring torch's param groups in line with the params as they are now.
+
+        changed (Iterable[Param]): Those that came, or whose settings may be others than before: they have got another
+            name, for example.
+        names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
+        RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
+            no such names. Nothing has changed then.
+        """
+        changed = list(changed)
+        if changed and self._cascade.goes_by_name and not names_are_lasting:
+            raise ConfigError(
+                "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, params of a "
+                "module): expected an optimizer that knows its pipeline, found one without a pipeline, so params have "
+                "no lasting names. Call optimizer.initialize(nlp) before the first update."
+            )
+        before = [param.settings for param in changed]
+        try:
+            for param, known in zip(changed, before):
+                param.settings = self._settings_of(param)
+                if self._step < param.settings.frozen_until < math.inf:
+                    self._builders[param.settings.algorithm].check(param)
+                if known is None:
+                    for change in self.rate_changes.matching(param.settings.names):
+                        change.apply_to([param], self._rate_to_come(param))
+            derived = self._derive()
+            built = {
+                i: self._build(self._builders[i], self._built.get(i), groups) for i, groups in sorted(derived.items())
+            }
+        except BaseException:
+            for param, known in zip(changed, before):
+                param.settings = known
+            raise
+        self._apply(derived, built)
+
+    def _derive(self) -> _Derived:
+        derived: _Derived = {}
+        for param in self._params.values():
+            if param.settings.frozen_until <= self._step:
+                of_algorithm = derived.setdefault(param.settings.algorithm, {})
+                of_algorithm.setdefault(self._key_of(param), []).append(param)
+        return derived
+
+    def _key_of(self, param: Param) -> tuple[Any, ...]:
+        """Equal for params that are in one group: their settings, what the kernel makes of them, and what rules made of
+        their rates.
+        """
+        kernel = self._builders[param.settings.algorithm].kernel_for(param.tensor, param.settings)
+        return param.settings.key, kernel, param.rate_factor, param.held_rate
+
+    @staticmethod
+    def _build(
+        builder: Builder, of: BuiltAlgorithm | None, groups: Mapping[tuple[Any, ...], list[Param]]
+    ) -> dict[tuple[Any, ...], torch.optim.Optimizer]:
+        """Build an optimizer for each group that is new, or has new params, of these. Changes nothing."""
+        known = set() if of is None else {group.key for group in of.groups}
+        built = {}
+        for key, params in groups.items():
+            new = [param for param in params if of is None or param.group is None or param.group.owner is not of]
+            if new or key not in known:
+                built[key] = builder.build(new or params, fused=bool(key[1]))
+        return built
+
+    def _apply(self, derived: _Derived, built: Mapping[int, Mapping[tuple[Any, ...], torch.optim.Optimizer]]) -> None:
+        entries = {
+            i: {key: optimizer.param_groups[0] for key, optimizer in made.items()} for i, made in built.items()
+        }
+        for i, made in built.items():
+            if i not in self._built:
+                self._built[i] = BuiltAlgorithm(self._builders[i], next(iter(made.values())), self._writer)
+        ids = {group.id for group in self.groups}
+        taken: dict[int, dict[Group, list[Param]]] = {}
+        for i, algorithm in self._built.items():
+            known = {group.key: group for group in algorithm.groups}
+            taken[i] = {}
+            for key, params in derived.get(i, {}).items():
+                if key in built[i]:
+                    # Some classes, Adagrad among them, make a param's state only when they are built.
+                    algorithm.states.take_over(built[i][key])
+                group = known.get(key)
+                if group is None:
+                    id = unique(params[0].settings.label, ids)
+                    ids.add(id)
+                    group = self._new_group(key, params, entries[i][key], algorithm, id)
+                taken[i][group] = params
+        for algorithm in self._built.values():
+            for group in algorithm.groups:
+                for param in group.params:
+                    param.group = None
+        for i, groups in taken.items():
+            self._built[i].take(groups)
+        frozen = self.frozen_params
+        self._next_thaw = min((param.settings.frozen_until for param in frozen), default=math.inf)
+        self._frozen_grads.stop_only(frozen)
+
+    def _new_group(
+        self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm, id: str
+    ) -> Group:
+        """Make a group. If its first param is from another one of this algorithm, it goes on with what was kept in
+        that.
+        """
+        group = Group(key, params, entry, algorithm, self.rates, id)
+        old = params[0].group
+        if old is not None and old.owner is algorithm:
+            entry.update(deepcopy(old.state))
+            entry["lr"] = old.watched.applied_rate
+            group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
+        return group
+
+    def _settings_of(self, param: Param) -> ParamSettings:
+        return self.freeze_changes.applied(param, self._cascade.settings_of(param))
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that every pattern matches a name.
+
+        RAISES (ConfigError): One matches none.
+        """
+        self._cascade.check(names)
+
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
+        """Learn the names of all params of the pipeline. embeddings (Collection[str]): Those of embeddings."""
+        self._cascade.see_names(names, embeddings)
+
+    # ------------------------------------------------------------------ the state of a param
+
+    def release(self, param: Param) -> Kept | None:
+        """The state in torch of a param, for the one that takes its name."""
+        if param.group is None or not (state := param.group.owner.states.get(param)):
+            return None
+        return Kept(param.group.owner.states.optimizer_class, state)
+
+    def inherit(self, param: Param, released: Kept, old: Released, on_growth: OnGrowth) -> None:
+        """Let a param go on with the state of one that had its name before, if the same class optimizes both.
+
+        RAISES (StateError): The state can't be fitted to its shape.
+        """
+        if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
+            param.group.owner.states.inherit(param, released.state, old, "zero" if on_growth == "zero" else "mean")
+
+    def move(self, param: Param, new: torch.Tensor) -> None:
+        """Let a tensor of the same shape take the place of a param's, perhaps on another device or in another memory
+        order. The state moves along. `sync` comes after it.
+        """
+        if param.group is not None:
+            param.group.owner.states.move(param, new)
+        param.put_on(new)
+
+    def take_ids(self, saved: Mapping[str, Collection[str]]) -> None:
+        """Give groups the ids that they had in another run: each that of the group from which most of its params are.
+
+        saved (Mapping[str, Collection[str]]): The names of the params of each group there, by its id.
+        """
+        origins = {name: id for id, names in saved.items() for name in names}
+        free, groups = set(saved), self.groups
+        ids: dict[Group, str] = {}
+        for group in groups:
+            found = Counter(id for param in group.params if (id := origins.get(param.name)) in free)
+            if found:
+                ids[group] = found.most_common(1)[0][0]
+                free.discard(ids[group])
+        taken = {*saved, *ids.values()}
+        for group in groups:
+            group.watched.id = ids[group] if group in ids else unique(group.id, taken)
+            taken.add(group.id)
+        self._writer.note_ids()
+
+    def forget_lists(self) -> None:
+        """Other states come: nothing holds on to those that they replace."""
+        for algorithm in self.algorithms:
+            algorithm.stepper.direct.forget()
+
+    # ------------------------------------------------------------------ changes in the course of a training
+
+    def move_to_step(self, step: int) -> None:
+        """Begin to train what is frozen up to a step.
+
+        step (int): The step that comes.
+        """
+        self._step = step
+        if step >= self._next_thaw:
+            self.sync()
+
+    def freeze(self, patterns: Sequence[Pattern], *, frozen: bool) -> list[Param]:
+        """Train params no longer, or again. They begin anew then.
+
+        patterns (Sequence[Pattern]): Over names.
+        RETURNS (list[Param]): Those for which that is a change.
+        """
+        self.freeze_changes.add(patterns, math.inf if frozen else float(self._step))
+        changed = [
+            param
+            for param in self._params.values()
+            if (param.group is None) != (self._settings_of(param).frozen_until > self._step)
+        ]
+        for param in changed:
+            param.steps = 0
+        self.sync(changed)
+        return changed
+
+    def change_rates(self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0) -> None:
+        """Multiply the rates of params, from the next step on, and of those that will come to their blocks.
+
+        texts (Sequence[str]): Names of groups or blocks, or patterns over these.
+        factor (float): Above 0.
+        min_rate (float): If a factor below 1 would take the rate of the next step below that, it goes no further down.
+        RAISES (ConfigError): There is no such group, or an invalid factor or rate. Nothing has changed then.
+        """
+        section = Section("the learn rate controller")
+        section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
+        section.number("min_rate", min_rate)
+        scale = self._writer.scale
+        self._change_rates(RateChange(tuple(texts), factor, min_rate / scale if scale else min_rate))
+
+    def set_rates(self, texts: Sequence[str], rate: float) -> None:
+        """Set the rates of params, from the next step on, in place of those that settings and schedules say.
+
+        RAISES (ConfigError): There is no such group, or an invalid rate. Nothing has changed then.
+        """
+        Section("the learn rate controller").number("rate", rate)
+        scale = self._writer.scale
+        self._change_rates(RateChange(tuple(texts), rate=rate / scale if scale else rate))
+
+    def _change_rates(self, change: RateChange) -> None:
+        self.check_group_names(change.groups)
+        self.rate_changes.add(change)
+        by_key: dict[Any, list[Param]] = {}
+        for param in self._params.values():
+            if change.matches(self._names_of(param)):
+                by_key.setdefault(param.group or id(param), []).append(param)
+        for params in by_key.values():
+            change.apply_to(params, self._rate_to_come(params[0]))
+        for group in self.groups:
+            if len(by_key.get(group, ())) == len(group.params):
+                group.note_rates()
+        self.sync()
+
+    def _rate_to_come(self, param: Param) -> float:
+        """The rate that a param would have at the next step, without the scale of the run."""
+        if param.group is not None:
+            return param.group.watched.rate_at(0)
+        if param.held_rate is not None:
+            return param.held_rate
+        return param.rate_factor * self.rates.at_next_step(param.settings, param.steps)
+
+    # ------------------------------------------------------------------ one step
+
+    def choose(self, params: Sequence[Param]) -> Chosen:
+        """The params of a step by algorithm and group."""
+        by_group: dict[Group, list[Param]] = {}
+        last, members = None, []
+        for param in params:
+            group = param.group
+            if group is not None:
+                if group is not last:
+                    last, members = group, by_group.setdefault(group, [])
+                members.append(param)
+        found: Chosen = []
+        for algorithm in self.algorithms:
+            chosen: list[tuple[Group, Sequence[Param]]] = [
+                entry for entry in by_group.items() if entry[0].owner is algorithm
+            ]
+            if chosen:
+                found.append((algorithm.stepper, chosen))
+        return found
+
+    # ------------------------------------------------------------------ what can be looked at
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The algorithm's options as they are at this step, for params without any of their own."""
+        return {name: current(value) for name, value in self._cascade.candidates[0].options.items()}
+
+    def learn_rates(self) -> dict[str, float]:
+        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Where groups with one label
+        have different rates, they stand under their ids.
+        """
+        by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
+        for group in self.groups:
+            for label in group.labels:
+                settings, _, *rates = group.key
+                by_label.setdefault(label, {}).setdefault((settings, *rates), group)
+        found = {
+            label if len(groups) == 1 else group.id: group.watched.applied_rate
+            for label, groups in by_label.items()
+            for group in groups.values()
+        }
+        found |= {param.settings.label: 0.0 for param in self.frozen_params}
+        return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
+
+    def rate_names(self) -> set[str]:
+        """All names that `learn_rates` may ever have."""
+        return {name for group in self.groups for name in (group.id, *group.labels)} | self.learn_rates().keys()
+
+    def check_group_names(self, texts: Sequence[str]) -> None:
+        """Check that each pattern matches a name of a group or a block, of a frozen one too.
+
+        RAISES (ConfigError): One matches none.
+        """
+        names = set().union(*map(self._names_of, self._params.values()))
+        for text in texts:
+            if not RateChange((text,)).matches(names):
+                known = ", ".join(sorted(names)) or "none"
+                raise ConfigError(
+                    f"Can't change the learning rates of '{text}': expected the name of a param group, or a pattern, "
+                    f"found that it matches none of {known}."
+                )
+
+    @staticmethod
+    def _names_of(param: Param) -> set[str]:
+        """By what its rate can be changed: its label, the blocks that it is from, and the id of its group."""
+        return param.settings.names if param.group is None else param.settings.names | {param.group.id}
+
+    def describe(self, param: Param) -> ParamInfo:
+        """Describe a param at the next step."""
+        settings = param.settings
+        return ParamInfo(
+            param.name,
+            tuple(param.shape),
+            str(param.device),
+            "shim"
+            if param.callback is not None or param.is_of_shim
+            else "torch"
+            if isinstance(param.source, torch.Tensor)
+            else "thinc",
+            settings.label,
+            0.0 if param.group is None else self._writer.rate_to_come(param.group.watched),
+            {name: current(value) for name, value in settings.options.items()},
+            settings.frozen_until,
+            param.steps,
+            settings.blocks,
+            self._cascade.candidates[settings.algorithm].algorithm.label,
+        )

@@ -1,0 +1,88 @@
+"""What rules made of learning rates in the course of a training.
+
+A change is made to params, by the blocks that they are from: each has a factor, or a rate of its own. So it stays with
+a param that is frozen and thawed, grows, or gets another name. A param that comes later takes part in all changes of
+its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..checks import Section
+from ..params import Param
+
+_SECTION = Section("the saved state", verb="load")
+
+
+@dataclass(frozen=True)
+class RateChange:
+    """One change.
+
+    groups (tuple[str, ...]): Names of blocks or groups, or patterns over them.
+    factor (float): By which the rate is multiplied.
+    min_rate (float): A factor below 1 takes the rate no further down than that, if it was above.
+    rate (float | None): What the rate is from now on, instead.
+    """
+
+    groups: tuple[str, ...]
+    factor: float = 1.0
+    min_rate: float = 0.0
+    rate: float | None = None
+
+    def matches(self, names: Collection[str]) -> bool:
+        """Whether it is for params with one of these names of blocks and groups."""
+        return any(fnmatchcase(name, text) for name in names for text in self.groups)
+
+    def apply_to(self, params: Iterable[Param], rate: float) -> None:
+        """Change params with equal settings. rate (float): The one that they would have at the next step."""
+        factor = self.factor
+        if factor < 1.0:
+            lowest = self.min_rate / rate if rate else 0.0
+            factor = max(factor, min(lowest, 1.0))
+        for param in params:
+            if self.rate is not None:
+                param.held_rate = self.rate
+            else:
+                param.scale_rate(factor)
+
+
+class RateChanges:
+    """All changes, in their order."""
+
+    def __init__(self) -> None:
+        self._changes: list[RateChange] = []
+
+    def add(self, change: RateChange) -> None:
+        """Note a change, together with those before that come to the same."""
+        if change.rate is not None:
+            self._changes = [before for before in self._changes if before.groups != change.groups]
+        else:
+            for place, before in reversed(list(enumerate(self._changes))):
+                if before.rate is not None or before.min_rate or change.min_rate:
+                    break
+                if before.groups == change.groups:
+                    self._changes[place] = replace(before, factor=before.factor * change.factor)
+                    return
+        self._changes.append(change)
+
+    def matching(self, names: Collection[str]) -> Iterable[RateChange]:
+        """Those for params with one of these names."""
+        return [change for change in self._changes if change.matches(names)]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [asdict(change) for change in self._changes]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        self._changes = [
+            RateChange(
+                tuple(map(str, change["groups"])),
+                _SECTION.number("factor", change["factor"]),
+                _SECTION.number("min_rate", change["min_rate"]),
+                None if change["rate"] is None else _SECTION.number("rate", change["rate"]),
+            )
+            for change in state
+        ]
