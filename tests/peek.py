@@ -1,5 +1,7 @@
 """The one place that looks inside an optimizer, for what nothing public tells."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from spacy.language import Language
@@ -31,6 +33,26 @@ def average_settings_in(optimizer: TorchOptimizer) -> AverageSettings:
 def groups_in(optimizer: TorchOptimizer) -> Plan:
     """The param groups, to which params can be added by hand."""
     return optimizer._trained.plan
+
+
+@contextmanager
+def without_params(optimizer: TorchOptimizer) -> Iterator[None]:
+    """Inside, it has no params; afterwards it has them again."""
+    by_key, plan = optimizer._trained.table.by_key, optimizer._trained.plan
+    params = dict(by_key)
+    by_key.clear()
+    plan.sync()
+    yield
+    by_key.update(params)
+    plan.sync(params.values(), names_are_lasting=False)
+
+
+def add_params(optimizer: TorchOptimizer, params: list[Param]) -> None:
+    """Add params by hand, of a pipeline of which these are all."""
+    plan = optimizer._trained.plan
+    plan.see_names([param.name for param in params])
+    optimizer._trained.table.by_key.update({param.key: param for param in params})
+    plan.sync(params)
 
 
 def guard_in(optimizer: TorchOptimizer) -> Guard:

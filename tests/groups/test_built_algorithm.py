@@ -15,7 +15,7 @@ from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRat
 
 from ..conftest import needs_muon
 from ..models import params_of, same, toy_examples, toy_pipeline
-from ..peek import groups_in, params_in
+from ..peek import without_params
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 POLICIES = ["restore", "adopt", "raise"]
@@ -147,10 +147,8 @@ def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change)
     run = Run(on_outside_write="restore")
     run.step()
     change(run)
-    groups, params = groups_in(run.optimizer), params_in(run.optimizer)
-    groups.drop(params)
-    assert run.inside.param_groups == []
-    groups.add(params, names_are_lasting=False)
+    with without_params(run.optimizer):
+        assert run.inside.param_groups == []
     assert [len(group["params"]) for group in run.inside.param_groups] == [4]
 
 
@@ -184,9 +182,8 @@ def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
     run.inside.param_groups[0]["lr"] *= 5
     with pytest.warns(LearnRateWarning):
         run.step(factor=5.0)
-    groups, params = groups_in(run.optimizer), params_in(run.optimizer)
-    groups.drop(params)
-    groups.add(params, names_are_lasting=False)
+    with without_params(run.optimizer):
+        assert run.inside.param_groups == []
     shown = {info.learn_rate for info in run.optimizer.describe()}
     run.step(factor=5.0)
     assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}

@@ -30,7 +30,7 @@ from thinc_torchopt.training.loop import train_while_improving
 from ..conftest import CONFIGS, needs_muon
 from ..devices import on_gpu
 from ..models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
-from ..peek import groups_in
+from ..peek import add_params
 from ..spacy_cli import spacy_cli, toy_corpus, train
 
 
@@ -257,10 +257,8 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
         layer_decay={"trf/*": 0.5} if decays_layers else None,
         skip_decay="bias_and_norm" if skips_decay else None,
     )
-    groups = groups_in(optimizer)
-    groups.see_names(NAMES)
     params = [Param(name, name, None, torch.zeros(2), is_bias_or_norm=name.endswith("/b")) for name in NAMES]
-    groups.add(params, names_are_lasting=True)
+    add_params(optimizer, params)
 
     def naive(name):
         """What holds for a param, by the words of the docs."""

@@ -242,18 +242,24 @@ def test_learn_rate_goes_on_from_a_state_of_an_older_version():
     }
 
 
-def test_learn_rate_groups_of_an_optimizer_are_called_in_states_as_ever():
-    """What their policies are called is compared when a checkpoint is loaded."""
+def test_learn_rate_policies_of_blocks_are_saved_under_their_blocks():
+    """What they are called is compared when a checkpoint is loaded."""
+
+    def optimizer_with(policy):
+        blocks = {"w": {"params": ["*/W"], "policy": policy}, "b": {"params": ["*/b"], "policy": "cosine"}}
+        optimizer = TorchOptimizer(SGD(), 0.01, param_groups=blocks)
+        optimizer.initialize(nlp)
+        return optimizer
+
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
-    blocks = {"w": {"params": ["*/W"], "policy": "adaptive"}, "b": {"params": ["*/b"], "policy": "cosine"}}
-    optimizer = TorchOptimizer(SGD(), 0.01, param_groups=blocks)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_with("adaptive")
     nlp.update(examples, sgd=optimizer)
-    groups = optimizer.controller.state_dict()["groups"]
-    assert {id: (group["policy"], group["policy_state"] is not None) for id, group in groups.items()} == {
-        "default": ("Live", False),
-        "b": ("Live", False),
-        "w": ("LiveByMetrics", True),
+    saved = optimizer.state_dict()
+    assert {where: found["kind"] for where, found in saved["policies"].items()} == {
+        "[training.optimizer.param_groups.w]": "InRatesByMetrics"
     }
+    with pytest.raises(ConfigError, match=r"expected those of \[\], found those of .*param_groups\.w"):
+        optimizer_with("warmup").load_state_dict(saved)
+    optimizer_with("adaptive").load_state_dict(saved)

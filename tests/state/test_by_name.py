@@ -177,22 +177,45 @@ def changed(state, *path, value):
 
 
 REMOVED = object()
+ROW = {
+    "shape": [1],
+    "dtype": "torch.float32",
+    "updates": 1,
+    "joined_at": None,
+    "label": "default",
+    "rate_factor": 1.0,
+    "held_rate": None,
+    "state": {},
+}
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
     (("version",), 99, StateError, "expected at most version 1, found version 99"),
     (("params",), REMOVED, StateError, "expected the parts"),
     (("params",), [1], StateError, "expected the params by name, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
-    (("params", "ner/new"), {"shape": [1]}, StateError, r"1 unexpected \(ner/new\)"),
+    (("params", "ner/new"), ROW, StateError, r"1 unexpected \(ner/new\)"),
     (("params", NAME, "shape"), [6, 5], StateError, rf"1 of another shape \({NAME} is \(6, 6\), was \(6, 5\)"),
     (("params", NAME, "updates"), -3, StateError, "expected '.*updates' to be a number of steps, found -3"),
     (("params", NAME, "state"), 5, StateError, f"'{NAME}' in torch: expected a dict"),
-    (("groups", "default", "params"), ["x"], StateError, r"other params in \['default'\]"),
+    (
+        ("groups", "default", "params"),
+        ["x"],
+        StateError,
+        r"expected param '.*' in the param group 'default', found it in none",
+    ),
     (("schedules",), {}, ScheduleError, "found none for"),
     (("schedules", "learn_rate", "position"), "x", ScheduleError, "expected a step"),
     (("step",), 10**12, StateError, "expected 'step' to be a number of steps"),
     (("settings", "learn_rate"), "x", ConfigError, "learn_rate"),
-    (("learn_rates", "groups"), {}, ConfigError, "learn rate controller"),
+    (("learn_rates", "groups"), {}, StateError, "the learning rates: expected the parts"),
+    (("params", NAME, "held_rate"), -1.0, StateError, "held_rate' to be a number of at least 0, found -1"),
+    (
+        ("params", NAME, "label"),
+        "default",
+        StateError,
+        f"expected param '{NAME}' in the param group 'top', found it in",
+    ),
+    (("groups", "top", "applied_rate"), True, StateError, "applied_rate of param group 'top'"),
     (("averages",), 5, (StateError, ConfigError), "averages"),
 ]
 
@@ -233,7 +256,7 @@ def test_state_names_what_another_config_has(tmp_path):
     steps(optimizer, models, 1)
     other = TorchOptimizer(AdamW(), 0.01, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
     other.initialize(nlp)
-    with pytest.raises(StateError, match=r"expected the param groups \['default', 'top'\].*other patterns"):
+    with pytest.raises(StateError, match=r"in the param group 'top', found it in 'default'\. .*other patterns"):
         other.load_state_dict(optimizer.state_dict())
 
 

@@ -38,21 +38,18 @@ class Builder:
         self.ranges = OptionRanges(algorithm)
         self._checked: set[tuple[Any, ...]] = set()
 
-    def kernel_for(self, tensor: torch.Tensor, settings: ParamSettings) -> tuple[bool, bool]:
-        """Whether a fused kernel is to update a param with these settings, and if so, whether it is of float64, which
-        takes no factor for its gradients.
-        """
+    def fuses(self, tensor: torch.Tensor, settings: ParamSettings) -> bool:
+        """Whether a fused kernel is to update a param with these settings."""
         fused = settings.options.get("fused", False)
         if fused is None:  # there is a kernel for the device, and the config does not ask for another one
             fused = not settings.options.get("foreach") and tensor.device.type in self.algorithm.kernel.devices
-        fused = bool(fused) and self.algorithm.kernel.takes(tensor)
-        return fused, fused and tensor.dtype is torch.float64
+        return bool(fused) and self.algorithm.kernel.takes(tensor)
 
     def build(self, params: Sequence[Param], *, fused: bool) -> torch.optim.Optimizer:
         """Build an optimizer with one group.
 
         params (Sequence[Param]): Params that can be in one torch param group.
-        fused (bool): What `kernel_for` says of them.
+        fused (bool): What `fuses` says of them.
         RAISES (ConfigError): The algorithm does not take the options together, or a param. (ScheduleError): Or not the
             value of a schedule.
         """

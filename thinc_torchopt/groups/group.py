@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..learn_rate import Policy, WatchedGroup
 from ..params import Param
 from ..schedules import is_moving
@@ -30,7 +32,8 @@ class Group:
     rates (Rates): Of the settings.
     id (str): By which the writer of rates knows it.
 
-    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move).
+    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `takes_factor` (whether
+    a fused kernel takes a factor for the gradients too, of which it knows 32 bits: too few for wider params).
     """
 
     is_frozen = False
@@ -59,13 +62,7 @@ class Group:
     @property
     def is_fused(self) -> bool:
         """Whether a fused kernel updates its params."""
-        return bool(self.key[1][0])
-
-    @property
-    def takes_factor(self) -> bool:
-        """Whether that kernel also takes a factor for the gradients, of which kernels know 32 bits."""
-        is_fused, is_wide = self.key[1]
-        return is_fused and not is_wide
+        return bool(self.key[1])
 
     @property
     def labels(self) -> set[str]:
@@ -84,6 +81,7 @@ class Group:
         """Have these params from now on."""
         self.params = params
         self.entry["params"] = [param.tensor for param in params]
+        self.takes_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
         for param in params:
             param.group = self
 

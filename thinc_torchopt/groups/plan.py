@@ -11,7 +11,6 @@ torch computes no gradient for it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -102,16 +101,18 @@ class Plan:
 
     # ------------------------------------------------------------------ deriving it
 
-    def sync(self, changed: Iterable[Param] = (), *, names_are_lasting: bool = True) -> None:
+    def sync(self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True) -> None:
         """Bring torch's param groups in line with the params as they are now.
 
-        changed (Iterable[Param]): Those that came, or whose settings may be others than before: they have got another
-            name, for example.
+        changed (Iterable[Param]): Those whose settings may be others than before: they have got another name, for
+            example, or take the place of others.
+        new (Iterable[Param]): Those that came. They take part in what rules did before.
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
         RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
             no such names. Nothing has changed then.
         """
-        changed = list(changed)
+        new = list(new)
+        changed = [*changed, *new]
         if changed and self._cascade.goes_by_name and not names_are_lasting:
             raise ConfigError(
                 "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, params of a "
@@ -120,13 +121,13 @@ class Plan:
             )
         before = [param.settings for param in changed]
         try:
-            for param, known in zip(changed, before):
+            for param in changed:
                 param.settings = self._settings_of(param)
                 if self._step < param.settings.frozen_until < math.inf:
                     self._builders[param.settings.algorithm].check(param)
-                if known is None:
-                    for change in self.rate_changes.matching(param.settings.names):
-                        change.apply_to([param], self._rate_to_come(param))
+            for param in new:
+                for change in self.rate_changes.matching(param.settings.names):
+                    change.apply_to([param], self._rate_to_come(param))
             derived = self._derive()
             built = {
                 i: self._build(self._builders[i], self._built.get(i), groups) for i, groups in sorted(derived.items())
@@ -146,11 +147,11 @@ class Plan:
         return derived
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
-        """Equal for params that are in one group: their settings, what the kernel makes of them, and what rules made of
+        """Equal for params that are in one group: their settings, whether they can be fused, and what rules made of
         their rates.
         """
-        kernel = self._builders[param.settings.algorithm].kernel_for(param.tensor, param.settings)
-        return param.settings.key, kernel, param.rate_factor, param.held_rate
+        is_fused = self._builders[param.settings.algorithm].fuses(param.tensor, param.settings)
+        return param.settings.key, is_fused, param.rate_factor, param.held_rate
 
     @staticmethod
     def _build(
@@ -162,13 +163,11 @@ class Plan:
         for key, params in groups.items():
             new = [param for param in params if of is None or param.group is None or param.group.owner is not of]
             if new or key not in known:
-                built[key] = builder.build(new or params, fused=bool(key[1]))
+                built[key] = builder.build(new or params, fused=key[1])
         return built
 
     def _apply(self, derived: _Derived, built: Mapping[int, Mapping[tuple[Any, ...], torch.optim.Optimizer]]) -> None:
-        entries = {
-            i: {key: optimizer.param_groups[0] for key, optimizer in made.items()} for i, made in built.items()
-        }
+        entries = {i: {key: optimizer.param_groups[0] for key, optimizer in made.items()} for i, made in built.items()}
         for i, made in built.items():
             if i not in self._built:
                 self._built[i] = BuiltAlgorithm(self._builders[i], next(iter(made.values())), self._writer)
@@ -249,22 +248,18 @@ class Plan:
             param.group.owner.states.move(param, new)
         param.put_on(new)
 
-    def take_ids(self, saved: Mapping[str, Collection[str]]) -> None:
-        """Give groups the ids that they had in another run: each that of the group from which most of its params are.
+    def take_ids(self, ids: Mapping[Group, str]) -> None:
+        """Give groups the ids that they had in another run, each to the first one that it is for. Others get free ones.
 
-        saved (Mapping[str, Collection[str]]): The names of the params of each group there, by its id.
+        ids (Mapping[Group, str]): Of those that there were.
         """
-        origins = {name: id for id, names in saved.items() for name in names}
-        free, groups = set(saved), self.groups
-        ids: dict[Group, str] = {}
-        for group in groups:
-            found = Counter(id for param in group.params if (id := origins.get(param.name)) in free)
-            if found:
-                ids[group] = found.most_common(1)[0][0]
-                free.discard(ids[group])
-        taken = {*saved, *ids.values()}
-        for group in groups:
-            group.watched.id = ids[group] if group in ids else unique(group.id, taken)
+        free, taken = set(ids.values()), set(ids.values())
+        for group in self.groups:
+            if (id := ids.get(group)) in free:
+                free.discard(id)
+                group.watched.id = id
+            else:
+                group.watched.id = unique(group.id, taken)
             taken.add(group.id)
         self._writer.note_ids()
 

@@ -198,9 +198,7 @@ class WatchedOptimizer:
         args, kwargs (tuple, dict): Of the optimizer's step, with the optimizer first.
         RETURNS (tuple | None): Others to use, if a closure is among them, which makes new gradients.
         """
-        frozen = [
-            param for watched in self.groups if watched.source.is_frozen for param in watched.params
-        ]
+        frozen = [param for watched in self.groups if watched.source.is_frozen for param in watched.params]
         if not frozen:
             return None
         _drop_grads(frozen)

@@ -511,9 +511,7 @@ class TorchOptimizer(Optimizer):
         names (Collection[str]): Only of these. None: of all.
         """
         return [
-            self._trained.plan.describe(param)
-            for param in self._trained.params
-            if names is None or param.name in names
+            self._trained.plan.describe(param) for param in self._trained.params if names is None or param.name in names
         ]
 
     @property
@@ -681,7 +679,6 @@ class TorchOptimizer(Optimizer):
             # Built beside the current one, and replaces it once everything has succeeded.
             trained, guard = self._no_params(step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
-                by_name.check_params_are_dicts(saved["params"])
                 paths = match.as_paths(renamed or {})
                 trained.load(nlp, exclude, saved, on_growth, paths)
                 guard.load_state_dict(saved["guard"], paths)

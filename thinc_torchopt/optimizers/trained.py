@@ -140,6 +140,7 @@ class TrainedParams:
         may_grow = on_growth is not None
         self.plan.freeze_changes.load_state_dict(saved["freeze_changes"])
         self.plan.rate_changes.load_state_dict(saved["rate_changes"])
+        state.check_param_parts(saved["params"])
         state.check_group_parts(saved["groups"])
         if paths:
             saved = state_match.rename(saved, paths)
@@ -151,16 +152,15 @@ class TrainedParams:
                 warnings.warn(GrowthWarning(text), stacklevel=4)
         known = [param for param in self.params if not may_grow or param.name in saved["params"]]
         state.check_params(known, saved["params"], may_grow=may_grow)
-        state.restore_rows(known, saved["params"])
-        self.table.put_in_order(saved["params"])
-        self.plan.sync()
-        self.plan.take_ids({id: part["params"] for id, part in saved["groups"].items()})
-        state.check_groups(self.plan, saved["groups"], may_grow=may_grow)
+        origins = state.origins_of(self.plan, saved["groups"])
+        self.plan.take_ids(origins)
+        state.check_settings(known, saved["params"], saved["groups"], may_grow=may_grow)
+        state.check_groups(origins, saved["groups"])
         state.check_param_states(known, saved["params"])
         state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
-        state.restore_groups(self.plan, saved["groups"])
+        state.restore_groups(origins, saved["groups"])
         state.restore_policies(self.plan, saved["policies"], may_grow=may_grow)
-        state.restore_algorithms(self.plan, saved["algorithms"], saved["groups"])
+        state.restore_algorithms(self.plan, saved["algorithms"], origins, saved["groups"])
         check_parts("the learning rates", saved["learn_rates"], SAVED_BY_WRITER)
         self.writer.load_state_dict(saved["learn_rates"])
         self.writer.write_last_rates()
@@ -197,6 +197,7 @@ class TrainedParams:
         for param in goes_on:
             param.steps = saved["params"][param.name]["updates"]
         state.restore_params(goes_on, saved["params"])
-        state.restore_groups(self.plan, saved["groups"], with_rates=False)
-        state.restore_algorithms(self.plan, saved["algorithms"], saved["groups"])
+        origins = state.origins_of(self.plan, saved["groups"])
+        state.restore_groups(origins, saved["groups"], with_rates=False)
+        state.restore_algorithms(self.plan, saved["algorithms"], origins, saved["groups"])
         state.restore_scalers(self.table.pipeline.shim_paths(), saved["grad_scalers"])

@@ -42,13 +42,12 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """What a param leaves to the one that takes its name.
 
-    settings, steps, joined_at, rate_factor, held_rate: As of the `Param`. state, average (Any): What was kept of it, or
+    steps, joined_at, rate_factor, held_rate: As of the `Param`. state, average (Any): What was kept of it, or
         None.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    settings: Any
     steps: int
     joined_at: Optional[int]
     rate_factor: float

@@ -45,7 +45,9 @@ class Found(NamedTuple):
 class Plan(Keeper, Protocol):
     """Which torch optimizer and group updates which param, as far as this table knows it: see groups/plan.py."""
 
-    def sync(self, changed: Iterable[Param] = (), *, names_are_lasting: bool = True) -> None: ...
+    def sync(
+        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
+    ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
 
@@ -77,6 +79,7 @@ class ParamTable:
         # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
         # begins anew.
         self._joined: dict[str, int | None] = {}
+        self._saved: Mapping[str, Mapping[str, Any]] = {}  # rows of another run, by name, while they are taken in
         self._released: dict[str, Released | None] = {}
 
     @property
@@ -95,19 +98,19 @@ class ParamTable:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among
         them.
 
-        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`. They are taken in too,
-            if they are in a component that is not excluded: torch params that take no gradients here and now, for
-            example, or those of shims.
+        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`, in the order in which
+            it saw them first. They are taken in too, if they are in a component that is not excluded: torch params that
+            take no gradients here and now, for example, or those of shims.
         joins_now (bool): The others in the pipeline are new to it, and join in the middle of the run.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self.pipeline.tell(nlp, exclude)
-        self._joined |= {name: found.get("joined_at") for name, found in saved.items()}
+        self._saved = saved
         self._name_pipeline()
         for _, shim in self.pipeline.shim_paths():
             scale_passes_apart(shim)
         if joins_now:
-            updates = max((found.get("updates", 0) for found in saved.values()), default=0)
+            updates = max((found["updates"] for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
         excluded = [proc.model for name, proc in nlp.components if name in exclude and hasattr(proc, "model")]
@@ -121,8 +124,10 @@ class ParamTable:
             going_on = [(name, model) for name, model in self.pipeline.components if id(model) not in left_out]
             found += [one for _, model in going_on for one in self._find_named(model, saved.keys())]
             found += self._find_of_shims(saved, going_on)
-        self._see_all(found)
+        places = {name: place for place, name in enumerate(saved)}
+        self._see_all(sorted(found, key=lambda one: places.get(self.names[one.key][0], len(places))))
         self._released.clear()
+        self._saved = {}
 
     # ------------------------------------------------------------------ what a model holds
 
@@ -316,54 +321,51 @@ class ParamTable:
         """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence):
         With views.
         """
+        known: list[Param] = []
         new: list[Param] = []
         for (key, source, holder), view in found:
             if view.numel():
-                name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(new)}",))
+                name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(known) + len(new)}",))
                 param = Param(name, key, source, view, is_bias_or_norm=self._names.is_bias_or_norm(key))
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
                 if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
-                old = self._released.get(name)
-                if old is None:
-                    param.joined_at = self._joined.get(name)
-                else:
-                    param.settings, param.joined_at = old.settings, old.joined_at
+                if (saved := self._saved.get(name)) is not None:
+                    param.joined_at, param.steps = saved["joined_at"], saved["updates"]
+                    param.rate_factor, param.held_rate = saved["rate_factor"], saved["held_rate"]
+                    known.append(param)
+                elif (old := self._released.get(name)) is not None:
+                    param.joined_at = old.joined_at
                     param.rate_factor, param.held_rate = old.rate_factor, old.held_rate
-                new.append(param)
-        self.by_key |= {param.key: param for param in new}
+                    known.append(param)
+                else:
+                    param.joined_at = self._joined.get(name)
+                    new.append(param)
+                self.by_key[key] = param
         try:
-            self._sync(new)
+            self._sync(known, new)
         except BaseException:
-            for param in new:
+            for param in (*known, *new):
                 del self.by_key[param.key]
             raise
-        for param in new:
+        for param in known:
             if (old := self._released.pop(param.name, None)) is not None:
                 try:
                     self._inherit(param, old)
                 except StateError as error:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
 
-    def put_in_order(self, names: Iterable[str]) -> None:
-        """Have the params in the order of another run. Those that it had not come last. The plan is to follow.
+    def _sync(self, known: Sequence[Param] = (), new: Sequence[Param] = ()) -> None:
+        """Bring the plan in line, if there is something to do.
 
-        names (Iterable[str]): Of its params, as it first saw them.
-        """
-        places = {name: place for place, name in enumerate(names)}
-        in_order = sorted(self.by_key.items(), key=lambda item: places.get(item[1].name, len(places)))
-        self.by_key.clear()
-        self.by_key.update(in_order)
-
-    def _sync(self, new: Sequence[Param] = ()) -> None:
-        """Bring the plan in line, if there is something to do. new (Sequence[Param]): Those that came.
+        known (Sequence[Param]): Those that took the place of others. new (Sequence[Param]): Those that came.
 
         RAISES (ConfigError): A param can't be optimized, or the settings don't go with it.
         """
-        changed = [*new, *(param for param in self._changed if param.key in self.by_key)]
-        if changed or not self._is_synced:
-            self._plan.sync(changed, names_are_lasting=self.pipeline.is_there)
+        changed = [*known, *(param for param in self._changed if param.key in self.by_key)]
+        if changed or new or not self._is_synced:
+            self._plan.sync(changed, new=new, names_are_lasting=self.pipeline.is_there)
         self._changed.clear()
         self._is_synced = True
 
@@ -409,7 +411,6 @@ class ParamTable:
         self._released[param.name] = Released(
             tuple(param.shape),
             param.dtype,
-            param.settings,
             param.steps,
             param.joined_at,
             param.rate_factor,
@@ -437,7 +438,10 @@ class ParamTable:
         self.shims[shim.id] = shim
 
     def _inherit(self, param: Param, old: Released) -> None:
-        """Let a param go on with what another one left to it. RAISES (StateError): Something does not fit; that begins anew."""
+        """Let a param go on with what another one left to it.
+
+        RAISES (StateError): Something does not fit; that begins anew.
+        """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)
         param.steps = old.steps

@@ -6,6 +6,7 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,9 +16,9 @@ from thinc.api import PyTorchShim, Shim
 from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
 from ..checks import check_count, check_parts
 from ..errors import ConfigError, StateError
-from ..groups import Plan
-from ..learn_rate import kind_of, source_of
+from ..groups import Group, Plan
 from ..host import scaler_of
+from ..learn_rate import kind_of, source_of
 from ..params import Param
 
 VERSION = 1
@@ -50,6 +51,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             **({"shim": param.key[2]} if param.is_of_shim else {}),  # type: ignore[index]
             "updates": param.steps,
             "joined_at": param.joined_at,
+            "label": param.settings.label,
             "rate_factor": param.rate_factor,
             "held_rate": param.held_rate,
             "state": {} if param.group is None else param.group.owner.states.as_tree(param),
@@ -58,19 +60,12 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_rows(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give params what is kept of them beside torch's state. `Plan.sync` comes after it."""
-    for param in params:
-        found = saved[param.name]
-        param.steps, param.rate_factor, param.held_rate = found["updates"], found["rate_factor"], found["held_rate"]
-
-
 def restore_params(
     params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean"
 ) -> None:
-    """Give params their states in torch. `check_params` comes before. on_growth ("mean" | "zero"): What new cells get where a
-    param has grown.
+    """Give params their states in torch. `check_params` comes before.
 
+    on_growth ("mean" | "zero"): What new cells get where a param has grown.
     RAISES (StateError): A param has grown, and its state can't.
     """
     for param in params:
@@ -104,7 +99,6 @@ def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
             "state": group.state,
             "rate": group.watched.rate,
             "applied_rate": group.watched.applied_rate,
-            "checksum": group.watched.checksum,
         }
         for group in groups.groups
     }
@@ -117,7 +111,7 @@ def check_group_parts(saved: Any) -> None:
         check_parts(
             f"param group '{group_id}'",
             part,
-            ("algorithm", "path", "params", "state", "rate", "applied_rate", "checksum"),
+            ("algorithm", "path", "params", "state", "rate", "applied_rate"),
         )
         for name in ("rate", "applied_rate"):
             _check_rate(f"{name} of param group '{group_id}'", part[name])
@@ -129,16 +123,27 @@ def check_group_parts(saved: Any) -> None:
             )
 
 
-def restore_groups(groups: Plan, saved: Mapping[str, Mapping[str, Any]], *, with_rates: bool = True) -> None:
-    """Give param groups what was kept of them. `check_groups` comes before. Groups that are not among the saved ones
-    stay.
-    """
+def origins_of(groups: Plan, saved: Mapping[str, Mapping[str, Any]]) -> dict[Group, str]:
+    """The id of the saved group from which most params of a group are, if they are from any."""
+    by_name = {name: group_id for group_id, part in saved.items() for name in part["params"]}
+    origins: dict[Group, str] = {}
     for group in groups.groups:
-        if with_rates and group.id in saved:
-            group.watched.rate, group.watched.applied_rate = (saved[group.id][key] for key in ("rate", "applied_rate"))
+        if found := Counter(by_name[param.name] for param in group.params if param.name in by_name):
+            origins[group] = found.most_common(1)[0][0]
+    return origins
+
+
+def restore_groups(
+    origins: Mapping[Group, str], saved: Mapping[str, Mapping[str, Any]], *, with_rates: bool = True
+) -> None:
+    """Give param groups what was kept of those from which they are. `check_groups` comes before."""
+    for group, group_id in origins.items():
+        part = saved[group_id]
+        if with_rates:
+            group.watched.rate, group.watched.applied_rate = part["rate"], part["applied_rate"]
         # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
-        is_kept = group.id in saved and not type(group.owner.optimizer).__module__.startswith("torch.optim")
-        for name, value in saved[group.id]["state"].items() if is_kept else ():
+        is_kept = not type(group.owner.optimizer).__module__.startswith("torch.optim")
+        for name, value in part["state"].items() if is_kept else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -148,14 +153,16 @@ def collect_algorithms(groups: Plan) -> dict[str, dict[str, Any]]:
     return {name: part for name, part in found.items() if part}
 
 
-def restore_algorithms(groups: Plan, saved: Any, saved_groups: Mapping[str, Mapping[str, Any]]) -> None:
+def restore_algorithms(
+    groups: Plan, saved: Any, origins: Mapping[Group, str], saved_groups: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over.
 
-    saved_groups (Mapping): From `collect_groups`: the block of an algorithm may have had another name then.
+    origins (Mapping[Group, str]), saved_groups (Mapping): The block of an algorithm may have had another name then.
     RAISES (StateError): It is of others, or damaged.
     """
     check_parts("the algorithms", saved)
-    paths = {group.owner.name: saved_groups[group.id]["path"] for group in groups.groups if group.id in saved_groups}
+    paths = {group.owner.name: saved_groups[group_id]["path"] for group, group_id in origins.items()}
     for algorithm in groups.algorithms:
         path = paths.get(algorithm.name, algorithm.name)
         if path in saved:
@@ -234,12 +241,14 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
             setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
 
 
-def check_params_are_dicts(saved: Any) -> None:
-    """RAISES (StateError): The saved params are not dicts by name."""
+def check_param_parts(saved: Any) -> None:
+    """RAISES (StateError): It is no such state as `collect_params` gives."""
     if not isinstance(saved, Mapping) or not all(isinstance(found, Mapping) for found in saved.values()):
         raise StateError(
             f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}."
         )
+    for name, found in saved.items():
+        _check_param(name, found)
 
 
 def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = False) -> None:
@@ -269,8 +278,6 @@ def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = Fals
                 else "."
             )
         )
-    for name, param in by_name.items():
-        _check_param(param, saved[name])
 
 
 def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
@@ -278,15 +285,20 @@ def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
     return saved.get("shape") != list(param.shape)
 
 
-def check_groups(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
-    """Check that a saved state is one of these groups.
+def check_settings(
+    params: Iterable[Param],
+    saved: Mapping[str, Mapping[str, Any]],
+    saved_groups: Mapping[str, Mapping[str, Any]],
+    *,
+    may_grow: bool = False,
+) -> None:
+    """Check that params are from the blocks that they were from, and are optimized by the same algorithm.
 
-    may_grow (bool): There may be other groups, and other params in them.
-    RAISES (StateError): There are other groups, or other params in one; or it is the state of another algorithm.
+    may_grow (bool): The blocks may be others.
+    RAISES (StateError): They are not.
     """
-    both = [group for group in groups.groups if not may_grow or group.id in saved]
-    there = {name: part["algorithm"] for part in saved.values() for name in part["params"]}
-    here = {param.name: group.owner.algorithm.label for group in groups.groups for param in group.params}
+    there = {name: part["algorithm"] for part in saved_groups.values() for name in part["params"]}
+    here = {param.name: param.group.owner.algorithm.label for param in params if param.group is not None}
     changed = [name for name in here if there.get(name, here[name]) != here[name]]
     if changed:
         of_here, of_there = (", ".join(sorted({str(found[name]) for name in changed})) for found in (here, there))
@@ -295,18 +307,29 @@ def check_groups(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
             f"[training.optimizer.algorithm] has changed since it was saved, or that of a param group (for "
             f"'{changed[0]}'). Change it back, or start with a new optimizer."
         )
-    expected = {name: found["params"] for name, found in collect_groups(groups).items()}
-    found = {name: part.get("params") for name, part in saved.items()} if isinstance(saved, Mapping) else saved
-    if found != expected and not may_grow:
-        different = sorted(
-            name for name in expected.keys() | set(found or ()) if not found or expected.get(name) != found.get(name)
-        )
+    labels = {param.name: param.settings.label for param in params}
+    moved = sorted(
+        {name for name, label in labels.items() if saved[name]["label"] != label} | (there.keys() ^ here.keys())
+    )
+    if moved and not may_grow:
+        first = moved[0]
+        expected = f"in the param group '{labels[first]}'" if first in here else "in none"
+        found = f"in '{saved[first]['label']}'" if first in there and first in saved else "in none"
+        more = f", and {len(moved) - 1} more in others" if len(moved) > 1 else ""
         raise StateError(
-            f"Can't load the state of the optimizer: expected the param groups {sorted(expected)}, found others, or "
-            f"other params in {different}. [training.optimizer] has other patterns than when the state was saved."
+            f"Can't load the state of the optimizer: expected param '{first}' {expected}, found it {found}{more}. "
+            "[training.optimizer] has other patterns than when the state was saved. Change them back, or start with a "
+            "new optimizer."
         )
-    for group in both:
-        kept, of_group = group.state, saved[group.id]["state"]
+
+
+def check_groups(origins: Mapping[Group, str], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that saved param groups have what algorithms keep there.
+
+    RAISES (StateError): They have something else.
+    """
+    for group, group_id in origins.items():
+        kept, of_group = group.state, saved[group_id]["state"]
         wrong = [
             name
             for name in of_group
@@ -314,7 +337,7 @@ def check_groups(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
         ]
         if wrong:
             raise StateError(
-                f"Can't load the state of param group '{group.id}': expected what {group.owner.algorithm.label} keeps "
+                f"Can't load the state of param group '{group_id}': expected what {group.owner.algorithm.label} keeps "
                 f"there, found {', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. It is damaged, or of "
                 "another version of the algorithm."
             )
@@ -364,28 +387,28 @@ def _check_rate(what: str, found: Any) -> None:
         )
 
 
-def _check_param(param: Param, found: Mapping[str, Any]) -> None:
+def _check_param(name: str, found: Mapping[str, Any]) -> None:
     check_parts(
-        f"param '{param.name}'",
+        f"param '{name}'",
         found,
-        ("shape", "dtype", "updates", "joined_at", "rate_factor", "held_rate", "state"),
+        ("shape", "dtype", "updates", "joined_at", "label", "rate_factor", "held_rate", "state"),
         optional=("shim",),
     )
     if not isinstance(found["shape"], list):
         raise StateError(
-            f"Can't load the state of param '{param.name}': expected its shape as a list, found {found['shape']!r}."
+            f"Can't load the state of param '{name}': expected its shape as a list, found {found['shape']!r}."
         )
     for size in found["shape"]:
-        check_count(f"{param.name} shape", size)
-    check_count(f"{param.name} updates", found["updates"])
+        check_count(f"{name} shape", size)
+    check_count(f"{name} updates", found["updates"])
     if not isinstance(_saved_dtype(found), torch.dtype):
-        raise StateError(f"Can't load the state of param '{param.name}': expected its dtype, found {found['dtype']!r}.")
-    _check_rate(f"{param.name} rate_factor", found["rate_factor"])
+        raise StateError(f"Can't load the state of param '{name}': expected its dtype, found {found['dtype']!r}.")
+    _check_rate(f"{name} rate_factor", found["rate_factor"])
     if found["held_rate"] is not None:
-        _check_rate(f"{param.name} held_rate", found["held_rate"])
+        _check_rate(f"{name} held_rate", found["held_rate"])
     if found["joined_at"] is not None:
-        check_count(f"{param.name} joined_at", found["joined_at"])
-    check_parts(f"param '{param.name}' in torch", found["state"])
+        check_count(f"{name} joined_at", found["joined_at"])
+    check_parts(f"param '{name}' in torch", found["state"])
 
 
 def _saved_dtype(found: Mapping[str, Any]) -> Any:
