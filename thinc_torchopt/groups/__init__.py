@@ -9,7 +9,8 @@ what it keeps of them, stepping.py its step.
 group, whichever blocks these are from.
 """
 
-from .cascade import Cascade, without_policy
+from .blocks import without_policy
+from .cascade import Cascade
 from .freezing import FrozenGrads
 from .group import Group
 from .plan import Plan

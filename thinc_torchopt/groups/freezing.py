@@ -30,7 +30,7 @@ class FreezeChanges:
     def applied(self, param: Param, settings: ParamSettings) -> ParamSettings:
         """The settings of a param after all changes."""
         for patterns, until in self._changes:
-            if any(map(matches_any(patterns), param.names)):
+            if matches_any(patterns, param.names):
                 is_frozen = math.isinf(until)
                 until = until if is_frozen else min(settings.frozen_until, until)
                 settings = replace(settings, frozen_until=until)

@@ -42,7 +42,7 @@ class ParamSettings:
     new_params: Warmup | None = None
     policy: NamedPolicy | None = None
 
-    @property
+    @cached_property
     def label(self) -> str:
         """What its group is called: "encoder+skip_decay", and with a layer "encoder+skip_decay/layer-3"."""
         label = "+".join(self.blocks)

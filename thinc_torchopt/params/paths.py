@@ -46,7 +46,7 @@ def paths_of(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
     for node in queue:
         path = paths[id(node)]
         yield node, path
-        for ref, target in _refs_of(node, nodes):
+        for ref, target in _refs_of(node, nodes) if node.ref_names or node.id in _lent else ():
             if id(target) not in by_ref:
                 short = f"{_without_indices(path)}/{clean(ref)}"
                 by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short

@@ -1,7 +1,7 @@
 """Patterns over names, as a config has them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Optional
@@ -55,6 +55,6 @@ class Pattern:
             )
 
 
-def matches_any(patterns: Sequence[Pattern]) -> Callable[[str], bool]:
-    """Whether a name matches one of several patterns."""
-    return lambda name: any(pattern(name) for pattern in patterns)
+def matches_any(patterns: Iterable[Pattern], names: Collection[str]) -> bool:
+    """Whether one of several patterns matches one of several names."""
+    return any(pattern(name) for pattern in patterns for name in names)

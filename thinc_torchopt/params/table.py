@@ -60,7 +60,8 @@ class ParamTable:
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
 
-    Public: `pipeline` (that it was told), `by_key`, `shims` (those with params among these, by their ids).
+    Public: `pipeline` (that it was told), `by_key`, `shims` (those with params among these, by their ids), `names` (all
+    names of each param by its key, its first one first).
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ParamTable:
         self.shims: weakref.WeakValueDictionary[int, Shim] = weakref.WeakValueDictionary()
         self.averages = averages
         self._names = KnownNames(self.pipeline)
+        self.names = self._names.by_key
         self._plan = plan
         self._on_growth = on_growth
         # What the plan is still to be told: whose settings may be others now, and whether params are gone.
@@ -81,11 +83,6 @@ class ParamTable:
         self._joined: dict[str, int | None] = {}
         self._saved: Mapping[str, Mapping[str, Any]] = {}  # rows of another run, by name, while they are taken in
         self._released: dict[str, Released | None] = {}
-
-    @property
-    def names(self) -> dict[Key, tuple[str, ...]]:
-        """All names of each param by its key, its first one first."""
-        return self._names.by_key
 
     def take_in(
         self,

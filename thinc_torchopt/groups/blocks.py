@@ -1,0 +1,296 @@
+"""The blocks of [training.optimizer.param_groups], and the patterns beside them, as the config has them: read and
+checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ..algorithms import AN_ALGORITHM, Algorithm
+from ..checks import OPTIMIZER, Section, check_number
+from ..errors import ConfigError
+from ..learn_rate import NAMED, NamedPolicy, settings_of
+from ..params import Pattern
+from ..schedules import Schedule, Schedules
+from ..types import FloatOrSchedule
+
+GROUPS = "[training.optimizer.param_groups.{}]"
+PER_PARAM_LR = "[training.optimizer.per_param_lr]"
+LAYER_DECAY = "[training.optimizer.layer_decay]"
+_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm of the config. Its fallback, if it has one, is the candidate behind it.
+
+    path (str): Config path below [training.optimizer], e.g. "algorithm.fallback".
+    options (Mapping[str, Any]): Its options, with schedules.
+    limits (Mapping[str, Sequence[Pattern]]): As in `Algorithm`.
+    """
+
+    path: str
+    algorithm: Algorithm
+    options: Mapping[str, Any]
+    limits: Mapping[str, Sequence[Pattern]]
+
+    @property
+    def section(self) -> str:
+        return f"[training.optimizer.{self.path}]"
+
+
+@dataclass(eq=False)
+class Block:
+    """One block of the config, checked.
+
+    algorithm (int | None): Which candidate is its own.
+    given (Collection[str]): The names of its options.
+    options (Mapping[int, dict | ConfigError]): Those that a candidate has, or why it refuses them.
+    """
+
+    name: str
+    patterns: list[Pattern]
+    algorithm: int | None = None
+    learn_rate: float | Schedule | None = None
+    lr_scale: float | Schedule | None = None
+    frozen_until: float | None = None
+    policy: NamedPolicy | None = None
+    given: Collection[str] = ()
+    options: Mapping[int, dict[str, Any] | ConfigError] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What it says beside options, as in `ParamSettings`."""
+        said = {name: getattr(self, name) for name in ("learn_rate", "lr_scale", "frozen_until")}
+        found = {name: value for name, value in said.items() if value is not None}
+        if self.policy is not None or self.learn_rate is not None:
+            # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the policy
+            # begins with.
+            found["policy"] = self.policy
+        return found
+
+
+class BlockReader:
+    """Reads blocks.
+
+    schedules (Schedules): Takes in the schedules among their settings.
+
+    Public: `candidates` (all algorithms that were read, with their fallbacks).
+    """
+
+    def __init__(self, schedules: Schedules):
+        self.candidates: list[Candidate] = []
+        self._schedules = schedules
+
+    def take_in(self, algorithm: Algorithm, path: str) -> int:
+        """Make candidates of an algorithm and its fallbacks. RETURNS (int): Which one it is."""
+        place = len(self.candidates)
+        options = {name: self._schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
+        limits = {
+            option: [Pattern(text, f"[training.optimizer.{path}] ({option})") for text in texts]
+            for option, texts in algorithm.limits.items()
+        }
+        self.candidates.append(Candidate(path, algorithm, options, limits))
+        if algorithm.fallback is not None:
+            self.take_in(algorithm.fallback, f"{path}.fallback")
+        return place
+
+    def with_fallbacks(self, first: int) -> range:
+        """A candidate and its fallbacks."""
+        last = first
+        while self.candidates[last].algorithm.fallback is not None:
+            last += 1
+        return range(first, last + 1)
+
+    def read_block(self, name: str, given: Mapping[str, Any]) -> Block:
+        where, path = GROUPS.format(name), f"param_groups.{name}"
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
+        texts = given.get("params")
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(
+                f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
+                f"{texts!r}."
+            )
+        policy, of_policy = _read_policy(given, where)
+        options = {
+            option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy
+        }
+        first = None
+        if given.get("algorithm") is not None:
+            own = Section(where).kind("algorithm", given["algorithm"], Algorithm, AN_ALGORITHM)
+            first = self.take_in(own, f"{path}.algorithm")
+        # Without one of its own, its params may also be those of the blocks before it that have one.
+        possible = range(len(self.candidates)) if first is None else self.with_fallbacks(first)
+        known = {option for i in possible for option in self.candidates[i].options}
+        if not set(options) <= known:
+            label = self.candidates[first or 0].algorithm.label
+            raise ConfigError(
+                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and "
+                f"'{label}' have no such setting. Available: "
+                f"{', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
+            )
+        read: dict[int, dict[str, Any] | ConfigError] = {}
+        for i in possible:
+            try:
+                read[i] = self._read_options(i, options, where, path)
+            except ConfigError as error:
+                if i in self.with_fallbacks(first or 0):
+                    raise
+                # Perhaps no param of this block is one of that block.
+                read[i] = error.with_traceback(None)
+        return Block(
+            name,
+            [Pattern(text, where) for text in texts],
+            learn_rate=self._number(path, given, "learn_rate"),
+            lr_scale=self._number(path, given, "lr_scale"),
+            frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
+            policy=policy,
+            algorithm=first,
+            given=tuple(options),
+            options=read,
+        )
+
+    def _read_options(self, place: int, options: Mapping[str, Any], where: str, path: str) -> dict[str, Any]:
+        """Those options of a block that a candidate has. RAISES (ConfigError): It refuses one."""
+        candidate = self.candidates[place]
+        own = {name: value for name, value in options.items() if name in candidate.options}
+        checked = candidate.algorithm.check_options(own, where, candidate.section) if own else {}
+        return {name: self._schedules.track(f"{path}.{name}", value) for name, value in checked.items()}
+
+    def read_rate(self, text: str, rate: FloatOrSchedule) -> Block:
+        _check_key(text, rate, PER_PARAM_LR)
+        learn_rate = self._number("per_param_lr", {text: rate}, text)
+        return Block(text, [Pattern(text, PER_PARAM_LR)], learn_rate=learn_rate)
+
+    def read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
+        _check_key(text, decay, LAYER_DECAY)
+        section, expected = Section(LAYER_DECAY), "a number above 0 and at most 1"
+        number = section.number(text, decay, expected, at_most=1.0) or section.refuse(text, expected, decay)
+        return Pattern(text, LAYER_DECAY), number
+
+    def _number(self, path: str, given: Mapping[str, Any], name: str) -> float | Schedule | None:
+        """A rate or scale: a number of at least 0, or a schedule, or None where it is not given."""
+        if given.get(name) is None:
+            return None
+        value = self._schedules.track(f"{path}.{name}", given[name])
+        return value if isinstance(value, Schedule) else check_number(f"{path}.{name}", value)
+
+
+_AS_BLOCK = (
+    "Write it in a list: a block of [training.optimizer.param_groups] with params = [...], and learn_rate or lr_scale."
+)
+
+
+def patterns_of(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A section with patterns as keys.
+
+    RAISES (ConfigError): It is none, or an empty one: a config passes over keys that it can't hold.
+    """
+    if given is None:
+        return {}
+    if not OPTIMIZER.section(name, given):
+        OPTIMIZER.refuse(
+            name,
+            "a section with at least one pattern",
+            given,
+            "A config takes a line that begins with '#' or ';' for a comment, and one that begins with '[' for a new "
+            f"section. If that was to be a pattern: {_AS_BLOCK[0].lower()}{_AS_BLOCK[1:]} If not, remove the section.",
+        )
+    return given
+
+
+def _check_key(text: str, value: Any, where: str) -> None:
+    """RAISES (ConfigError): A pattern that a config can't hold as a key."""
+    what = None
+    if text == "re" and isinstance(value, str):
+        what = f"a regular expression: the key ends at the colon, so it is 're' with the value {value!r}"
+    elif text.startswith(("[", "#", ";")):
+        what = f"{text!r}, which a config takes for a section or a comment"
+    elif text.startswith(("'", '"')):
+        what = f"{text}: the quotes belong to the key, and no name has any"
+    if what is not None:
+        raise ConfigError(
+            f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. {_AS_BLOCK}"
+        )
+
+
+def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | None, Mapping[str, Any]]:
+    """The policy of a block, and those of its settings that are the policy's.
+
+    RAISES (ConfigError): There is no such policy, or it can't be with other settings of the block.
+    """
+    name = given.get("policy")
+    if name is None:
+        return None, {}
+    settings = {setting: given[setting] for setting in _settings_in_block(name) if setting in given}
+    policy = NamedPolicy(name, tuple(settings.items()), where)
+    beside = ("learn_rate", "lr_scale", "freeze", "unfreeze_at") if name == "frozen" else ("max_rate",)
+    clash = [setting for setting in beside if given.get(setting) is not None]
+    if name == "frozen" and clash:
+        _refuse_policy(where, name, f"without {clash[0]}", "both")
+    if given.get("freeze") is True:
+        _refuse_policy(where, name, "without freeze = true", "both")
+    if (rate := given.get("learn_rate")) is not None:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule, which a policy is itself")
+        if clash:
+            _refuse_policy(where, name, "with learn_rate or max_rate", "both")
+    return None if name == "frozen" else policy, settings
+
+
+def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A block of [training.optimizer.param_groups] with the highest rate of its policy in the policy's place. Nothing
+    is checked.
+    """
+    name = block.get("policy")
+    if name is None:
+        return dict(block)
+    left = {key: value for key, value in block.items() if key != "policy" and key not in _settings_in_block(name)}
+    if name == "frozen":
+        return left | {"freeze": True}
+    return left | ({} if block.get("max_rate") is None else {"learn_rate": block["max_rate"]})
+
+
+def _settings_in_block(policy: Any) -> list[str]:
+    """The keys of a block that are settings of its policy. `eps` is the algorithm's."""
+    return (
+        [setting for setting in settings_of(policy) if setting != "eps"]
+        if isinstance(policy, str) and policy in NAMED
+        else []
+    )
+
+
+def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn:
+    raise ConfigError(
+        f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them."
+    )
+
+
+def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
+    """A hint for settings that belong to a policy."""
+    name = given.get("policy")
+    if name is not None:
+        return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
+    of_policies = {setting for name in NAMED for setting in _settings_in_block(name)}
+    return (
+        f" A block with a policy ({', '.join(sorted(NAMED))}) takes more settings."
+        if of_policies & set(unknown)
+        else ""
+    )
+
+
+def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
+    section, unfreeze_at = Section(where), given.get("unfreeze_at")
+    freeze = None if given.get("freeze") is None else section.flag("freeze", given["freeze"])
+    if unfreeze_at is None:
+        return None if freeze is None else math.inf if freeze else 0.0
+    step = section.whole("unfreeze_at", unfreeze_at)
+    if freeze is False:
+        raise ConfigError(
+            f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them."
+        )
+    return float(step)
