@@ -322,14 +322,15 @@ class Plan:
     def _change_rates(self, change: RateChange) -> None:
         self.check_group_names(change.groups)
         self.rate_changes.add(change)
-        by_key: dict[Any, list[Param]] = {}
+        names = self._group_names()
+        by_group: dict[Any, list[Param]] = {}
         for param in self._params.values():
-            if change.matches(self._names_of(param)):
-                by_key.setdefault(param.group or id(param), []).append(param)
-        for params in by_key.values():
+            if change.matches(names[param]):
+                by_group.setdefault(param.group or param, []).append(param)
+        for params in by_group.values():
             change.apply_to(params, self._rate_to_come(params[0]))
         for group in self.groups:
-            if len(by_key.get(group, ())) == len(group.params):
+            if len(by_group.get(group, ())) == len(group.params):
                 group.note_rates()
         self.sync()
 
@@ -395,7 +396,7 @@ class Plan:
 
         RAISES (ConfigError): One matches none.
         """
-        names = set().union(*map(self._names_of, self._params.values()))
+        names = set().union(*self._group_names().values())
         for text in texts:
             if not RateChange((text,)).matches(names):
                 known = ", ".join(sorted(names)) or "none"
@@ -404,10 +405,16 @@ class Plan:
                     f"found that it matches none of {known}."
                 )
 
-    @staticmethod
-    def _names_of(param: Param) -> set[str]:
-        """By what its rate can be changed: its label, the blocks that it is from, and the id of its group."""
-        return param.settings.names if param.group is None else param.settings.names | {param.group.id}
+    def _group_names(self) -> dict[Param, set[str]]:
+        """By what the rate of each param can be changed: its label, the blocks that it is from, and the id of its group
+        if that is no label.
+        """
+        names = {param: param.settings.names for param in self._params.values()}
+        known = set().union(*names.values())
+        for group in self.groups:
+            if group.id not in known:
+                names |= {param: names[param] | {group.id} for param in group.params}
+        return names
 
     def describe(self, param: Param) -> ParamInfo:
         """Describe a param at the next step."""

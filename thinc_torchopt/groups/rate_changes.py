@@ -57,17 +57,28 @@ class RateChanges:
         self._changes: list[RateChange] = []
 
     def add(self, change: RateChange) -> None:
-        """Note a change, together with those before that come to the same."""
+        """Note a change. Those that come to the same are noted together, so that there are few however often rules make
+        them.
+        """
         if change.rate is not None:
             self._changes = [before for before in self._changes if before.groups != change.groups]
-        else:
-            for place, before in reversed(list(enumerate(self._changes))):
-                if before.rate is not None or before.min_rate or change.min_rate:
-                    break
-                if before.groups == change.groups:
-                    self._changes[place] = replace(before, factor=before.factor * change.factor)
-                    return
-        self._changes.append(change)
+        changes, self._changes = [*self._changes, change], []
+        for each in changes:
+            place = None if each.rate is not None or each.min_rate else self._place_for(each.groups)
+            if place is None:
+                self._changes.append(each)
+            else:
+                before = self._changes[place]
+                self._changes[place] = replace(before, factor=before.factor * each.factor)
+
+    def _place_for(self, groups: Sequence[str]) -> int | None:
+        """Where a factor for the same groups stands, with only factors behind it, which come in any order."""
+        for place, before in reversed(list(enumerate(self._changes))):
+            if before.rate is not None or before.min_rate:
+                return None
+            if before.groups == groups:
+                return place
+        return None
 
     def matching(self, names: Collection[str]) -> Iterable[RateChange]:
         """Those for params with one of these names."""
