@@ -105,6 +105,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self):
         self.folder = tempfile.TemporaryDirectory()
         self.rows, self.step, self.exclude, self.saved = 3, 0, (), None
+        self.factors, self.held = {}, {}  # what rules made of the rate of each group
         self.build()
         self.references = {name: Reference(name, value, self.make) for name, value in self.values().items()}
         self.norm = copy.deepcopy(self.net.norm)
@@ -190,11 +191,32 @@ class Machine(RuleBasedStateMachine):
         grads, x = self.run_update(names, seed)
         if "morphologizer" not in self.exclude:
             self.norm.train()(x)
-        rate = RATES[min(self.step, len(RATES) - 1)]
+        decay = DECAYS[min(self.step, len(DECAYS) - 1)]
         for name in self.trained(names):
-            self.references[name].update(torch.from_numpy(grads[name]), rate, DECAYS[min(self.step, len(DECAYS) - 1)])
+            self.references[name].update(torch.from_numpy(grads[name]), self.rate_of(name), decay)
         self.optimizer.step_schedules()
         self.step += 1
+
+    def rate_of(self, name):
+        group = "late" if name.endswith("late") else "default"
+        rate = RATES[min(self.step, len(RATES) - 1)]
+        return self.held.get(group, rate * self.factors.get(group, 1.0))
+
+    @rule(group=st.sampled_from(["late", "default"]), factor=st.sampled_from([0.5, 2.0]))
+    @precondition(lambda self: not self.exclude)
+    def cut_rates(self, group, factor):
+        """As a rule does it. Powers of two, so that the order of factors makes no difference."""
+        self.optimizer.scale_learn_rates([group], factor)
+        if group in self.held:
+            self.held[group] *= factor
+        else:
+            self.factors[group] = self.factors.get(group, 1.0) * factor
+
+    @rule(group=st.sampled_from(["late", "default"]))
+    @precondition(lambda self: not self.exclude)
+    def set_rate(self, group):
+        self.optimizer.set_learn_rates([group], 0.015625)
+        self.held[group] = 0.015625
 
     @rule(seed=st.integers(0, 10**6))
     @precondition(lambda self: len(self.exclude) < 2)
@@ -279,7 +301,18 @@ class Machine(RuleBasedStateMachine):
         self.optimizer.to_disk(path)
         kept = {name: value.clone() for name, value in self.values().items()}
         self.saved = (
-            copy.deepcopy((self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact)),
+            copy.deepcopy(
+                (
+                    self.references,
+                    self.norm,
+                    self.rows,
+                    self.step,
+                    self.exclude,
+                    self.is_exact,
+                    self.factors,
+                    self.held,
+                )
+            ),
             kept,
         )
 
@@ -287,7 +320,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None)
     def be_killed_and_go_on(self):
         """Another process: everything is built anew, and is where it was when it was saved."""
-        self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact = copy.deepcopy(self.saved[0])
+        parts = copy.deepcopy(self.saved[0])
+        self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact, self.factors, self.held = parts
         self.build()
         with torch.no_grad():
             for name, value in self.values().items():
@@ -350,8 +384,10 @@ class WithModular(Machine):
 
 
 @pytest.mark.parametrize("machine", [WithAdamW, WithMomentum, WithModular])
-def test_stateful_operations_in_any_order_agree_with_a_plain_loop(machine):
+@pytest.mark.parametrize("n_examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_stateful_operations_in_any_order_agree_with_a_plain_loop(machine, n_examples):
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+        machine,
+        settings=settings(max_examples=n_examples, stateful_step_count=25, deadline=None, suppress_health_check=checks),
     )
