@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .. import kernels
 from ..algorithms import ThincAdam, ThincSGD
+from ..host import is_hooked_after_step, is_hooked_before_step
 from ..params import Param
 
 Entry = dict[str, Any]
@@ -173,10 +173,8 @@ class DirectStep:
         """Whether nobody wants to know of the optimizer's own steps, or to change them."""
         optimizer = self._optimizer
         return self._kernel is not None and not (
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
+            is_hooked_before_step(optimizer)
+            or is_hooked_after_step(optimizer)
             or "step" in vars(optimizer)  # as learning rate schedulers of torch replace it
             or getattr(optimizer, "found_inf", None) is not None
         )

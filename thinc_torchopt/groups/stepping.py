@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import torch
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from .. import kernels
 from ..errors import ConfigError
 from ..gradients import scale_grads
+from ..host import is_hooked_before_step
 from ..learn_rate import LearnRateController
 from ..params import Param
 from ..schedules import current
@@ -94,7 +94,7 @@ class Stepper:
         all_groups = optimizer.param_groups
         all_params = [(group.entry, group.entry["params"], group.entry.get("fused")) for group, _ in chosen]
         last_word = None
-        if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+        if is_hooked_before_step(optimizer):
             # Hooks of others run just before the step, and may write rates.
             last_word = optimizer.register_step_pre_hook(lambda *_: self._controller.check_rates(self._name))
         try:

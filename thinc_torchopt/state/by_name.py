@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from thinc.api import PyTorchShim, Shim
+from thinc.api import Shim
 
 from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
 from ..checks import check_count, check_parts
 from ..errors import StateError
 from ..groups import ParamGroups
-from ..host import scaler_of
+from ..host import is_scaling, scaler_of
 from ..params import Param
 
 VERSION = 1
@@ -147,7 +147,7 @@ def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, An
     return {
         path: {name: value for name, value in vars(scaler_of(shim)).items() if _is_plain(value)}
         for path, shim in shims
-        if isinstance(shim, PyTorchShim) and scaler_of(shim)._enabled
+        if is_scaling(shim)
     }
 
 
