@@ -6,6 +6,7 @@ functions of thinc and spaCy that are replaced (hooks.py).
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -98,8 +99,8 @@ def link_components(nlp: Language) -> None:
     nlp._link_components()
 
 
-def cli_util() -> Any:
-    """What spaCy's commands share: `import_code`, `setup_gpu`, and so on. Imported when it is asked for: it takes time.
+def cli_util() -> ModuleType:
+    """What spaCy's commands share: `import_code`, `setup_gpu`, and so on. All commands are imported with it.
 
     SOURCE: spacy/cli/_util.py.
     """
@@ -157,7 +158,7 @@ def run_last(optimizer: torch.optim.Optimizer, hook: RemovableHandle) -> None:
     hooks.move_to_end(hook.id)
 
 
-def default_store() -> torch.distributed.Store:
+def default_store() -> Any:
     """The store of the process group that there is.
 
     SOURCE: torch/distributed/distributed_c10d.py, `_get_default_store`.
