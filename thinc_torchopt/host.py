@@ -6,6 +6,7 @@ functions of thinc and spaCy that are replaced (hooks.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -69,6 +70,22 @@ def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
     scaler._scale, scaler._growth_tracker = scale
     scaler._found_inf = True
     scaler.update()
+
+
+def grads_of(node: Model) -> Iterator[tuple[tuple[int, str], Any, Any]]:
+    """The params of a node that have a gradient: thinc's key, the array (None: `get_param` knows it), the gradient.
+
+    What `has_grad`, `get_param` and `get_grad` find, without so many calls: this runs for each node at each step.
+    SOURCE: thinc/model.py, `Model._params` and `_has_params`; thinc/backends/_param_server.py, `ParamServer`.
+    """
+    server = node._params
+    grads = server._grads
+    if grads:
+        arrays: Any = server._params if server.proxy is None else {}
+        for name in node._has_params:
+            key = (node.id, name)
+            if key in grads:
+                yield key, arrays.get(key), grads[key]
 
 
 def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
