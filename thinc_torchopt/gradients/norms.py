@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -70,7 +71,7 @@ def total_norm(norms: Sequence[float]) -> float:
     it.
     """
     try:
-        total = math.sqrt(math.fsum(norm * norm for norm in norms))
+        total = math.sqrt(math.fsum(map(operator.mul, norms, norms)))
     except OverflowError:
         total = math.inf
     # Squares overflow from 1e154 on.
