@@ -90,10 +90,53 @@ def test_package_learn_rate_has_one_writer():
     assert writers == ["controller.py"]
 
 
-def test_package_private_attributes_of_shims_are_read_in_one_place():
-    package = Path(thinc_torchopt.__file__).parent
-    readers = [path.name for path in package.rglob("*.py") if re.search(r"\._(model|grad_scaler)\b", path.read_text())]
-    assert readers == ["host.py"]
+def private_names(tree):
+    """What begins with an underscore and is read of something else than `self`, or imported from a host; by line."""
+
+    def is_private(name):
+        return name.startswith("_") and not name.startswith("__")
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if of_self else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            names = [node.args[1].value] if isinstance(node.args[1], ast.Constant) else []
+        else:
+            continue
+        yield from ((name, node.lineno) for name in names if is_private(name))
+
+
+def own_names(tree):
+    """What a file gives a name to: attributes of `self`, variables, fields, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+
+
+def test_package_private_parts_of_the_hosts_are_known_in_one_place():
+    """host.py, beside torch's ops in kernels.py: nobody else reads what is read there, or a name that is not ours."""
+    trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    known = {name for name, _ in private_names(trees["host.py"])}
+    assert {"_model", "_grad_scaler", "_buffers", "_version", "_util", "_optimizer_step_pre_hooks"} <= known
+    ops = {name for name, _ in private_names(trees["kernels.py"])}
+    assert ops and all(name.startswith(("_foreach_", "_fused_")) for name in ops)
+    ours = {name for tree in trees.values() for name in own_names(tree)} | {"_asdict"}  # a NamedTuple's, and public
+    assert [
+        f"{path}:{line}: {name}"
+        for path, tree in trees.items()
+        if path not in ("host.py", "kernels.py")
+        for name, line in private_names(tree)
+        if name in known or name not in ours
+    ] == []
 
 
 def test_package_torch_optimizers_are_the_algorithms():

@@ -1,7 +1,7 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Eleven functions are replaced, once, when TorchOptimizer is first imported (a config that names it does that). Each
-replacement does what the original did, by calling it, unless the optimizer is ours, or the averages:
+Twelve functions are replaced, once. Each replacement does what the original did, by calling it, unless the optimizer is
+ours, or the averages. When TorchOptimizer is first imported (a config that names it does that):
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
 - `thinc.shims.PyTorchShim.begin_update`: in mixed precision, each backward pass is scaled by itself.
@@ -12,6 +12,10 @@ replacement does what the original did, by calling it, unless the optimizer is o
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.copy`: notes what its layers are called.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
+
+In one of several processes, when spaCy's commands are loaded:
+
+- `spacy.cli.train.train`: begins only if all of the above are in place; only rank 0 makes a folder and talks.
 
 A spaCy or thinc that we don't know is left alone, with a warning; so is a function that takes other arguments than we
 know. Without the hook in thinc every param is updated by itself, as thinc's own optimizers do; without those in spaCy,
@@ -27,14 +31,14 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import spacy.about
 import spacy.language
@@ -49,6 +53,7 @@ import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
+from .host import first_optimizer
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, lend_refs
 
@@ -56,53 +61,59 @@ _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
 
-# The functions that are replaced, as the supported versions have them: module or class, name, parameters.
-_THINC = (
-    "thinc",
-    thinc.__version__,
-    "8.3.",
-    [
-        (thinc.model.Model, "finish_update", "self optimizer"),
-        (thinc.model.Model, "use_params", "self params"),
-        (PyTorchShim, "begin_update", "self inputs"),
-        (thinc.model.Model, "copy", "self"),
-    ],
-)
-_SPACY = (
-    "spaCy",
-    spacy.about.__version__,
-    "3.8.",
-    [
-        (
-            spacy.training.loop,
-            "train_while_improving",
-            "nlp optimizer train_data evaluate dropout eval_frequency accumulate_gradient patience max_steps exclude "
-            "annotating_components before_update",
-        ),
-        (spacy.training.loop, "train", "nlp output_path use_gpu stdout stderr"),
-        (spacy.training.loop, "clean_output_dir", "path"),
-        (spacy.training.pretrain, "create_pretraining_model", "nlp pretrain_config"),
-        (spacy.language.Language, "initialize", "self get_examples sgd"),
-        (spacy.language.Language, "resume_training", "self sgd"),
-        (spacy.language.Language, "use_params", "self params"),
-    ],
-)
 
-# What is missing without a hook.
-_WITHOUT = {
-    "finish_update": "it updates each param by itself, and measures no norm of all gradients",
-    "train_while_improving": (
-        "spaCy's own loop trains, without checkpoints, rules and going back, and each component is updated by itself"
-    ),
-    "train": "a run does not hear when it ends",
-    "clean_output_dir": "runs with checkpoints do not keep the best model",
-    "create_pretraining_model": "settings that pretraining does not honour are not refused",
-    "initialize": "state of a pipeline from before it was initialized anew goes on",
-    "resume_training": "state of a pipeline from before it was resumed goes on",
-    "use_params": "averages reach thinc's params only",
-    "begin_update": "in mixed precision, only the last backward pass before an update counts",
-    "copy": "params of a copied model have other names",
-}
+class Replaced(NamedTuple):
+    """A function that is replaced.
+
+    owner (Any): Its module or class. name (str): What it is called there.
+    params (str): The names of its parameters, as the supported versions have them.
+    hook_for (Callable): Makes what takes its place from the original.
+    without (str): What is missing if it is left alone.
+    """
+
+    owner: Any
+    name: str
+    params: str
+    hook_for: Callable[[Any], Any]
+    without: str
+
+    @property
+    def function(self) -> Any:
+        """What is there now."""
+        return getattr(self.owner, self.name, None)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether that is ours."""
+        return hasattr(self.function, _MARK)
+
+    @property
+    def found(self) -> str:
+        """What is there, with its parameters."""
+        found = () if self.function is None else inspect.signature(self.function).parameters
+        return f"{self.name}({' '.join(found)})"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has the parameters, or takes any, which it hands on to the one that was there before it."""
+        if self.function is None:
+            return False
+        found, expected = list(inspect.signature(self.function).parameters.values()), self.params.split()
+        if [param.kind for param in found[-2:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+            found = found[:-2]
+            expected = expected[: len(found)]
+        return [param.name for param in found] == expected
+
+    def replace(self) -> None:
+        """Put the hook in its place."""
+        original = self.function
+        hook = functools.wraps(original)(self.hook_for(original))
+        setattr(hook, _MARK, True)
+        setattr(self.owner, self.name, hook)
+        # `spacy train` holds on to spaCy's `train` under a name of its own.
+        command = sys.modules.get("spacy.cli.train")
+        if getattr(command, "train_nlp", None) is original:
+            command.train_nlp = hook  # type: ignore[union-attr]
 
 
 def install(optimizer_class: type[Optimizer]) -> None:
@@ -112,35 +123,26 @@ def install(optimizer_class: type[Optimizer]) -> None:
     """
     global _ours
     _ours = optimizer_class
-    for host, version, known, functions in (_THINC, _SPACY):
-        if not version.startswith(known):
-            _leave_alone(host, f"version {known}x", version, [name for _, name, _ in functions])
-            continue
-        changed = {
-            name: f"{name}({_params_of(owner, name)})"
-            for owner, name, params in functions
-            if not _takes(owner, name, params)
-        }
-        if changed:
-            _leave_alone(host, "the functions of that version", ", ".join(changed.values()), list(changed))
-        for owner, name, _ in functions:
-            original = getattr(owner, name, None)
-            if name not in changed and not hasattr(original, _MARK):
-                hook = functools.wraps(original)(_HOOKS[owner, name](original))  # type: ignore[arg-type]
-                setattr(hook, _MARK, True)
-                setattr(owner, name, hook)
-                # `spacy train` holds on to the original under a name of its own.
-                command = sys.modules.get("spacy.cli.train")
-                if getattr(command, "train_nlp", None) is original:
-                    command.train_nlp = hook  # type: ignore[union-attr]
+    _replace(*_THINC)
+    _replace(*_SPACY)
+
+
+def guide_command() -> None:
+    """In one of several processes: let `spacy train` begin only with all hooks in place, and in another process than
+    the first make no folder, and print nothing but errors. If the config names an optimizer of ours.
+    """
+    without = "each process makes a folder, and shows what it does"
+    command = Replaced(
+        import_module("spacy.cli.train"), "train", "config_path output_path use_gpu overrides", _train_command, without
+    )
+    _replace(*_SPACY[:-1], [command])
 
 
 def check_all_in_place() -> None:
     """RAISES (ConfigError): Functions are not replaced, or something else has replaced them since. Several processes
     would not train together.
     """
-    table = [*_THINC[-1], *_SPACY[-1]]
-    missing = [name for owner, name, _ in table if not hasattr(getattr(owner, name, None), _MARK)]
+    missing = [function.name for function in (*_THINC[-1], *_SPACY[-1]) if not function.is_in_place]
     if missing:
         raise ConfigError(
             "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
@@ -150,33 +152,31 @@ def check_all_in_place() -> None:
         )
 
 
-def _leave_alone(host: str, expected: str, found: str, names: list[str]) -> None:
+def _replace(host: str, version: str, known: str, functions: Sequence[Replaced]) -> None:
+    """Replace functions of a host. known (str): What its supported versions begin with."""
+    if not version.startswith(known):
+        _leave_alone(host, f"version {known}x", version, functions)
+        return
+    changed = [function for function in functions if not function.is_known]
+    if changed:
+        found = ", ".join(function.found for function in changed)
+        _leave_alone(host, "the functions of that version", found, changed)
+    for function in functions:
+        if function not in changed and not function.is_in_place:
+            function.replace()
+
+
+def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Replaced]) -> None:
+    names = [function.name for function in functions]
     warnings.warn(
         HostWarning(
             f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
             f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
-            f"{'; '.join(dict.fromkeys(_WITHOUT[name] for name in names))}. Install a {host} that thinc-torchopt "
-            "supports, or remove what replaces its functions."
+            f"{'; '.join(dict.fromkeys(function.without for function in functions))}. Install a {host} that "
+            "thinc-torchopt supports, or remove what replaces its functions."
         ),
-        stacklevel=3,
+        stacklevel=4,
     )
-
-
-def _takes(owner: Any, name: str, params: str) -> bool:
-    """Whether a function has these parameters, or takes any, which it hands on to the one that was there before it."""
-    function = getattr(owner, name, None)
-    if function is None:
-        return False
-    found, expected = list(inspect.signature(function).parameters.values()), params.split()
-    if [param.kind for param in found[-2:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
-        found = found[:-2]
-        expected = expected[: len(found)]
-    return [param.name for param in found] == expected
-
-
-def _params_of(owner: Any, name: str) -> str:
-    function = getattr(owner, name, None)
-    return "" if function is None else " ".join(inspect.signature(function).parameters)
 
 
 def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
@@ -251,19 +251,10 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_for_us(nlp: Any) -> bool:
     """Whether a pipeline will be trained by our optimizer."""
-    return isinstance(nlp._optimizer, _ours) or _is_ours(nlp.config)
+    return isinstance(first_optimizer(nlp), _ours) or _is_ours(nlp.config)
 
 
-def guide_command() -> None:
-    """In one of several processes: let `spacy train` begin only with all hooks in place, and in another process than
-    the first make no folder, and print nothing but errors. If the config names an optimizer of ours.
-    """
-    command: Any = sys.modules.get("spacy.cli.train")
-    if command is None or hasattr(command.train, _MARK):
-        return
-    original = command.train
-
-    @functools.wraps(original)
+def _train_command(original: Callable[..., None]) -> Callable[..., None]:
     def train(
         config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
     ) -> None:
@@ -279,8 +270,7 @@ def guide_command() -> None:
         else:
             original(config_path, output_path, use_gpu=use_gpu, overrides=overrides)
 
-    setattr(train, _MARK, True)
-    command.train = train
+    return train
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:
@@ -376,16 +366,79 @@ def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.mod
     return copy
 
 
-_HOOKS: dict[tuple[Any, str], Callable[[Any], Any]] = {
-    (thinc.model.Model, "finish_update"): _finish_update,
-    (thinc.model.Model, "copy"): _copy,
-    (thinc.model.Model, "use_params"): _use_params(use_in_model),
-    (PyTorchShim, "begin_update"): _begin_update,
-    (spacy.training.loop, "train_while_improving"): _train_while_improving,
-    (spacy.training.loop, "train"): _train,
-    (spacy.training.loop, "clean_output_dir"): _clean_output_dir,
-    (spacy.training.pretrain, "create_pretraining_model"): _create_pretraining_model,
-    (spacy.language.Language, "initialize"): _introduce(anew=True),
-    (spacy.language.Language, "resume_training"): _introduce(anew=False),
-    (spacy.language.Language, "use_params"): _use_params(use_in_pipeline),
-}
+_AVERAGES = "averages reach thinc's params only"
+_THINC = (
+    "thinc",
+    thinc.__version__,
+    "8.3.",
+    [
+        Replaced(
+            thinc.model.Model,
+            "finish_update",
+            "self optimizer",
+            _finish_update,
+            "it updates each param by itself, and measures no norm of all gradients",
+        ),
+        Replaced(thinc.model.Model, "use_params", "self params", _use_params(use_in_model), _AVERAGES),
+        Replaced(
+            PyTorchShim,
+            "begin_update",
+            "self inputs",
+            _begin_update,
+            "in mixed precision, only the last backward pass before an update counts",
+        ),
+        Replaced(thinc.model.Model, "copy", "self", _copy, "params of a copied model have other names"),
+    ],
+)
+_SPACY = (
+    "spaCy",
+    spacy.about.__version__,
+    "3.8.",
+    [
+        Replaced(
+            spacy.training.loop,
+            "train_while_improving",
+            "nlp optimizer train_data evaluate dropout eval_frequency accumulate_gradient patience max_steps exclude "
+            "annotating_components before_update",
+            _train_while_improving,
+            "spaCy's own loop trains, without checkpoints, rules and going back, and each component is updated by "
+            "itself",
+        ),
+        Replaced(
+            spacy.training.loop,
+            "train",
+            "nlp output_path use_gpu stdout stderr",
+            _train,
+            "a run does not hear when it ends",
+        ),
+        Replaced(
+            spacy.training.loop,
+            "clean_output_dir",
+            "path",
+            _clean_output_dir,
+            "runs with checkpoints do not keep the best model",
+        ),
+        Replaced(
+            spacy.training.pretrain,
+            "create_pretraining_model",
+            "nlp pretrain_config",
+            _create_pretraining_model,
+            "settings that pretraining does not honour are not refused",
+        ),
+        Replaced(
+            spacy.language.Language,
+            "initialize",
+            "self get_examples sgd",
+            _introduce(anew=True),
+            "state of a pipeline from before it was initialized anew goes on",
+        ),
+        Replaced(
+            spacy.language.Language,
+            "resume_training",
+            "self sgd",
+            _introduce(anew=False),
+            "state of a pipeline from before it was resumed goes on",
+        ),
+        Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
+    ],
+)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
+from ..host import buffers_of
 from ..types import Key
 from .regions import Region
 
@@ -53,7 +54,7 @@ class Slot(NamedTuple):
     @property
     def value(self) -> torch.Tensor | None:
         """The buffer, if it is still there."""
-        return self.owner._buffers.get(self.name)
+        return buffers_of(self.owner).get(self.name)
 
 
 class BufferAverages:

@@ -13,7 +13,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..errors import ParamError
-from ..host import module_of
+from ..host import buffers_of, module_of
 from ..types import Key
 from .averages import AveragedParams
 
@@ -102,7 +102,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     if not swaps:
         return
     for owner in module.modules():
-        for name, buffer in owner._buffers.items():
+        for name, buffer in buffers_of(owner).items():
             if buffer is not None:
                 # A forward pass may write to it, or put another in its place.
                 restore.callback(_put_back, owner, name, buffer, buffer.clone())
@@ -114,4 +114,4 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
 
 def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
     buffer.data.copy_(values)
-    owner._buffers[name] = buffer
+    buffers_of(owner)[name] = buffer

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Optional
 
 import typer
-from spacy.cli._util import Arg, Opt, app
+from typer import Argument as Arg
+from typer import Option as Opt
 
 from ..errors import ConfigError
+from ..host import cli_util
 from ..launched import is_launched
 
 torchopt_cli = typer.Typer(
@@ -19,7 +21,7 @@ torchopt_cli = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.add_typer(torchopt_cli)
+cli_util().app.add_typer(torchopt_cli)
 
 # What is left over are overrides of settings in the config, as in spaCy's own commands.
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}

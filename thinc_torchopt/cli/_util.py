@@ -21,16 +21,18 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 from spacy import util
-from spacy.cli._util import import_code, parse_config_overrides, setup_gpu, show_validation_error
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 from wasabi.printer import Printer
 
 from ..errors import ConfigError, ScheduleWarning, TorchOptError
+from ..host import cli_util
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
+
+_spacy = cli_util()
 
 # What is printed to no terminal is as wide as it has to be.
 _ANY_WIDTH = 100_000
@@ -88,20 +90,20 @@ def build(
     resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
     RAISES (ConfigError): The optimizer is not ours.
     """
-    overrides = parse_config_overrides(list(args))
-    import_code(code_path)
-    setup_gpu(use_gpu, silent=True)
+    overrides = _spacy.parse_config_overrides(list(args))
+    _spacy.import_code(code_path)
+    _spacy.setup_gpu(use_gpu, silent=True)
     if path.is_dir():
-        with show_validation_error(path, hint_fill=False), show_activity("Loading the pipeline"):
+        with _spacy.show_validation_error(path, hint_fill=False), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
     else:
-        with show_validation_error(path), missing_section_named(path):
+        with _spacy.show_validation_error(path), missing_section_named(path):
             config = util.load_config(path, overrides=overrides, interpolate=False)
         # It reads all of the data, for the labels.
-        with show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
+        with _spacy.show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
             nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
-    with show_validation_error(path, hint_fill=False):
+    with _spacy.show_validation_error(path, hint_fill=False):
         return Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
 
 

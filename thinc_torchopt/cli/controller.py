@@ -8,13 +8,14 @@ from pathlib import Path
 from reprlib import repr as limited
 from typing import Any
 
-from spacy.cli._util import import_code
-
 from ..controller import ControllerSpec, TrainerController
 from ..errors import ConfigError
+from ..host import cli_util
 from ..report import Panel, check_picture, plot_firings, read_history
 from ._replay import Fired, Replay, replay
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
+
+_spacy = cli_util()
 
 # More are in the JSON.
 _MAX_ROWS = 50
@@ -58,7 +59,7 @@ def run_controller(
 def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
     """Say what a definition says, or all that is wrong with it."""
     with errors_shown(as_json=as_json):
-        import_code(code_path)
+        _spacy.import_code(code_path)
         definition = TrainerController(path).definition
     specs = definition.controllers
     if as_json:
@@ -84,7 +85,7 @@ def _replay(
     with errors_shown(as_json=as_json):
         if output_path is not None:
             check_picture(output_path, [path, *log_paths])
-        import_code(code_path)
+        _spacy.import_code(code_path)
         controller = TrainerController(path, is_replay=True)
         records, notes = read_history(log_paths)
         found = replay(controller, records)

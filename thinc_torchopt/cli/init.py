@@ -8,15 +8,17 @@ from typing import Any
 
 from confection import Config, ConfigValidationError
 from spacy import util
-from spacy.cli._util import COMMAND, import_code, show_validation_error
 from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
+from ..host import cli_util
 from ..state import write_text
 from ._config_text import ConfigText
 from ._recipes import Draft, Recipe
 from ._util import errors_shown, missing_section_named, resolve_optimizer
+
+_spacy = cli_util()
 
 _SECTION = "training.optimizer"
 
@@ -28,7 +30,7 @@ def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path:
     """
     to_stdout = str(output_path) == "-"
     with errors_shown(as_json=to_stdout):
-        import_code(code_path)
+        _spacy.import_code(code_path)
         chosen = _recipe_of(recipe)
         stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
         draft, text = rewrite(_read(config_path), config_path, chosen, f"training/{stem}-state")
@@ -46,7 +48,7 @@ def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path:
     for line in draft.warned:
         msg.warn(line)
     msg.text("What it will do, in plain words:")
-    print(f"{COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
+    print(f"{_spacy.COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
 
 
 def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Draft, str]:
@@ -56,7 +58,7 @@ def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Dra
     RETURNS (tuple[Draft, str]): What was done, and the new text.
     RAISES (ConfigError): The optimizer is none that can be rewritten, or what is around it would change.
     """
-    with show_validation_error(path, hint_fill=False), missing_section_named(path):
+    with _spacy.show_validation_error(path, hint_fill=False), missing_section_named(path):
         raw = Config().from_str(text, interpolate=False)
         config = raw.interpolate()
     lines = ConfigText(text, _SECTION)
@@ -68,14 +70,14 @@ def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Dra
         )
 
     def build_nlp() -> Language:
-        with show_validation_error(path, hint_fill=False):
+        with _spacy.show_validation_error(path, hint_fill=False):
             return util.load_model_from_config(raw, auto_fill=True)
 
-    with show_validation_error(path, hint_fill=False):
+    with _spacy.show_validation_error(path, hint_fill=False):
         draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
     new = text if draft.is_unchanged else str(lines)
-    with show_validation_error(path, hint_fill=False):
+    with _spacy.show_validation_error(path, hint_fill=False):
         resolve_optimizer(_check_rest(text, new)["training"]["optimizer"])
     return draft, new
 

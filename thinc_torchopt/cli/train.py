@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spacy import util
-from spacy.cli._util import import_code, parse_config_overrides, show_validation_error
 
 from ..checks import Section
 from ..distributed import wait_for_store
+from ..host import cli_util
 from ._util import errors_shown, make_console, missing_section_named, print_error, resolve_optimizer
+
+_spacy = cli_util()
 
 _SECTION = Section("spacy torchopt train", verb="use")
 
@@ -78,11 +80,11 @@ def check_config(config_path: Path, args: Sequence[str], code_path: Path | None)
 
     RAISES (ConfigError): It is not.
     """
-    overrides = parse_config_overrides(list(args))
-    import_code(code_path)
-    with show_validation_error(config_path), missing_section_named(config_path):
+    overrides = _spacy.parse_config_overrides(list(args))
+    _spacy.import_code(code_path)
+    with _spacy.show_validation_error(config_path), missing_section_named(config_path):
         config = util.load_config(config_path, overrides=overrides, interpolate=True)
-    with show_validation_error(config_path, hint_fill=False):
+    with _spacy.show_validation_error(config_path, hint_fill=False):
         resolve_optimizer(config["training"]["optimizer"])
 
 

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import DistributedError
+from ..host import default_store, gloo_of_world
 from ..launched import master_in_environment, rank_in_environment, world_size_in_environment
 from ..types import DistributedSettings
 from .addresses import choose_interface
@@ -78,12 +79,12 @@ class Group:
         RAISES (DistributedError): Not all ranks came.
         """
         import torch.distributed as dist
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+        from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         timeout = timedelta(seconds=settings.timeout_seconds)
         if dist.is_initialized():
-            store = PrefixStore(f"torchopt-{next(_groups)}", _get_default_store())
+            store = PrefixStore(f"torchopt-{next(_groups)}", default_store())
             return cls(dist.get_rank(), dist.get_world_size(), store, settings.timeout_seconds, is_own=False)
         rank, size = rank_in_environment(), world_size_in_environment()
         master, port = master_in_environment()
@@ -126,7 +127,7 @@ class Group:
 
             # In torch 2.6 the end of a process group waits for gloo's threads and holds Python's lock, which these
             # may need to let go of a tensor: all wait for ever. The end of gloo's own object does not hold it.
-            gloo = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+            gloo = gloo_of_world()
             dist.destroy_process_group()
             del gloo
 

@@ -21,11 +21,10 @@ from typing import Any, Final, Literal
 
 import torch
 from thinc.api import PyTorchShim, Shim
-from torch.nn.modules.batchnorm import _NormBase
 
 from .. import kernels
 from ..errors import DistributedError
-from ..host import module_of, scaler_of
+from ..host import Normalization, back_off, buffers_of, is_scaling, module_of, scale_of, scaler_of
 from ..params import Param, torch_params
 from .group import Group
 from .shard import Shards
@@ -72,14 +71,14 @@ class FlatReduce:
         """
         of_torch = [shim for shim in shims if isinstance(shim, PyTorchShim)]
         self._loss_names = list(components)
-        self._scalers = [_Scaler(shim) for shim in of_torch if scaler_of(shim)._enabled]
+        self._scalers = [_Scaler(shim) for shim in of_torch if is_scaling(shim)]
         self._norms = [
             (module, name)
             for shim in of_torch
             if module_of(shim) is not None
             for module in module_of(shim).modules()
-            if isinstance(module, _NormBase)
-            for name, buffer in module._buffers.items()
+            if isinstance(module, Normalization)
+            for name, buffer in buffers_of(module).items()
             if buffer is not None
         ]
         self._layout = None
@@ -126,7 +125,7 @@ class FlatReduce:
         """Write what this rank has, sum, and read the notes."""
         layout.write_grads(params, {key for scaler in self._scalers if scaler.overflows for key in scaler.params})
         for slot, (module, name) in zip(layout.buffers, self._norms):
-            buffer = module._buffers[name]
+            buffer = buffers_of(module)[name]
             assert buffer is not None
             slot.zero_() if self._group.rank else slot.copy_(buffer.reshape(-1))
         notes = torch.zeros(self._group.size, len(NOTES))
@@ -158,7 +157,7 @@ class FlatReduce:
                 slots.append(slot.view(param.shape))
         kernels.copy_([param.grad for param in updated], slots)
         for slot, (module, name) in zip(layout.buffers, self._norms):
-            buffer = module._buffers[name]
+            buffer = buffers_of(module)[name]
             assert buffer is not None
             buffer.copy_(slot.view(buffer.shape))
         for scaler in self._scalers:
@@ -197,7 +196,7 @@ class FlatReduce:
         self._loss_names = list(known | dict.fromkeys(name for _, names in found for name in names))
         self._layout = _Layout(
             params,
-            [module._buffers[name] for module, name in self._norms],
+            [buffers_of(module)[name] for module, name in self._norms],
             self._group.size,
             len(self._loss_names),
         )
@@ -274,7 +273,7 @@ class _Scaler:
     def look(self) -> None:
         scaler = scaler_of(self._shim)
         self.overflows = bool(scaler.found_inf)
-        self._before = scaler._scale.clone(), scaler._growth_tracker.clone()
+        self._before = scale_of(scaler)
 
     @property
     def params(self) -> set[int]:
@@ -283,7 +282,4 @@ class _Scaler:
 
     def back_off(self) -> None:
         """Do as if this rank's had found it."""
-        scaler = scaler_of(self._shim)
-        scaler._scale, scaler._growth_tracker = self._before
-        scaler._found_inf = True
-        scaler.update()
+        back_off(scaler_of(self._shim), self._before)

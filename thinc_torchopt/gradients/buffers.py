@@ -16,10 +16,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import Shim
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from ..host import module_of
+from ..host import Normalization, buffers_of, module_of, version_of
 
 
 class KeptBuffers:
@@ -58,7 +57,7 @@ class KeptBuffers:
 
 def _reset_statistics(module: torch.nn.Module) -> None:
     for part in module.modules():
-        if isinstance(part, _NormBase) and not all(
+        if isinstance(part, Normalization) and not all(
             is_lazy(buffer) or buffer.isfinite().all() for buffer in part.buffers(recurse=False)
         ):
             part.reset_running_stats()
@@ -67,7 +66,7 @@ def _reset_statistics(module: torch.nn.Module) -> None:
 class _Module:
     def __init__(self, module: torch.nn.Module):
         self.module = module
-        self.buffers = [_Buffer(owner, name) for owner in module.modules() for name in owner._buffers]
+        self.buffers = [_Buffer(owner, name) for owner in module.modules() for name in buffers_of(owner)]
 
 
 @dataclass
@@ -81,7 +80,7 @@ class _Buffer:
     values: torch.Tensor | None = None
 
     def keep(self) -> None:
-        now = self.owner._buffers.get(self.name)
+        now = buffers_of(self.owner).get(self.name)
         if now is None or is_lazy(now) or now.is_inference():
             self.tensor = self.values = None
         elif (
@@ -90,18 +89,18 @@ class _Buffer:
             or self.values.shape != now.shape
             or self.values.device != now.device
         ):
-            self.tensor, self.version, self.values = now, now._version, now.detach().clone()
+            self.tensor, self.version, self.values = now, version_of(now), now.detach().clone()
         elif self._may_have_changed(now):
             self.values.copy_(now)
-            self.version = now._version
+            self.version = version_of(now)
 
     def put_back(self) -> None:
-        if self.tensor is None or self.values is None or self.name not in self.owner._buffers:
+        if self.tensor is None or self.values is None or self.name not in buffers_of(self.owner):
             return
-        self.owner._buffers[self.name] = self.tensor
+        buffers_of(self.owner)[self.name] = self.tensor
         if self._may_have_changed(self.tensor):
             self.tensor.copy_(self.values)
-            self.version = self.tensor._version
+            self.version = version_of(self.tensor)
 
     def _may_have_changed(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_floating_point() or tensor._version != self.version
+        return tensor.is_floating_point() or version_of(tensor) != self.version

@@ -34,8 +34,8 @@ def clip_grads(
     scale (float): What gradients are to be multiplied by beforehand.
     RETURNS (float): A factor for all gradients that is still to be applied.
     """
-    grads = [param.grad for param in params]
     if by == "value" or by == "adaptive":
+        grads = [param.grad for param in params]
         scale_grads(grads, [scale] * len(grads))
         if by == "value":
             clip_values(grads, limit)
@@ -47,7 +47,7 @@ def clip_grads(
     factors = clip_factors(norms, [param.component for param in params] if by == "component" else (), limit, by)
     if isinstance(factors, float):
         return scale * factors
-    scale_grads(grads, [scale * factor for factor in factors])
+    scale_grads([param.grad for param in params], [scale * factor for factor in factors])
     return 1.0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -23,8 +24,7 @@ def norms_of_grads(params: Sequence[Param]) -> list[float]:
     flats = [flat for param in params if (flat := param.flat_grad) is not None]
     if len(flats) < len(params):
         return grad_norms([param.grad for param in params])
-    # Where dtypes differ they become the widest one, which changes no value.
-    return list(map(math.sqrt, torch.stack(list(map(torch.dot, flats, flats))).tolist()))
+    return list(map(math.sqrt, map(torch.Tensor.item, map(torch.dot, flats, flats))))
 
 
 def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
@@ -56,16 +56,14 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
-    squares, counts = [], []
+    norms = []
     for grad in grads:
         flat = grad.reshape(-1)
         if flat.dtype.itemsize < 4:
             flat = flat.float()
         chunks = flat.split(CHUNK) if flat.numel() > CHUNK else (flat,)
-        squares += [torch.dot(chunk, chunk) for chunk in chunks]
-        counts.append(len(chunks))
-    sums = iter(torch.stack(squares).tolist())
-    return [math.sqrt(sum(itertools.islice(sums, count))) for count in counts]
+        norms.append(math.sqrt(sum([torch.dot(chunk, chunk).item() for chunk in chunks])))
+    return norms
 
 
 def total_norm(norms: Sequence[float]) -> float:
@@ -73,7 +71,7 @@ def total_norm(norms: Sequence[float]) -> float:
     it.
     """
     try:
-        total = math.sqrt(math.fsum(norm * norm for norm in norms))
+        total = math.sqrt(math.fsum(map(operator.mul, norms, norms)))
     except OverflowError:
         total = math.inf
     # Squares overflow from 1e154 on.

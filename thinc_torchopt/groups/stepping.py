@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from .. import kernels
 from ..errors import ConfigError
 from ..gradients import scale_grads
+from ..host import is_hooked_before_step
 from ..learn_rate import RateWriter
 from ..params import Param
 from ..schedules import current
@@ -90,7 +90,7 @@ class Stepper:
         """As `step`, by torch's own. scale (Tensor | None): What fused kernels divide gradients by."""
         optimizer = self.optimizer
         last_word = None
-        if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+        if is_hooked_before_step(optimizer):
             # Hooks of others run just before the step, and may write rates.
             last_word = optimizer.register_step_pre_hook(lambda *_: self._writer.check_rates(self._name))
         if scale is not None:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import LearnRateWarning
+from ..host import run_last
 from .groups import Group, WatchedGroup
 from .policies import Policy
 
@@ -188,9 +189,8 @@ class WatchedOptimizer:
 
     def have_the_last_word(self) -> None:
         """Let the verification before each step run after the hooks of others, which may write rates."""
-        hooks: Any = self.optimizer._optimizer_step_pre_hooks  # an OrderedDict
-        if self.watch_steps and len(hooks) > 1:
-            hooks.move_to_end(self.hooks[0].id)
+        if self.watch_steps:
+            run_last(self.optimizer, self.hooks[0])
 
     def drop_frozen_grads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked | None:
         """Take the gradients of frozen params away, so that a step has nothing to update them by. Runs before each.

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ..checks import Section
 from ..errors import ConfigTypeError, ParamError
+from ..host import BatchNorm
 
 if TYPE_CHECKING:
     from .optimizer import Modular
@@ -60,7 +61,7 @@ def train_step(
 def refuse_batch_norm(model: torch.nn.Module) -> None:
     """RAISES (ParamError): A layer's output for a sample depends on the others of the batch."""
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+        if isinstance(layer, BatchNorm) and layer.training:
             raise ParamError(
                 "Can't clip the gradient of each sample: expected layers that take samples one by one, found "
                 f"'{name}' ({type(layer).__name__}), which mixes them. Use GroupNorm or LayerNorm, or its eval()."

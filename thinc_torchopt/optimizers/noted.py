@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 from thinc.api import Model, PyTorchShim, Shim
-from torch import Tensor
 
+from ..host import grads_of
 from ..params import (
     Param,
     ParamTable,
@@ -44,15 +44,14 @@ class NotedGrads:
         """
         param = table.by_key.get(key)
         # Else it is thinc's array, as ever: tensors may change their data.
-        if param is None or param.source is not source or isinstance(source, Tensor) or callback is not None:
+        if param is None or param.source is not source or not param.is_array or callback is not None:
             param = table.see(key, source, callback)
             if param is None:  # it is empty
                 if callback is not None:
                     callback(source)
                 return
             param.callback = callback
-        # Else it is thinc's buffer, as ever: torch's `zero_grad` may have taken it away.
-        if param.grad_source is not grad or param.grad_copy is not None or param.tensor.grad is None:
+        if not param.has_taken(grad):
             param.set_grad(grad)
         if param.group is not None:
             self.params[key] = param
@@ -61,23 +60,37 @@ class NotedGrads:
             if callback is not None:
                 callback(param.in_form(param.tensor))
 
-    def collect(self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call) -> None:
-        """Collect all params of a model that have a gradient.
+    def collect(
+        self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call, *, sees_all: bool
+    ) -> None:
+        """Note all params of a model that have a gradient.
 
-        set_grad (Callable): `TorchOptimizer.set_grad`, which notes each.
+        table (ParamTable): All params: these are among them from now on.
+        set_grad (Callable): `TorchOptimizer.set_grad`, which notes each; or a subclass's own.
         update_alone (Callable): For arrays that a shim gives to its optimizer, and that are no params: thinc's
             interface of an optimizer.
+        sees_all (bool): Whether `set_grad` is to be called for each. Else it is not for those that are as they were at
+            the update before: same array, same gradient on the same memory.
         """
         for node in model.walk():
             for shim in node.shims:
                 self._collect_from_shim(table, shim, model, set_grad, update_alone)
-            for name in node.param_names:
-                if node.has_grad(name):
-                    grad = node.get_grad(name)
-                    if isinstance(grad, numpy.generic):  # it will be set to zero in place, which a number can't be
-                        grad = own_copy(grad)
-                        node.set_grad(name, grad)
-                    set_grad(table.array_of_node(node, name, model), grad, key=(node.id, name))
+            for key, array, grad in grads_of(node):
+                param = table.by_key.get(key)
+                if (
+                    param is not None
+                    and param.source is array
+                    and param.is_array
+                    and param.has_taken(grad)
+                    and param.group is not None
+                    and not sees_all
+                ):
+                    self.params[key] = param
+                    continue
+                if isinstance(grad, numpy.generic):  # it will be set to zero in place, which a number can't be
+                    grad = own_copy(grad)
+                    node.set_grad(key[1], grad)
+                set_grad(table.array_of_node(node, key[1], model), grad, key=key)
 
     def _collect_from_shim(
         self, table: ParamTable, shim: Shim, model: Model, set_grad: Callable[..., None], update_alone: Call

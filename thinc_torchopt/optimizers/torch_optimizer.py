@@ -293,13 +293,15 @@ class TorchOptimizer(Optimizer):
         """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
         this.
 
-        model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient.
+        model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient, if a
+            subclass has its own.
         RAISES (ParamError): Averages are in place of its params.
         """
         with self._lock:
             check_not_in_use(model, self._trained.table.names)
             try:
-                self._noted.collect(self._trained.table, model, self.set_grad, self)
+                sees_all = getattr(self.set_grad, "__func__", None) is not TorchOptimizer.set_grad
+                self._noted.collect(self._trained.table, model, self.set_grad, self, sees_all=sees_all)
                 if not self._joint:
                     self.step()
             except BaseException:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from thinc.api import PyTorchShim, Shim
 
 from .. import kernels
-from ..host import module_of, scaler_of
+from ..host import is_scaling, let_scale_be_float, module_of, scaler_of
 
 _trained: WeakSet[Shim] = WeakSet()
 
@@ -39,9 +39,8 @@ def scale_passes_apart(shim: Shim) -> None:
     """
     if isinstance(shim, PyTorchShim):
         _trained.add(shim)
-        scaler = scaler_of(shim)
-        if scaler._enabled and not scaler._scale.is_floating_point():
-            scaler._scale = scaler._scale.float()
+        if is_scaling(shim):
+            let_scale_be_float(scaler_of(shim))
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callabl
     """
 
     def backprop_alone(grads: Any) -> Any:
-        if not scaler_of(shim)._enabled or not (_inside.depth or shim in _trained):
+        if not is_scaling(shim) or not (_inside.depth or shim in _trained):
             return backprop(grads)
         before = [(param, param.grad) for param in module_of(shim).parameters() if param.grad is not None]
         for param, _ in before:

@@ -39,6 +39,7 @@ class Param:
         is set.
     callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
+    is_array (bool): Whether `source` is an array.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
     settings (ParamSettings): What the config says for it.
     group (Group | None): The torch param group that it is in, by the plan. None: it is frozen.
@@ -63,6 +64,7 @@ class Param:
         "group",
         "held_rate",
         "holder",
+        "is_array",
         "is_bias_or_norm",
         "is_torch",
         "joined_at",
@@ -107,6 +109,7 @@ class Param:
     def hold(self, source: Any) -> None:
         """Note what the model holds now."""
         self.source = source
+        self.is_array = not isinstance(source, torch.Tensor)
         self.is_torch = isinstance(source, torch.nn.Parameter)
 
     def be_held_by(self, holder: Model | Shim | None) -> None:
@@ -136,7 +139,7 @@ class Param:
 
     def in_form(self, tensor: torch.Tensor) -> Any:
         """A tensor in the form in which the model holds the param: as it is, or as an array on its memory."""
-        return tensor.detach() if isinstance(self.source, torch.Tensor) else array_of(tensor)
+        return array_of(tensor) if self.is_array else tensor.detach()
 
     def scale_rate(self, factor: float) -> None:
         """Multiply all learning rates that are to come."""
@@ -164,6 +167,12 @@ class Param:
     def component(self) -> str:
         """The first part of the name."""
         return self.name.partition("/")[0]
+
+    def has_taken(self, grad: Any) -> bool:
+        """Whether `set_grad` has taken this array before, and torch works on its memory since: nobody has taken it
+        away, as torch's `zero_grad` does.
+        """
+        return self.grad_source is grad and self.grad_copy is None and self.tensor.grad is not None
 
     def set_grad(self, grad: Any) -> None:
         """Make `grad` the gradient of the tensor, without a copy wherever torch can work on it as it is.

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from thinc.api import PyTorchShim, Shim
+from thinc.api import Shim
 
 from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
 from ..checks import check_count, check_parts
 from ..errors import ConfigError, StateError
 from ..groups import Group, Plan
-from ..host import scaler_of
+from ..host import is_scaling, scaler_of
 from ..learn_rate import kind_of, source_of
 from ..params import Param
 
@@ -211,7 +211,7 @@ def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, An
     return {
         path: {name: value for name, value in vars(scaler_of(shim)).items() if _is_plain(value)}
         for path, shim in shims
-        if isinstance(shim, PyTorchShim) and scaler_of(shim)._enabled
+        if is_scaling(shim)
     }
 
 

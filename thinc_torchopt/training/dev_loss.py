@@ -24,7 +24,7 @@ from thinc.api import Model, PyTorchShim
 from torch.nn.parameter import is_lazy
 
 from ..errors import ControllerError
-from ..host import module_of, scaler_of
+from ..host import Dropout, buffers_of, module_of, scaler_of, swap_grads
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
 from .layer_attrs import is_plain, on_cpu, same_values
@@ -122,9 +122,7 @@ def untouched(nlp: Language) -> Iterator[None]:
 
 def _keep_node(node: Model, restore: ExitStack) -> None:
     # The very same arrays come back: params that had no gradient have none, as if there had been no pass.
-    store = node._params
-    restore.callback(setattr, store, "_grads", store._grads)
-    store._grads = {}
+    restore.callback(swap_grads, node, swap_grads(node, {}))
     restore.callback(
         _put_attrs_back,
         node,
@@ -149,19 +147,19 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
     restore.callback(vars(scaler).update, {key: _copy_of(value) for key, value in vars(scaler).items()})
     for module in module_of(shim).modules():
         restore.callback(setattr, module, "training", module.training)
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None and not is_lazy(buffer):
                 restore.callback(_put_buffer_back, module, name, buffer, buffer.clone())
         # thinc's rate does not reach torch's own layers.
-        rate = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"
-        if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+        rate = "p" if isinstance(module, Dropout) else "dropout"
+        if isinstance(module, (Dropout, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
             restore.callback(setattr, module, rate, getattr(module, rate))
             setattr(module, rate, 0.0)
 
 
 def _put_buffer_back(module: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
     buffer.data.copy_(values)
-    module._buffers[name] = buffer
+    buffers_of(module)[name] = buffer
 
 
 def _copy_of(value: Any) -> Any:

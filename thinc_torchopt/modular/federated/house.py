@@ -23,6 +23,7 @@ from thinc.api import fix_random_seed
 
 from ...checks import Section
 from ...errors import ConfigError, ConfigWarning, PipelineError
+from ...host import link_components
 from ...optimizers import TorchOptimizer
 from ...training import train_while_improving
 from ..optimizer import Modular
@@ -91,7 +92,7 @@ class House:
         if resumed:
             with self.nlp.select_pipes(enable=resumed):
                 self.nlp.resume_training(sgd=self._optimizer)
-        self.nlp._link_components()
+        link_components(self.nlp)
         with self.nlp.select_pipes(disable=[*self.frozen, *resumed]):
             self.nlp.initialize(sgd=self._optimizer)
         self._optimizer.initialize(self.nlp, self.frozen)
