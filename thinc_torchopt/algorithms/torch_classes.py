@@ -16,6 +16,7 @@ can't take (kernels.py) are updated without it, also where `fused` is true.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
 
 import torch
@@ -25,7 +26,8 @@ from ..checks import Section
 from ..errors import ConfigError
 from ..kernels import FusedKernel
 from ..types import FloatOrSchedule
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
+from .state_roles import Roles, register_roles
 
 AlgorithmFactory = Callable[..., Algorithm]
 
@@ -41,6 +43,7 @@ def _offer(
     refusal: str = "",
     least: Mapping[str, float] = {},
     options: Sequence[str] = (),
+    state_roles: Roles = {},
 ) -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
@@ -51,7 +54,9 @@ def _offer(
     least (Mapping[str, float]): The lowest value of options for which torch takes any.
     options (Sequence[str]): The names of its options, where the installed torch may be without the class: so that it is
         the class that a config is told of, and not an option.
+    state_roles (Mapping[str, Role]): What its state tensors are, where it is not what others mean by their names.
     """
+    register_roles("torch", name, state_roles)
     label = f"torch.{name}.v1"
     cls: Any = getattr(torch.optim, name, None)
     if cls is None:
@@ -71,7 +76,7 @@ def _offer(
         taken = {
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
         }
-        return Algorithm(label, build, taken, kernel=kernel, trial=try_out(build, label, taken))
+        return Algorithm(label, build, taken, kernel=kernel)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
@@ -134,12 +139,17 @@ ASGD = _offer(
 )
 NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
 RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
-RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
+RMSprop = _offer(
+    "RMSprop",
+    "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
+    state_roles={"momentum_buffer": "sum"},
+)
 Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
 SGD = _offer(
     "SGD",
     "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
     kernel=kernels.SGD,
+    state_roles={"momentum_buffer": "sum"},
 )
 LBFGS = _offer(
     "LBFGS",
@@ -174,14 +184,7 @@ def Muon(*, fallback: Optional[Algorithm] = None, **options: Any) -> Algorithm:
     if fallback is not None:
         Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
     muon = _muon(**options)
-    return Algorithm(
-        muon.label,
-        muon.build,
-        muon.options,
-        accepts=is_matrix,
-        fallback=AdamW() if fallback is None else fallback,
-        trial=muon.trial,
-    )
+    return replace(muon, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
 
 
 _own_params = [p for p in inspect.signature(Muon).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]

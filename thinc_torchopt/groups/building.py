@@ -15,26 +15,20 @@ from ..schedules import current, is_moving
 from .rates import GroupRate, Rates
 from .settings import ParamSettings
 
-# Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what
-# an algorithm makes of the rate that it is given, as a factor; and the first rate of the group, which some keep in a
-# list.
-OWN_RATE = "own_rate"
-FIRST_RATE = "first_rate"
-
 
 class Builder:
     """Builds torch optimizers of one algorithm.
 
     name (str): Config path below [training.optimizer].
     algorithm (Algorithm): What to build.
-    moving (set[str]): The options that schedules move, in any group, and those that the algorithm moves by itself.
+    moving (set[str]): The options that schedules move, in any group.
     rates (Rates): What rates params should have.
     """
 
     def __init__(self, name: str, algorithm: Algorithm, moving: set[str], rates: Rates):
         self.name = name
         self.algorithm = algorithm
-        self.moving = moving | algorithm.trial.moves
+        self.moving = moving
         self.rates = rates
         self.ranges = OptionRanges(algorithm)
         self._checked: set[tuple[Any, ...]] = set()
@@ -54,15 +48,7 @@ class Builder:
         if "fused" in options and options["fused"] is None:
             options["fused"] = wants_kernel(self.algorithm.kernel, [param.tensor for param in params], options) or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        first_rate = GroupRate(settings, self.rates).rate()
-        rate = first_rate or 0.001
-        built = self._build(params, settings, rate, options)
-        [entry] = built.param_groups
-        if self.algorithm.trial.writes_rate:
-            entry[OWN_RATE] = entry["lr"] / rate
-        if hasattr(built, "base_lrs"):
-            entry[FIRST_RATE] = first_rate
-        return built
+        return self._build(params, settings, GroupRate(settings, self.rates).rate() or 0.001, options)
 
     def check(self, param: Param, settings: ParamSettings) -> None:
         """Check that the algorithm takes the options of a param that is to be trained later.

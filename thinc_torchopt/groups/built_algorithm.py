@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class BuiltAlgorithm:
         self._changed: dict[TorchGroup, None] = {}
         optimizer.param_groups = []
         if hasattr(optimizer, "tell_names"):
-            optimizer.tell_names(MappingProxyType(self._names))  # a dict of its own would be taken for a cache
+            optimizer.tell_names(self._names)
         controller.register_optimizer(
             self.name,
             optimizer,
@@ -132,5 +131,5 @@ class BuiltAlgorithm:
         return self.stepper.in_eval_form(self.groups.values())
 
     def state_beside(self) -> dict[str, Any]:
-        """What the algorithm keeps beside params and groups: see library_state.py."""
+        """What the algorithm keeps beside params and groups: see algorithms/state_beside.py."""
         return collect_beside(self.optimizer, self.algorithm.options)

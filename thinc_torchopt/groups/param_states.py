@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..algorithms import fit_param_state, library_of, map_tensors, to_tree
+from ..algorithms import fit_param_state, map_tensors
 from ..params import Param, Released
 
 
@@ -32,9 +32,6 @@ class ParamStates:
         """
         fitted = self._fit(param, state, param.tensor, dtype)
         self._optimizer.state[param.tensor] = map_tensors(torch.Tensor.clone, fitted)
-        for name, cache in vars(self._optimizer).items():
-            if name.startswith("_") and isinstance(cache, dict):
-                cache.pop(param.tensor, None)  # computed from the state that it had
 
     def drop(self, param: Param) -> None:
         """Forget the state of a param."""
@@ -73,16 +70,6 @@ class ParamStates:
                 options=_options_of(param),
             ),
         )
-
-    def as_tree(self, param: Param) -> dict[str, Any]:
-        """The state of a param as a tree for files. Tensors are shared.
-
-        RAISES (StateError): It can't be saved.
-        """
-        tree: dict[str, Any] = to_tree(
-            self.get(param), library_of(self._optimizer), f"the state of param '{param.name}'"
-        )
-        return tree
 
     def _fit(
         self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None

@@ -73,4 +73,4 @@ class GroupRate:
         rate = rate * current(settings.lr_scale) * settings.layer_scale
         if settings.joined_at is not None and settings.new_params is not None:
             rate = settings.new_params.rate(0 if group is None else group.updates, NEW_PARAMS_FACTOR * rate)
-        return rate if group is None else rate * group.own_rate
+        return rate

@@ -10,7 +10,7 @@ import torch
 
 from ..params import Param
 from ..schedules import is_moving
-from .building import OWN_RATE, wants_kernel
+from .building import wants_kernel
 from .settings import ParamSettings
 
 if TYPE_CHECKING:
@@ -55,11 +55,6 @@ class TorchGroup:
         return {self.id}.union(*(settings.names for _, settings in self.params.values()))
 
     @property
-    def own_rate(self) -> float:
-        """The factor by which the algorithm changes the learning rate that it is given."""
-        return self.entry.get(OWN_RATE, 1.0)
-
-    @property
     def updates(self) -> int:
         """How many updates its params had, at most."""
         return max((param.steps for param, _ in self.params.values()), default=0)
@@ -69,7 +64,7 @@ class TorchGroup:
         """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for
         example.
         """
-        settings = self.settings.options.keys() - self.owner.algorithm.trial.moves
+        settings = self.settings.options
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
 
     # ------------------------------------------------------------------ params come and go

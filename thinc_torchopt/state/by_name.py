@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from thinc.api import PyTorchShim, Shim
 
-from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
+from ..algorithms import BESIDE, fit_param_state, library_of, restore_beside
 from ..checks import check_count, check_parts
 from ..errors import StateError
 from ..groups import ParamGroups
@@ -46,7 +46,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             **({"shim": param.key[2]} if param.is_of_shim else {}),  # type: ignore[index]
             "updates": param.steps,
             "joined_at": param.joined_at,
-            "state": {} if param.group is None else param.group.owner.states.as_tree(param),
+            "state": {} if param.group is None else param.group.owner.states.get(param),
         }
         for param in params
     }
@@ -65,7 +65,7 @@ def restore_params(
         param.steps = found["updates"]
         if param.group is not None:
             owner, options = param.group.owner, param.group.entry
-            fitted = from_tree(found["state"], library_of(owner.optimizer))
+            fitted = found["state"]
             if has_grown(param, found):
                 fitted = fit_param_state(
                     type(owner.optimizer),
@@ -290,7 +290,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
                 "saved. Change them back, or start with a new optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
-        is_known = library_of(param.group.owner.optimizer) in ("torch", _OURS)
+        is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
         for name, expected in example.items() if is_known else ():
             if not _has_form_of(found["state"][name], expected, found["shape"]):
                 raise StateError(
@@ -333,7 +333,6 @@ def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
     if isinstance(example, int):
         return type(value) is type(example) and value >= 0  # a number of steps, or a flag
     if not isinstance(example, torch.Tensor):
-        # Objects of a library stand there as trees, and are looked at when they are put together.
         return isinstance(value, (int, float)) or not isinstance(example, float)
     if not isinstance(value, torch.Tensor):
         return False
