@@ -43,7 +43,6 @@ _FACTS = {
     "adamuon": Facts(matrices_only=True),
     "adasmooth": Facts({"prev_param": "copy"}),
     "apollo": Facts(refusal=_LOW_RANK),
-    "conda": Facts(refusal="its low-rank projections are objects that can't be saved."),
     "dadaptadagrad": Facts({"x0": "copy"}),
     "dadaptsgd": Facts({"x0": "copy", "z": "copy"}),
     "emofact": Facts({"shadow": "copy"}),

@@ -16,7 +16,6 @@ can't take (kernels.py) are updated without it, also where `fused` is true.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
 
 import torch
@@ -44,6 +43,7 @@ def _offer(
     least: Mapping[str, float] = {},
     options: Sequence[str] = (),
     state_roles: Roles = {},
+    matrices_only: bool = False,
 ) -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
@@ -55,6 +55,8 @@ def _offer(
     options (Sequence[str]): The names of its options, where the installed torch may be without the class: so that it is
         the class that a config is told of, and not an option.
     state_roles (Mapping[str, Role]): What its state tensors are, where it is not what others mean by their names.
+    matrices_only (bool): It is for the matrices among the params. The rest is for its option `fallback`, an algorithm
+        too: torch.AdamW.v1 by default.
     """
     register_roles("torch", name, state_roles)
     label = f"torch.{name}.v1"
@@ -62,6 +64,8 @@ def _offer(
     if cls is None:
         refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
     params = [_any(option) for option in options] if cls is None else _config_params(cls)
+    if matrices_only:
+        params.append(_any("fallback").replace(annotation=Optional[Algorithm]))
     build = _from(least, cls) if least and cls is not None else cls
 
     def factory(**given: Any) -> Algorithm:
@@ -76,7 +80,12 @@ def _offer(
         taken = {
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
         }
-        return Algorithm(label, build, taken, kernel=kernel)
+        if not matrices_only:
+            return Algorithm(label, build, taken, kernel=kernel)
+        fallback = taken.pop("fallback")
+        if fallback is not None:
+            Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
+        return Algorithm(label, build, taken, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
@@ -163,35 +172,16 @@ SparseAdam = _offer(
     refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
     "'torch.Adam.v1'.",
 )
-_muon = _offer(
+# The learning rate is the same for Muon and its fallback: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a
+# rate fit for AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another
+# algorithm: a block of [training.optimizer.param_groups] with an `algorithm` of its own.
+Muon = _offer(
     "Muon",
     "Jordan 2024, https://kellerjordan.github.io/posts/muon/",
     least={"eps": 0.0, "ns_steps": 1},
     options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+    matrices_only=True,
 )
-
-
-def Muon(*, fallback: Optional[Algorithm] = None, **options: Any) -> Algorithm:
-    """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
-
-    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for
-    AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another algorithm: a
-    block of [training.optimizer.param_groups] with an `algorithm` of its own.
-
-    fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
-    SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
-    """
-    if fallback is not None:
-        Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
-    muon = _muon(**options)
-    return replace(muon, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
-
-
-_own_params = [p for p in inspect.signature(Muon).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-Muon.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*inspect.signature(_muon).parameters.values(), *_own_params], return_annotation=Algorithm
-)
-Muon.__annotations__ = {**_muon.__annotations__, **Muon.__annotations__}
 
 
 def is_matrix(name: str, param: torch.Tensor) -> bool:
