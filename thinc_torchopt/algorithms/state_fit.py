@@ -79,21 +79,11 @@ def fit_param_state(
     """
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
-    if row_size > 1 and len(old) == len(new) == 1 and old != new and not (old[0] % row_size or new[0] % row_size):
-        in_rows = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
-        before, rows = (old[0] // row_size, row_size), new_param.view(-1, row_size)
-        fitted = fit_param_state(
-            optimizer_class,
-            in_rows,
-            before,
-            rows,
-            on_growth=on_growth,
-            kind=kind,
-            name=name,
-            old_dtype=old_dtype,
-            options=options,
-        )
-        return {key: value.flatten() if _has_shape(value, rows.shape) else value for key, value in fitted.items()}
+    in_rows = row_size > 1 and len(old) == len(new) == 1 and old != new and not any(n % row_size for n in old + new)
+    if in_rows:
+        state = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
+        new_param = new_param.view(-1, row_size)
+        old, new = (old[0] // row_size, row_size), tuple(new_param.shape)
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state goes as its param does: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
@@ -121,7 +111,7 @@ def fit_param_state(
         average = key.removesuffix("square_avg") + "grad_avg"
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
-    return fitted
+    return {key: value.flatten() if in_rows and _has_shape(value, new) else value for key, value in fitted.items()}
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:
