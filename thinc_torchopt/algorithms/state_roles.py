@@ -38,6 +38,8 @@ NEVER_NEGATIVE = frozenset(["magnitude", "count", "rows", "columns"])
 
 # By library and name of the class in small letters: what is registered for classes that can't say it themselves.
 _REGISTERED: dict[tuple[str, str], Roles] = {}
+# What `roles_of` found: it is asked for each param.
+_FOUND: dict[type, Roles] = {}
 
 
 def register_roles(library: str, name: str, roles: Roles) -> None:
@@ -53,6 +55,8 @@ def roles_of(optimizer_class: type[torch.optim.Optimizer]) -> Roles:
 
     RAISES (ConfigError): Its `state_roles` are no such roles.
     """
+    if optimizer_class in _FOUND:
+        return _FOUND[optimizer_class]
     found: dict[str, Role] = dict(ROLES)
     for cls in reversed(optimizer_class.__mro__):
         roles = vars(cls).get("state_roles") or _REGISTERED.get((library_of(cls), cls.__name__.lower()), {})
@@ -62,6 +66,7 @@ def roles_of(optimizer_class: type[torch.optim.Optimizer]) -> Roles:
                 f"{list(get_args(Role))}, found {roles!r}."
             )
         found |= roles
+    _FOUND[optimizer_class] = found
     return found
 
 
