@@ -48,7 +48,7 @@ from thinc_torchopt.training.random_state import collect_random, restore_random
 from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
 
-LAYOUTS = ["float32", "bfloat16", "transposed", "grown"]
+LAYOUTS = ["float32", "bfloat16", "transposed", "grown", "frozen"]
 # What can't do without, and variants that keep more than the plain ones.
 OPTIONS = {
     "torch.Adagrad.v1": [{"lr_decay": 0.1}],
@@ -176,8 +176,11 @@ class Run:
     def steps(self, first, n):
         for step in range(first, first + n):
             generator = torch.Generator().manual_seed(step)
-            for param in self.weights:
+            for i, param in enumerate(self.weights):
                 param.grad = torch.empty_like(param).normal_(generator=generator)
+                if self.layout == "frozen":  # the first two, from before the save until after the load
+                    param.requires_grad_(i > 1 or not 3 <= step < 7)
+                    param.grad = param.grad if param.requires_grad else None
             self.model.finish_update(self.optimizer)
             self.optimizer.step_schedules()
             if self.layout == "grown" and step == 2:
