@@ -48,24 +48,16 @@ from thinc_torchopt.training.random_state import collect_random, restore_random
 from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
 
-LAYOUTS = ["float32", "bfloat16", "transposed", "grown"]
-LOW_RANK = {"rank": 2, "update_proj_gap": 3, "scale": 1.0, "projection_type": "std"}
+LAYOUTS = ["float32", "bfloat16", "transposed", "grown", "frozen"]
 # What can't do without, and variants that keep more than the plain ones.
 OPTIONS = {
     "torch.Adagrad.v1": [{"lr_decay": 0.1}],
     "torch.Adam.v1": [{"amsgrad": True}, {"foreach": True}],
     "torch.RMSprop.v1": [{"momentum": 0.9, "centered": True}],
     "torch.SGD.v1": [{"momentum": 0.9}],
-    "adashift": [{"keep_num": 3}],
-    "apollo": [LOW_RANK, {**LOW_RANK, "projection_type": "random"}],
     "dadaptsgd": [{"d0": 0.01}],
-    "fira": [LOW_RANK],
-    "flashadamw": [{"check_numerics": True}],
-    "galore": [LOW_RANK],
     "lion": [{"cautious": True, "use_gc": True}],
     "ranger21": [{"num_iterations": 20}],
-    "sara": [{"threshold": 1.0, "progressive_iter": 3}],
-    "scalableshampoo": [{"start_preconditioning_step": 2, "preconditioning_compute_steps": 3}],
     "sgdw": [{"momentum": 0.9}],
     "pid": [{"momentum": 0.9}],
     "spam": [{"density": 0.5, "update_proj_gap": 4, "warmup_epoch": 3, "grad_accu_steps": 2}],
@@ -184,8 +176,11 @@ class Run:
     def steps(self, first, n):
         for step in range(first, first + n):
             generator = torch.Generator().manual_seed(step)
-            for param in self.weights:
+            for i, param in enumerate(self.weights):
                 param.grad = torch.empty_like(param).normal_(generator=generator)
+                if self.layout == "frozen":  # the first two, from before the save until after the load
+                    param.requires_grad_(i > 1 or not 3 <= step < 7)
+                    param.grad = param.grad if param.requires_grad else None
             self.model.finish_update(self.optimizer)
             self.optimizer.step_schedules()
             if self.layout == "grown" and step == 2:
@@ -228,11 +223,7 @@ def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
         run.steps(5, 5)
         expected[name] = bits(run.weights)
         # In float32, because some steps are too small for less.
-        assert (
-            layout != "float32"
-            or not same(expected[name], before)
-            or name in ("adashift {}", "dadaptsgd {}", "sara {}")
-        ), name
+        assert layout != "float32" or not same(expected[name], before) or name == "dadaptsgd {}", name
     code = f"from tests.test_every_optimizer import go_on; go_on({layout!r}, {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=CONFIGS.parent)
     found = torch.load(tmp_path / "found.pt")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from thinc_torchopt.algorithms.state_fit import fit_param_state, fit_state
+from thinc_torchopt.algorithms.state_fit import fit_param_state
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.state.preserve import StateMapping, preserve_optimizer_state
@@ -128,6 +128,13 @@ def naive(old, shape, fill, scale):
         sources = itertools.product(*(range(size) if i >= size else [i] for i, size in zip(index, old.shape)))
         grown[index] = scale * numpy.mean([old[source] for source in sources]) if fill == "mean" else 0.0
     return grown
+
+
+def fit_state(value, shape, *, kind=None, fill="mean", scale=1.0):
+    """Fit one tensor: an average, or with a scale of a tenth a sum."""
+    cls, key = (torch.optim.SGD, "momentum_buffer") if scale == 0.1 else (torch.optim.Adam, "exp_avg")
+    param = torch.zeros(shape, dtype=value.dtype)
+    return fit_param_state(cls, {key: value}, value.shape, param, on_growth=fill, kind=kind)[key]
 
 
 @settings(deadline=None)

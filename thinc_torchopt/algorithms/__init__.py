@@ -1,16 +1,17 @@
 """Algorithms: what `@torch_optimizers` can name, and all that differs from one torch optimizer class to the next.
 
 Open algorithm.py first. torch_classes.py offers torch's own classes, pytorch_optimizer.py those of that library,
-thinc.py has thinc's arithmetic for the drop-ins. library_state.py and state_fit.py know what state such a class keeps
-of a param.
+thinc.py has thinc's arithmetic for the drop-ins. state_roles.py says what the state of a param is, state_fit.py what
+becomes of it when the param grows; state_beside.py is about what belongs to no param.
 """
 
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix, try_out
-from .library_state import BESIDE, collect_beside, from_tree, library_of, map_tensors, restore_beside, to_tree
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
+from .state_beside import BESIDE, collect_beside, map_tensors, restore_beside
 from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
+from .state_roles import Roles, library_of
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,
@@ -51,6 +52,7 @@ __all__ = [
     "OptionRanges",
     "RAdam",
     "RMSprop",
+    "Roles",
     "Rprop",
     "SparseAdam",
     "ThincAdam",
@@ -64,12 +66,9 @@ __all__ = [
     "create",
     "fit_param_state",
     "fresh_state",
-    "from_tree",
     "library_of",
     "map_tensors",
     "may_move",
     "restore_beside",
     "small_matrix",
-    "to_tree",
-    "try_out",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 
 from ..errors import ConfigError, StateError
 from ..kernels import NO_KERNEL, FusedKernel
-from .library_state import collect_beside, library_of, to_tree
+from .state_beside import check_plain, collect_beside
+from .state_roles import roles_of
 
 IN_ALGORITHM = "[training.optimizer.algorithm]"
 # What makes one.
@@ -34,24 +35,13 @@ class Trial:
     """What a few steps on a small matrix showed of a torch optimizer.
 
     in_group (frozenset[str]): Options that each param group has for itself.
-    read (frozenset[str]): What its steps read from its param group, if it is there.
-    looked_for (frozenset[str]): What they looked for there, and did not find.
-    moves (frozenset[str]): Options that it moves by itself, which makes them state.
-    writes_rate (bool): It changes the learning rate that it is given, when it is built or in its steps.
+    reads (frozenset[str]): What its steps look for in a param group, beside what it put there itself.
     has_eval_form (bool): It trains other values than those to evaluate: it has `eval()` and `train()`.
-    not_saved (str): Why its state can't be saved. Empty: it can.
     """
 
-    in_group: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
-    looked_for: frozenset[str] = frozenset()
-    moves: frozenset[str] = frozenset()
-    writes_rate: bool = False
-    has_eval_form: bool = False
-    not_saved: str = ""
-
-
-NOT_TRIED = Trial()
+    in_group: frozenset[str]
+    reads: frozenset[str]
+    has_eval_form: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,9 @@ class Algorithm:
         whose name matches none of these patterns.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
         pytorch-optimizer.
-    trial (Trial): What is known of its class. Default: found out by a trial; empty if that fails.
+    RAISES (ConfigError): It can't be used with these options: see `try_out`.
+
+    Public: `trial` (Trial).
     """
 
     label: str
@@ -79,12 +71,10 @@ class Algorithm:
     kernel: FusedKernel = NO_KERNEL
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
-    trial: Trial = NOT_TRIED
+    trial: Trial = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.trial is NOT_TRIED:
-            with suppress(ConfigError):
-                object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
+        object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
 
     def check_options(self, given: Mapping[str, Any], where: str, own: str = IN_ALGORITHM) -> dict[str, Any]:
         """Check options for some of the params, as a config gives them.
@@ -105,23 +95,13 @@ class Algorithm:
             )
         return checked
 
-    def check_settings(self, *, averages: bool, checkpoint: bool) -> None:
-        """Check that other settings of [training.optimizer] work with the algorithm.
-
-        averages, checkpoint (bool): Whether they are set.
-        RAISES (ConfigError): A setting does not work with it.
-        """
-        if averages and self.trial.has_eval_form:
+    def check_takes_averages(self) -> None:
+        """RAISES (ConfigError): Averages don't work with the algorithm."""
+        if self.trial.has_eval_form:
             raise ConfigError(
                 f"Can't keep averages in [training.optimizer] with '{self.label}': expected none, found some. The "
                 "algorithm averages by itself, and its own averages are evaluated and saved. Remove 'use_averages' or "
                 "[training.optimizer.averages]."
-            )
-        if checkpoint and self.trial.not_saved:
-            raise ConfigError(
-                f"Can't keep checkpoints in [training.optimizer.checkpoint] with '{self.label}': expected state that "
-                f"can be saved, found state that can't. {self.trial.not_saved} Remove the block, or choose another "
-                "algorithm."
             )
 
 
@@ -177,8 +157,8 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
 
     Values of schedules can't be checked here. Random generators are left as they were.
-    RAISES (ConfigError): It refuses an option, moves one that it reads once only, can't be driven by gradients alone,
-        or has no learning rate.
+    RAISES (ConfigError): It refuses an option, reads one once only that a schedule moves, can't be driven by gradients
+        alone, has no learning rate, changes what it is given, or keeps what can't be saved.
     """
     fixed = {name: value for name, value in options.items() if not may_move(value)}
     _check_finite(build, label, fixed, where)
@@ -197,6 +177,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
             for step in range(_STEPS):
                 param.grad = torch.eye(2, device=device) + step
                 optimizer.step()
+            reads = frozenset(entry.read - (entry.keys() - options.keys()))
             if has_eval_form := hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
                 optimizer.eval()
                 optimizer.train()
@@ -214,37 +195,27 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
             f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. "
             "Set a number."
         )
-    return Trial(
-        frozenset(before),
-        frozenset(entry.read),
-        frozenset(entry.read - set(entry)),
-        frozenset(name for name in fixed if name in entry and not _same(entry[name], before.get(name))),
-        writes_rate=before["lr"] != _RATE or entry["lr"] != before["lr"],
-        has_eval_form=has_eval_form,
-        not_saved=_why_not_saved(optimizer, param, options),
-    )
-
-
-def takes_any_strides(build: Callable[..., Any], options: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a torch optimizer takes params that are not contiguous. `try_out` comes before. shapes (Sequence): Of
-    such as it takes.
-    """
-    fixed = {name: value for name, value in options.items() if not may_move(value)}
-    params = [torch.ones(shape[::-1]).permute(*reversed(range(len(shape)))).requires_grad_() for shape in shapes]
+    given = {**before, "lr": _RATE}
+    changed = sorted(name for name in ("lr", *fixed) if not _same(entry.get(name), given.get(name)))
+    if changed:
+        raise ConfigError(
+            f"Can't train with '{label}' in {where}: expected an algorithm that leaves its learning rate and options "
+            f"as they are given, found one that changes {', '.join(changed)}, so schedules and param groups would not "
+            "say what is used. Choose another algorithm."
+        )
     try:
-        with _same_generators():
-            optimizer = build(params, lr=_RATE, **fixed)
-            for _ in range(_STEPS):
-                for param in params:
-                    param.grad = torch.ones_like(param)
-                optimizer.step()
-    except RuntimeError:
-        return False
-    return True
+        check_plain(optimizer.state.get(param, {}), "the state of a param")
+        collect_beside(optimizer, options)
+    except StateError as error:
+        raise ConfigError(
+            f"Can't train with '{label}' in {where}: its state can't be saved. {error} Choose another algorithm."
+        ) from error
+    roles_of(type(optimizer))
+    return Trial(frozenset(before), reads, has_eval_form)
 
 
 @contextmanager
-def _same_generators(device: str = "cpu") -> Iterator[None]:
+def _same_generators(device: str) -> Iterator[None]:
     """Afterwards, random generators are as they were."""
     generators = random.getstate(), numpy.random.get_state()
     try:
@@ -255,7 +226,7 @@ def _same_generators(device: str = "cpu") -> Iterator[None]:
         numpy.random.set_state(generators[1])
 
 
-# Of the optimizer that is tried out. Some write rates of their own from the second step on.
+# Of the optimizer that is tried out. Some change their rate from the second step on.
 _RATE = 0.001
 _STEPS = 3
 
@@ -284,15 +255,6 @@ def _same(value: Any, other: Any) -> bool:
     return value is other or (
         type(value) is type(other) and not isinstance(value, torch.Tensor) and bool(value == other)
     )
-
-
-def _why_not_saved(optimizer: torch.optim.Optimizer, param: torch.Tensor, options: Mapping[str, Any]) -> str:
-    try:
-        to_tree(optimizer.state.get(param, {}), library_of(optimizer), "its state of a param")
-        collect_beside(optimizer, options)
-    except StateError as error:
-        return str(error)
-    return ""
 
 
 def _check_finite(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str) -> None:

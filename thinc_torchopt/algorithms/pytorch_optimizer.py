@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Dict
@@ -11,8 +12,70 @@ import torch
 from ..checks import Section
 from ..compat import import_pytorch_optimizer
 from ..errors import ConfigError
-from .algorithm import IN_ALGORITHM, Algorithm, accepts_all, as_plain, takes_any_strides, try_out
+from .algorithm import IN_ALGORITHM, Algorithm, as_plain
+from .state_roles import Roles, register_roles
 from .torch_classes import AdamW, is_matrix
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is to be known of one of the library's optimizers.
+
+    state_roles (Mapping[str, Role]): Its state tensors, where they are not what torch means by their names.
+    matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most want to be told so by a flag in the group.
+    contiguous_only (bool): It does not take params that are transposed, or in another memory order.
+    refusal (str): Why it can't be used. Empty: it can, unless a trial shows that it can't.
+    """
+
+    state_roles: Roles = field(default_factory=dict)
+    matrices_only: bool = False
+    contiguous_only: bool = False
+    refusal: str = ""
+
+
+_LOW_RANK = "its low-rank projections are objects that can't be saved, and without them it is no more than Adam."
+_FACTS = {
+    "a2grad": Facts({"x_k": "copy"}),
+    "accsgd": Facts({"momentum_buffer": "copy"}),
+    "adabound": Facts(refusal="it knows param groups by their place, which changes with the gradients that there are."),
+    "adago": Facts(matrices_only=True),
+    "adamp": Facts(contiguous_only=True),
+    "adamuon": Facts(matrices_only=True),
+    "adasmooth": Facts({"prev_param": "copy"}),
+    "adatam": Facts({"exp_avg": "sum"}),
+    "apollo": Facts(refusal=_LOW_RANK),
+    "dadaptadagrad": Facts({"x0": "copy"}),
+    "dadaptsgd": Facts({"x0": "copy", "z": "copy"}),
+    "emofact": Facts({"shadow": "copy"}),
+    "emolynx": Facts({"shadow": "copy"}),
+    "emonavi": Facts({"shadow": "copy"}),
+    "fira": Facts(refusal=_LOW_RANK),
+    "galore": Facts(refusal=_LOW_RANK),
+    "lars": Facts({"momentum_buffer": "sum"}),
+    "lorarite": Facts(refusal="expected one for params of any shape, found one for pairs of low-rank matrices."),
+    "madgrad": Facts({"x0": "copy"}),
+    "muon": Facts(matrices_only=True),
+    "muonclip": Facts({"momentum_buffer": "sum"}, matrices_only=True),
+    "nero": Facts(contiguous_only=True),
+    "normuon": Facts(matrices_only=True),
+    "novograd": Facts({"moments": "sum"}),
+    "pid": Facts({"i_buffer": "sum"}),
+    "prodigy": Facts({"p0": "copy"}),
+    "ranger": Facts({"slow_buffer": "copy"}),
+    "ranger21": Facts({"lookahead_params": "copy"}),
+    "sara": Facts(refusal="what it computed from its state once, it would go on using with loaded state."),
+    "schedulefreeadamw": Facts({"z": "copy"}),
+    "schedulefreeradam": Facts({"z": "copy"}),
+    "schedulefreesgd": Facts({"z": "copy"}),
+    "sgdp": Facts({"momentum": "sum"}, contiguous_only=True),
+    "sgdw": Facts({"momentum_buffer": "sum"}),
+    "spectralsphere": Facts(matrices_only=True),
+    "srmm": Facts({"mov_avg_param": "copy"}),
+    "swats": Facts({"momentum_buffer": "sum"}, contiguous_only=True),
+    "tam": Facts({"momentum_buffer": "sum"}),
+}
+for _name, _facts in _FACTS.items():
+    register_roles("pytorch_optimizer", _name, _facts.state_roles)
 
 
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
@@ -21,8 +84,8 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     Its Muons and others that are for matrices alone leave the rest to torch.AdamW.v1.
 
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
-    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups:
-        `cautious`, or GaLore's `rank`. Numbers may be schedules.
+    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups, for
+        example `cautious`. Numbers may be schedules.
     RAISES (ConfigError): Unknown name, an option that it refuses, or an optimizer that needs more than gradients.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
@@ -37,11 +100,9 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Similar names: "
             f"{near or 'none'}."
         )
-    if name.lower() in _NOT_FOR_PIPELINES:
-        raise ConfigError(
-            f"Can't train with '{label}' in {IN_ALGORITHM}: {_NOT_FOR_PIPELINES[name.lower()]} Choose another "
-            "algorithm."
-        )
+    facts = _FACTS.get(name.lower(), Facts())
+    if facts.refusal:
+        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {facts.refusal} Choose another algorithm.")
     cls = library.load_optimizer(name)
     known = {
         key: p
@@ -52,37 +113,28 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     options = defaults | {
         key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()
     }
-    matrices_only = name.lower() in _MATRICES_ONLY
-    build = partial(_build, cls, frozenset(known), {"use_muon": True} if matrices_only else {})
+    build = partial(_build, cls, frozenset(known), {"use_muon": True} if facts.matrices_only else {})
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
-    trial = try_out(build, label, options)
-    unknown = sorted(set(options) - set(known) - trial.read)
+    fallback = AdamW() if facts.matrices_only else None
+    accepts = partial(_accepts, facts)
+    algorithm = Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True)
+    offered = set(known) | algorithm.trial.reads
+    unknown = sorted(set(options) - offered)
     if unknown:
-        offered = ", ".join(sorted(set(known) | trial.looked_for))
-        raise ConfigError(f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {offered}.")
-    accepts: Callable[[str, torch.Tensor], bool] = is_matrix if matrices_only else accepts_all
-    if not takes_any_strides(build, options, [(3, 2)] if matrices_only else [(3, 2), (2, 3, 4)]):
-        accepts = partial(_is_contiguous, accepts)
-    fallback = AdamW() if matrices_only else None
-    return Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True, trial=trial)
+        raise ConfigError(
+            f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(sorted(offered))}."
+        )
+    return algorithm
 
 
-def _is_contiguous(accepts: Callable[[str, torch.Tensor], bool], name: str, param: torch.Tensor) -> bool:
-    return param.is_contiguous() and accepts(name, param)
-
-
-# What a trial does not show.
-_NOT_FOR_PIPELINES = {"lorarite": "expected one for params of any shape, found one for pairs of low-rank matrices."}
-
-
-# pytorch-optimizer's optimizers for matrices. Most want to be told so by a flag in the param group.
-_MATRICES_ONLY = {"adago", "adamuon", "muon", "muonclip", "normuon", "spectralsphere"}
+def _accepts(facts: Facts, name: str, param: torch.Tensor) -> bool:
+    return (is_matrix(name, param) or not facts.matrices_only) and (param.is_contiguous() or not facts.contiguous_only)
 
 
 def _build(
     cls: Callable[..., torch.optim.Optimizer], known: frozenset[str], flags: Dict[str, Any], params: Any, **options: Any
 ) -> torch.optim.Optimizer:
-    """Build one of them. What its constructor does not name, such as GaLore's `rank`, its steps read from the param
+    """Build one of them. What its constructor does not name, such as Lion's `cautious`, its steps read from the param
     group.
     """
     in_group = flags | {name: options.pop(name) for name in list(options) if name not in known and name != "lr"}

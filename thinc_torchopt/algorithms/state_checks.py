@@ -11,35 +11,40 @@ import torch
 from torch import Tensor
 
 from ..errors import StateError
-from .state_fit import _NON_NEGATIVE, _PER_ELEMENT, last_part
+from .state_roles import NEVER_NEGATIVE, PER_CELL, Role, role_of, roles_of
 
 
-def check_states(states: Iterable[tuple[str, Mapping[str, Any], Tensor]]) -> None:
+def check_states(
+    optimizer_class: type[torch.optim.Optimizer], states: Iterable[tuple[str, Mapping[str, Any], Tensor]]
+) -> None:
     """Check that states are such that their params can be trained with them.
 
+    optimizer_class (type): The class whose states they are.
     states (Iterable): Names, states and params.
     RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not
         be.
     """
-    of_device: dict[torch.device, list[tuple[str, str, Tensor, Tensor]]] = defaultdict(list)
+    roles = roles_of(optimizer_class)
+    of_device: dict[torch.device, list[tuple[str, str, Role | None, Tensor, Tensor]]] = defaultdict(list)
     for name, state, param in states:
         if not state:
             raise StateError(f"Can't use the state of param '{name}': expected values, found none.")
         for key, value in state.items():
+            role = role_of(roles, key)
             if isinstance(value, Tensor):
-                if last_part(key) in _PER_ELEMENT:
+                if role in PER_CELL:
                     _check_place(name, key, value, param)
                 if value.is_complex():
                     value = torch.view_as_real(value)
                 if value.is_floating_point() and value.numel():
                     bounds = (value, value) if value.ndim == 0 else torch.aminmax(value)
-                    of_device[value.device].append((name, key, *bounds))
+                    of_device[value.device].append((name, key, role, *bounds))
             elif isinstance(value, (int, float)):
-                _check_range(name, key, value, value)
+                _check_range(name, key, role, value, value)
     for found in of_device.values():  # one transfer for each device
-        _, _, lows, highs = zip(*found)
-        for (name, key, _, _), low, high in zip(found, torch.stack(lows).tolist(), torch.stack(highs).tolist()):
-            _check_range(name, key, low, high)
+        *_, lows, highs = zip(*found)
+        for (name, key, role, *_), low, high in zip(found, torch.stack(lows).tolist(), torch.stack(highs).tolist()):
+            _check_range(name, key, role, low, high)
 
 
 def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
@@ -55,13 +60,13 @@ def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
         )
 
 
-def _check_range(name: str, key: str, low: float, high: float) -> None:
+def _check_range(name: str, key: str, role: Role | None, low: float, high: float) -> None:
     if not -math.inf < low <= high < math.inf:
         raise StateError(
             f"Can't use the state of param '{name}': expected finite values in {key}, found NaN or infinite ones. A "
             "gradient was not finite at some point. Load an earlier state, or start with a new optimizer."
         )
-    if low < 0 and last_part(key) in _NON_NEGATIVE:
+    if low < 0 and role in NEVER_NEGATIVE:
         raise StateError(
             f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is "
             "damaged."

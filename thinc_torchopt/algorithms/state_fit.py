@@ -11,7 +11,7 @@ reshape: the cells have no index in common. With as many cells as before they ke
 
 A *fill* is made dimension after dimension: new rows are the mean of the old rows, then new columns the mean of the old
 columns, over old and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an
-interpolation of second moments is below zero.
+interpolation of second moments is below zero. Which state gets less than a mean, or something else: see state_roles.py.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, StateError
+from .state_roles import PER_CELL, ROLES, Role, last_part, role_of, roles_of
 
 Kind = Literal["identity", "expand", "contract", "reshape"]
 Fill = Literal["mean", "zero"]
 Shape = tuple[int, ...]
 
-# What torch.optim and its relatives call their state.
-_SECOND_MOMENTS = frozenset(["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance"])
-_PER_ELEMENT = _SECOND_MOMENTS | {"exp_avg", "momentum_buffer", "grad_avg", "prev", "step_size", "ax"}
-_PER_PARAM = frozenset(["step", "mu_product", "mu", "eta"])
-# Factored second moments: along which dimension they were summed up. That has size 1 there (torch), or is missing
-# (others).
-_FACTORED = {"row_var": -1, "col_var": -2, "exp_avg_sq_row": -1, "exp_avg_sq_col": -2}
-_NON_NEGATIVE = _SECOND_MOMENTS | _FACTORED.keys() | {"step", "step_size"}
+# Along which dimension of the param a state with such a role was summed up.
+_SUMMED = {"rows": -1, "columns": -2}
+_SUM_SCALE = 0.1
 # What stands there before a param's first step, if not 0: a number, or the option that holds it.
 _FIRST_VALUES: dict[str, float | str] = {
     "mu_product": 1.0,
@@ -44,42 +40,6 @@ _FIRST_VALUES: dict[str, float | str] = {
     "eta": "lr",
     "step_size": "lr",
     "sum": "initial_accumulator_value",
-}
-# Whose momentum is a sum of gradients, and no average, and what it is called: in full it would throw new cells far. The
-# first two are torch's, the others pytorch-optimizer's.
-_SUMS = {
-    "SGD": ("momentum_buffer",),
-    "RMSprop": ("momentum_buffer",),
-    "LARS": ("momentum_buffer",),
-    "Modular": ("momentum_buffer",),
-    "MuonClip": ("momentum_buffer",),
-    "PID": ("i_buffer",),
-    "SGDP": ("momentum",),
-    "SGDW": ("momentum_buffer",),
-    "SWATS": ("momentum_buffer",),
-    "TAM": ("momentum_buffer",),
-}
-_SUM_SCALE = 0.1
-# Whose state has values of the param itself, and what they are called: there, new cells are those of the param.
-# pytorch-optimizer's.
-_COPIES = {
-    "A2Grad": ("x_k",),
-    "AccSGD": ("momentum_buffer",),
-    "AdaSmooth": ("prev_param",),
-    "DAdaptAdaGrad": ("x0",),
-    "DAdaptSGD": ("x0", "z"),
-    "EmoFact": ("shadow",),
-    "EmoLynx": ("shadow",),
-    "EmoNavi": ("shadow",),
-    "MADGRAD": ("x0",),
-    "Modular": ("reference", "slow"),
-    "Prodigy": ("p0",),
-    "Ranger": ("slow_buffer",),
-    "Ranger21": ("lookahead_params",),
-    "ScheduleFreeAdamW": ("z",),
-    "ScheduleFreeRAdam": ("z",),
-    "ScheduleFreeSGD": ("z",),
-    "SRMM": ("mov_avg_param",),
 }
 
 
@@ -119,31 +79,24 @@ def fit_param_state(
     """
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
-    if row_size > 1 and len(old) == len(new) == 1 and old != new and not (old[0] % row_size or new[0] % row_size):
-        in_rows = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
-        before, rows = (old[0] // row_size, row_size), new_param.view(-1, row_size)
-        fitted = fit_param_state(
-            optimizer_class,
-            in_rows,
-            before,
-            rows,
-            on_growth=on_growth,
-            kind=kind,
-            name=name,
-            old_dtype=old_dtype,
-            options=options,
-        )
-        return {key: value.flatten() if _has_shape(value, rows.shape) else value for key, value in fitted.items()}
+    in_rows = row_size > 1 and len(old) == len(new) == 1 and old != new and not any(n % row_size for n in old + new)
+    if in_rows:
+        state = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
+        new_param = new_param.view(-1, row_size)
+        old, new = (old[0] // row_size, row_size), tuple(new_param.shape)
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state goes as its param does: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
-    sums, copies = (
-        {key for cls in optimizer_class.__mro__ for key in keys.get(cls.__name__, ())} for keys in (_SUMS, _COPIES)
-    )
+    roles = roles_of(optimizer_class)
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
     fitted = {}
+    is_same = old == new and old_dtype in (None, new_param.dtype)
     for key, value in state.items():
-        shape = _new_shape(key, value, old, new, name)
+        if is_same and isinstance(value, Tensor) and _is_like(value, new_param):
+            fitted[key] = value
+            continue
+        role = role_of(roles, key)
+        shape = _new_shape(key, role, value, old, new, name)
         if not isinstance(value, Tensor):
             fitted[key] = value
         elif shape is None:
@@ -153,43 +106,21 @@ def fit_param_state(
             dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
             if value.device != new_param.device or value.dtype != dtype:
                 value = value.to(new_param.device, dtype)
-            scale = _SUM_SCALE if last_part(key) in sums else 1.0
+            scale = _SUM_SCALE if role == "sum" else 1.0
             fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
-            if last_part(key) in copies and old != new and not is_reshape:
+            if role == "copy" and old != new and not is_reshape:
                 kept = _leading(fitted[key], old).clone()
                 _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
     for key in fitted if math.prod(old) != math.prod(new) else ():  # or else there are no new cells
         average = key.removesuffix("square_avg") + "grad_avg"
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
-    return fitted
+    return {key: value.flatten() if in_rows and _has_shape(value, new) else value for key, value in fitted.items()}
 
 
-def last_part(key: str) -> str:
-    """What a state is called, without the label of the module that keeps it: Modular has keys as in "adam/exp_avg"."""
-    return key.rpartition("/")[2]
-
-
-def fit_state(
-    value: Tensor, shape: Sequence[int], *, kind: Kind | None = None, fill: Fill = "mean", scale: float = 1.0
-) -> Tensor:
-    """Fit one state tensor to a shape.
-
-    value (Tensor): State before, e.g. exp_avg. Shape: any.
-    shape (Sequence[int]): The shape to come.
-    kind (Kind | None): What becomes of the cells. None: found from the shapes; dimensions may grow and shrink at once,
-        and are then first contracted.
-    fill (Fill): What new cells get: the mean over the old ones along the dimension that grew, or zero.
-    scale (float): Multiplies what new cells get.
-    RETURNS (Tensor): Of the same dtype and device. `value` itself if nothing changes; a view of it if only the
-        dimensions are other ones.
-    RAISES (StateError): The kind does not fit the shapes.
-    """
-    old, new = tuple(value.shape), tuple(shape)
-    if old == new:
-        return value
-    check_kind(kind, old, new, "a state tensor")
-    return _fit(value, new, kind == "reshape" or (kind is None and _is_reshape(old, new)), fill, scale)
+def _is_like(value: Tensor, param: Tensor) -> bool:
+    """Whether a state tensor lies in memory as its param does."""
+    return value.shape == param.shape and value.stride() == param.stride() and value.device == param.device
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:
@@ -203,13 +134,14 @@ def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], para
             break
     else:
         return None
-    if not example.keys() <= (_PER_ELEMENT - {"variance"}) | _PER_PARAM:
+    roles = [ROLES.get(key) for key in example]
+    if not set(roles) <= {"moment", "magnitude", "count"} or "variance" in example:
         return None
     fresh = {}
     for key, value in example.items():
         first = _FIRST_VALUES.get(key, 0.0)
         number = float(group[first] if isinstance(first, str) else first)
-        if key in _PER_ELEMENT:
+        if ROLES[key] in PER_CELL:
             dtype = param.dtype if value.dtype == other.dtype else value.dtype
             fresh[key] = torch.full_like(param, number, dtype=dtype, requires_grad=False)
         else:
@@ -348,19 +280,18 @@ def _keep_variance(square_avg: Tensor, grad_avg: Tensor, old_square_avg: Tensor 
 # ---------------------------------------------------------------------- one param
 
 
-def _new_shape(key: str, value: Any, old: Shape, new: Shape, name: str) -> Shape | None:
+def _new_shape(key: str, role: Role | None, value: Any, old: Shape, new: Shape, name: str) -> Shape | None:
     """The shape that a state will have. None: it has nothing to do with the param's."""
     if not isinstance(value, Tensor):
         if old != new and not (value is None or isinstance(value, (bool, int, float, str))):
             _refuse_state(name, key, f"a {type(value).__name__}", old)
         return None
-    key = last_part(key)
-    if key in _PER_PARAM:
+    if role == "count":
         return None
     found = tuple(value.shape)
-    if key in _FACTORED:
-        if _factored(old, key, len(found)) == found and len(old) == len(new):
-            return _factored(new, key, len(found))
+    if role in _SUMMED:
+        if _factored(old, _SUMMED[role], len(found)) == found and len(old) == len(new):
+            return _factored(new, _SUMMED[role], len(found))
     elif found == old:
         return new
     elif value.numel() == 1:
@@ -374,11 +305,11 @@ def _has_shape(value: Any, shape: Sequence[int]) -> bool:
     return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
 
 
-def _factored(shape: Shape, key: str, ndim: int) -> Shape:
+def _factored(shape: Shape, dim: int, ndim: int) -> Shape:
     """Shape of a factored state."""
     if len(shape) < 2:
         return ()
-    summed = len(shape) + _FACTORED[key]
+    summed = len(shape) + dim
     return (*shape[:summed], *([1] if ndim == len(shape) else []), *shape[summed + 1 :])
 
 

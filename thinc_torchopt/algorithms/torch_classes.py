@@ -25,7 +25,8 @@ from ..checks import Section
 from ..errors import ConfigError
 from ..kernels import FusedKernel
 from ..types import FloatOrSchedule
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it, try_out
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
+from .state_roles import Roles, register_roles
 
 AlgorithmFactory = Callable[..., Algorithm]
 
@@ -41,6 +42,8 @@ def _offer(
     refusal: str = "",
     least: Mapping[str, float] = {},
     options: Sequence[str] = (),
+    state_roles: Roles = {},
+    matrices_only: bool = False,
 ) -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
@@ -51,12 +54,18 @@ def _offer(
     least (Mapping[str, float]): The lowest value of options for which torch takes any.
     options (Sequence[str]): The names of its options, where the installed torch may be without the class: so that it is
         the class that a config is told of, and not an option.
+    state_roles (Mapping[str, Role]): What its state tensors are, where it is not what others mean by their names.
+    matrices_only (bool): It is for the matrices among the params. The rest is for its option `fallback`, an algorithm
+        too: torch.AdamW.v1 by default.
     """
+    register_roles("torch", name, state_roles)
     label = f"torch.{name}.v1"
     cls: Any = getattr(torch.optim, name, None)
     if cls is None:
         refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
     params = [_any(option) for option in options] if cls is None else _config_params(cls)
+    if matrices_only:
+        params.append(_any("fallback").replace(annotation=Optional[Algorithm]))
     build = _from(least, cls) if least and cls is not None else cls
 
     def factory(**given: Any) -> Algorithm:
@@ -71,7 +80,12 @@ def _offer(
         taken = {
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
         }
-        return Algorithm(label, build, taken, kernel=kernel, trial=try_out(build, label, taken))
+        if not matrices_only:
+            return Algorithm(label, build, taken, kernel=kernel)
+        fallback = taken.pop("fallback")
+        if fallback is not None:
+            Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
+        return Algorithm(label, build, taken, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
@@ -134,12 +148,17 @@ ASGD = _offer(
 )
 NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
 RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
-RMSprop = _offer("RMSprop", "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf")
+RMSprop = _offer(
+    "RMSprop",
+    "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
+    state_roles={"momentum_buffer": "sum"},
+)
 Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
 SGD = _offer(
     "SGD",
     "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
     kernel=kernels.SGD,
+    state_roles={"momentum_buffer": "sum"},
 )
 LBFGS = _offer(
     "LBFGS",
@@ -153,42 +172,16 @@ SparseAdam = _offer(
     refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
     "'torch.Adam.v1'.",
 )
-_muon = _offer(
+# The learning rate is the same for Muon and its fallback: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a
+# rate fit for AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another
+# algorithm: a block of [training.optimizer.param_groups] with an `algorithm` of its own.
+Muon = _offer(
     "Muon",
     "Jordan 2024, https://kellerjordan.github.io/posts/muon/",
     least={"eps": 0.0, "ns_steps": 1},
     options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+    matrices_only=True,
 )
-
-
-def Muon(*, fallback: Optional[Algorithm] = None, **options: Any) -> Algorithm:
-    """torch.optim.Muon, for the matrices among the params; another algorithm takes the rest.
-
-    The learning rate is the same for both: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate fit for
-    AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another algorithm: a
-    block of [training.optimizer.param_groups] with an `algorithm` of its own.
-
-    fallback (Algorithm): For params that are no matrices. Default: torch.AdamW.v1.
-    SOURCE: Jordan 2024, https://kellerjordan.github.io/posts/muon/
-    """
-    if fallback is not None:
-        Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
-    muon = _muon(**options)
-    return Algorithm(
-        muon.label,
-        muon.build,
-        muon.options,
-        accepts=is_matrix,
-        fallback=AdamW() if fallback is None else fallback,
-        trial=muon.trial,
-    )
-
-
-_own_params = [p for p in inspect.signature(Muon).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-Muon.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*inspect.signature(_muon).parameters.values(), *_own_params], return_annotation=Algorithm
-)
-Muon.__annotations__ = {**_muon.__annotations__, **Muon.__annotations__}
 
 
 def is_matrix(name: str, param: torch.Tensor) -> bool:

@@ -14,26 +14,20 @@ from ..schedules import current, is_moving
 from .rates import Rates
 from .settings import ParamSettings
 
-# Keys of ours in a torch param group, where algorithms keep such things too, and where they are saved with them: what
-# an algorithm makes of the rate that it is given, as a factor; and the first rate of the group, which some keep in a
-# list.
-OWN_RATE = "own_rate"
-FIRST_RATE = "first_rate"
-
 
 class Builder:
     """Builds torch optimizers of one algorithm.
 
     name (str): Config path below [training.optimizer].
     algorithm (Algorithm): What to build.
-    moving (set[str]): The options that schedules move, in any group, and those that the algorithm moves by itself.
+    moving (set[str]): The options that schedules move, in any group.
     rates (Rates): What rates params should have.
     """
 
     def __init__(self, name: str, algorithm: Algorithm, moving: set[str], rates: Rates):
         self.name = name
         self.algorithm = algorithm
-        self.moving = moving | algorithm.trial.moves
+        self.moving = moving
         self.rates = rates
         self.ranges = OptionRanges(algorithm)
         self._checked: set[tuple[Any, ...]] = set()
@@ -61,16 +55,10 @@ class Builder:
         if "fused" in options and options["fused"] is None:
             options["fused"] = fused or None
         # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
-        first_rate = self.rates.at_next_step(settings)
-        rate = first_rate or 0.001
-        built = self._build(params, rate, options)
+        built = self._build(params, self.rates.at_next_step(settings) or 0.001, options)
         [entry] = built.param_groups
         if entry.get("fused") and not fused:
             entry["fused"] = None
-        if self.algorithm.trial.writes_rate:
-            entry[OWN_RATE] = entry["lr"] / rate
-        if hasattr(built, "base_lrs"):
-            entry[FIRST_RATE] = first_rate
         return built
 
     def check(self, param: Param) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class BuiltAlgorithm:
         self._watched.hook_in()
         optimizer.param_groups = []
         if hasattr(optimizer, "tell_names"):
-            optimizer.tell_names(MappingProxyType(self._names))  # a dict of its own would be taken for a cache
+            optimizer.tell_names(self._names)
 
     def take(self, groups: Mapping[Group, list[Param]]) -> None:
         """Have these groups from now on, and those that others have put in. The states of params that are in none are
@@ -77,5 +76,5 @@ class BuiltAlgorithm:
         return self.stepper.in_eval_form(self.groups)
 
     def state_beside(self) -> dict[str, Any]:
-        """What the algorithm keeps beside params and groups: see library_state.py."""
+        """What the algorithm keeps beside params and groups: see algorithms/state_beside.py."""
         return collect_beside(self.optimizer, self.algorithm.options)

@@ -9,7 +9,6 @@ import torch
 from ..learn_rate import Policy, WatchedGroup
 from ..params import Param
 from ..schedules import is_moving
-from .building import OWN_RATE
 from .rates import Rates
 from .settings import ParamSettings
 
@@ -74,7 +73,7 @@ class Group:
         """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for
         example.
         """
-        settings = self.settings.options.keys() - self.owner.algorithm.trial.moves
+        settings = self.settings.options
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
 
     def take(self, params: list[Param]) -> None:
@@ -102,7 +101,7 @@ class Group:
             return first.held_rate
         settings = self.settings
         updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
-        return first.rate_factor * (self._rates.at_next_step(settings, updates) * self.entry.get(OWN_RATE, 1.0))
+        return first.rate_factor * self._rates.at_next_step(settings, updates)
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:
         for param in self.params:

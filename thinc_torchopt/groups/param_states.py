@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from ..algorithms import fit_param_state, library_of, map_tensors, to_tree
-from ..params import Param, Released
+from ..algorithms import Fill, fit_param_state, map_tensors
+from ..params import Param
 
 
 class ParamStates:
@@ -25,16 +25,23 @@ class ParamStates:
         """The state of a param, as torch keeps it. Empty: it has none yet."""
         return dict(self._optimizer.state.get(param.tensor, {}))
 
-    def set(self, param: Param, state: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
-        """Give a param a state, e.g. of another process or another device. Its tensors are copied.
+    def take(
+        self,
+        param: Param,
+        state: Mapping[str, Any],
+        *,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        on_growth: Fill = "mean",
+    ) -> None:
+        """Give a param a state: of another process, or of the param that had its name. Its tensors are copied.
 
-        dtype (torch.dtype | None): Of the param when it had this state. None: the same as now.
+        shape (Sequence[int]), dtype (torch.dtype): Of the param that had this state.
+        on_growth (Fill): What new cells get.
+        RAISES (StateError): It does not fit.
         """
-        fitted = self._fit(param, state, param.tensor, dtype)
+        fitted = self._fit(param, state, param.tensor, shape, dtype, on_growth)
         self._optimizer.state[param.tensor] = map_tensors(torch.Tensor.clone, fitted)
-        for name, cache in vars(self._optimizer).items():
-            if name.startswith("_") and isinstance(cache, dict):
-                cache.pop(param.tensor, None)  # computed from the state that it had
 
     def drop(self, param: Param) -> None:
         """Forget the state of a param."""
@@ -59,57 +66,29 @@ class ParamStates:
         any memory order.
         """
         if param.tensor in self._optimizer.state:
-            self._optimizer.state[new] = self._fit(param, self._optimizer.state.pop(param.tensor), new, param.dtype)
-
-    def inherit(
-        self, param: Param, state: Mapping[str, Any], old: Released, on_growth: Literal["mean", "zero"]
-    ) -> None:
-        """Give a param the state of one that had its name, and perhaps another shape. RAISES (StateError): It does not
-        fit.
-        """
-        self.set(
-            param,
-            fit_param_state(
-                self.optimizer_class,
-                state,
-                old.shape,
-                param.tensor,
-                on_growth=on_growth,
-                name=param.name,
-                row_size=param.row_size,
-                old_dtype=old.dtype,
-                options=_options_of(param),
-            ),
-        )
-
-    def as_tree(self, param: Param) -> dict[str, Any]:
-        """The state of a param as a tree for files. Tensors are shared.
-
-        RAISES (StateError): It can't be saved.
-        """
-        tree: dict[str, Any] = to_tree(
-            self.get(param), library_of(self._optimizer), f"the state of param '{param.name}'"
-        )
-        return tree
+            state = self._optimizer.state.pop(param.tensor)
+            self._optimizer.state[new] = self._fit(param, state, new, param.shape, param.dtype)
 
     def _fit(
-        self, param: Param, state: Mapping[str, Any], tensor: torch.Tensor, dtype: torch.dtype | None
+        self,
+        param: Param,
+        state: Mapping[str, Any],
+        tensor: torch.Tensor,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        on_growth: Fill = "mean",
     ) -> dict[str, Any]:
-        """State of a param for a tensor of the same shape: on its device, and in its memory order, where fused kernels
-        look for it.
-        """
+        """State of a param for a tensor: on its device, and in its memory order, where fused kernels look for it."""
         fitted = fit_param_state(
             self.optimizer_class,
             state,
-            param.shape,
+            shape,
             tensor,
+            on_growth=on_growth,
             name=param.name,
+            row_size=param.row_size,
             old_dtype=dtype,
-            options=_options_of(param),
+            options=None if param.group is None else param.group.entry,
         )
         nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
-        return fitted | map_tensors(lambda value: value.to(tensor.device), nested)
-
-
-def _options_of(param: Param) -> Mapping[str, Any] | None:
-    return None if param.group is None else param.group.entry
+        return fitted | map_tensors(lambda value: value.to(tensor.device), nested) if nested else fitted

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..algorithms import Fill
 from ..checks import Section
 from ..errors import ConfigError
 from ..learn_rate import RateWriter
@@ -238,7 +239,8 @@ class Plan:
         RAISES (StateError): The state can't be fitted to its shape.
         """
         if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
-            param.group.owner.states.inherit(param, released.state, old, "zero" if on_growth == "zero" else "mean")
+            fill: Fill = "zero" if on_growth == "zero" else "mean"
+            param.group.owner.states.take(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
         """Let a tensor of the same shape take the place of a param's, perhaps on another device or in another memory

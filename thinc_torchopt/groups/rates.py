@@ -5,7 +5,6 @@
     x lr_scale of a block
     x [training.optimizer.layer_decay]
     -> the warm-up of params that came in mid-training
-    x what the algorithm makes of it (D-adaptation, for example)
     x what rules, and rates of others that were adopted, made of it; or the rate that replaces it
     x the scale of the whole run, after a rollback: see learn_rate/writer.py, which writes the result
 

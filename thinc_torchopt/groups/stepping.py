@@ -20,7 +20,7 @@ from ..learn_rate import RateWriter
 from ..params import Param
 from ..schedules import current
 from ..types import BatchSize
-from .building import FIRST_RATE, OWN_RATE, Builder
+from .building import Builder
 from .direct import DirectStep
 from .group import Group
 
@@ -108,21 +108,10 @@ class Stepper:
                 last_word.remove()
             if scale is not None:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
-        if self.algorithm.trial.writes_rate:
-            factors = self._writer.put_back(self._name)
-            for group, _ in chosen:
-                group.entry[OWN_RATE] *= factors[group.id]
 
     def _step_once(self) -> None:
-        """Let torch step. What an algorithm has by the place of a group is given to it for the groups that are
-        there.
-
-        RAISES (ConfigError): A learning rate is too high for the type of the params.
-        """
+        """Let torch step. RAISES (ConfigError): A learning rate is too high for the type of the params."""
         optimizer = self.optimizer
-        groups = optimizer.param_groups
-        if hasattr(optimizer, "base_lrs"):
-            optimizer.base_lrs = [entry[FIRST_RATE] for entry in groups]
         try:
             optimizer.step()
         except RuntimeError as error:
@@ -134,9 +123,6 @@ class Stepper:
                 f"params can hold, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
                 "[training.optimizer], or that of a param group."
             ) from error
-        if hasattr(optimizer, "base_lrs"):
-            for entry, rate in zip(groups, optimizer.base_lrs):
-                entry[FIRST_RATE] = rate
 
     def _parts(self, chosen: Parts) -> Iterator[list[torch.Tensor]]:
         """The tensors of a step in as few calls of torch's as can be: one, but for fused SGD, which can't take params

@@ -160,20 +160,6 @@ class RateWriter:
         """Whether there is a policy that looks at metrics."""
         return bool(self._observing)
 
-    def put_back(self, name: str) -> dict[str, float]:
-        """Undo what an algorithm itself wrote in its step: some make the next rate of the last. Who lets it step makes
-        that the group's.
-
-        name (str): The optimizer's.
-        RETURNS (dict[str, float]): By which factor the rate had changed, by group.
-        RAISES (ConfigError): There is no optimizer of that name.
-        """
-        factors = {}
-        for watched in self._optimizer(name).groups:
-            factors[watched.id] = rate_of(watched.group) / watched.applied_rate if watched.applied_rate else 1.0
-            self._write(watched, watched.applied_rate)
-        return factors
-
     @property
     def conservative(self) -> bool:
         """Whether it is in conservative mode."""

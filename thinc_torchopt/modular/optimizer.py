@@ -20,11 +20,12 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..algorithms import Roles
 from ..checks import Section
 from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
 from .aux_vars import AuxVar
@@ -64,6 +65,8 @@ class Modular(torch.optim.Optimizer):
     Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`; `lr` or `lrate`, and `weight_decay` or
     `w_decay`, of all param groups: what is set there, the next step reads.
     """
+
+    state_roles: ClassVar[Roles] = {"momentum_buffer": "sum", "reference": "copy", "slow": "copy"}
 
     def __init__(
         self,

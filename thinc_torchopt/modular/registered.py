@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, TypeVa
 
 from torch import Tensor
 
-from ..algorithms import IN_ALGORITHM, Algorithm, try_out
+from ..algorithms import IN_ALGORITHM, Algorithm
 from ..checks import Section
 from ..errors import ConfigTypeError
 from ..types import FloatOrSchedule
@@ -74,7 +74,7 @@ def create(
         return optimizer
 
     limits = {f"{part.label}_{ENABLED}": part.params for part in parts if part.params is not None}
-    return Algorithm(LABEL, build, options, limits=limits, trial=try_out(build, LABEL, options))
+    return Algorithm(LABEL, build, options, limits=limits)
 
 
 def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:

@@ -180,8 +180,8 @@ class TorchOptimizer(Optimizer):
         }
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
-        for found in self._cascade.candidates:
-            found.algorithm.check_settings(averages=chosen is not None, checkpoint=checkpoint is not None)
+        for found in () if chosen is None else self._cascade.candidates:
+            found.algorithm.check_takes_averages()
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._meet_no_params()
@@ -631,11 +631,6 @@ class TorchOptimizer(Optimizer):
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
     # ------------------------------------------------------------------ state
-
-    def check_can_be_saved(self) -> None:
-        """RAISES (ConfigError): An algorithm keeps what no file takes."""
-        for found in self._cascade.candidates:
-            found.algorithm.check_settings(averages=False, checkpoint=True)
 
     def state_dict(self) -> dict[str, Any]:
         """All that another process needs to go on exactly where this one stands, by lasting names: see

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from thinc.api import Shim
 
-from ..algorithms import BESIDE, fit_param_state, from_tree, library_of, restore_beside
+from ..algorithms import BESIDE, library_of, restore_beside
 from ..checks import check_count, check_parts
 from ..errors import ConfigError, StateError
 from ..groups import Group, Plan
@@ -54,7 +54,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "label": param.settings.label,
             "rate_factor": param.rate_factor,
             "held_rate": param.held_rate,
-            "state": {} if param.group is None else param.group.owner.states.as_tree(param),
+            "state": {} if param.group is None else param.group.owner.states.get(param),
         }
         for param in params
     }
@@ -71,20 +71,9 @@ def restore_params(
     for param in params:
         found = saved[param.name]
         if param.group is not None:
-            owner, options = param.group.owner, param.group.entry
-            fitted = from_tree(found["state"], library_of(owner.optimizer))
-            if has_grown(param, found):
-                fitted = fit_param_state(
-                    type(owner.optimizer),
-                    fitted,
-                    found["shape"],
-                    param.tensor,
-                    on_growth=on_growth,
-                    name=param.name,
-                    row_size=param.row_size,
-                    options=options,
-                )
-            owner.states.set(param, fitted, _saved_dtype(found))
+            param.group.owner.states.take(
+                param, found["state"], shape=found["shape"], dtype=_saved_dtype(found), on_growth=on_growth
+            )
 
 
 def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
@@ -370,7 +359,7 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
                 "saved. Change them back, or start with a new optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
-        is_known = library_of(param.group.owner.optimizer) in ("torch", _OURS)
+        is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
         for name, expected in example.items() if is_known else ():
             if not _has_form_of(found["state"][name], expected, found["shape"]):
                 raise StateError(
@@ -423,7 +412,6 @@ def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
     if isinstance(example, int):
         return type(value) is type(example) and value >= 0  # a number of steps, or a flag
     if not isinstance(example, torch.Tensor):
-        # Objects of a library stand there as trees, and are looked at when they are put together.
         return isinstance(value, (int, float)) or not isinstance(example, float)
     if not isinstance(value, torch.Tensor):
         return False

@@ -77,9 +77,8 @@ def preserve_optimizer_state(
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     with torch.no_grad():
-        check_states(
-            _fit_all(optimizer, members, on_growth, state)
-        )  # one param after the other: what was just made is in the cache
+        # One param after the other: what was just made is in the cache.
+        check_states(type(optimizer), _fit_all(optimizer, members, on_growth, state))
     groups = []
     for i, group in enumerate(optimizer.param_groups):
         of_group = [member for member in members if member.group == i]

@@ -78,7 +78,6 @@ class Checkpoints:
         )
         self._nlp: Language = _SECTION.kind("nlp", nlp, Language, "a spaCy pipeline")
         self._optimizer: TorchOptimizer = _SECTION.kind("optimizer", optimizer, TorchOptimizer, "a TorchOptimizer")
-        optimizer.check_can_be_saved()
         if optimizer.rollback is not None:
             warnings.warn(
                 ConfigWarning(
