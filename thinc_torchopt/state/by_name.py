@@ -281,7 +281,7 @@ def check_settings(
     *,
     may_grow: bool = False,
 ) -> None:
-    """Check that params are from the blocks that they were from, and are optimized by the same algorithm.
+    """Check that params are in groups as they were, and are optimized by the same algorithm.
 
     may_grow (bool): The blocks may be others.
     RAISES (StateError): They are not.
@@ -296,11 +296,20 @@ def check_settings(
             f"[training.optimizer.algorithm] has changed since it was saved, or that of a param group (for "
             f"'{changed[0]}'). Change it back, or start with a new optimizer."
         )
+    if may_grow:
+        return
     labels = {param.name: param.settings.label for param in params}
+    # Blocks may have other names, if the same params are together.
+    new_labels = {saved[name]["label"]: label for name, label in sorted(labels.items(), reverse=True)}
+    old_labels = {label: saved[name]["label"] for name, label in sorted(labels.items(), reverse=True)}
     moved = sorted(
-        {name for name, label in labels.items() if saved[name]["label"] != label} | (there.keys() ^ here.keys())
+        name
+        for name in here.keys() | there.keys()
+        if (name in here) != (name in there)
+        or new_labels[saved[name]["label"]] != labels[name]
+        or old_labels[labels[name]] != saved[name]["label"]
     )
-    if moved and not may_grow:
+    if moved:
         first = moved[0]
         expected = f"in the param group '{labels[first]}'" if first in here else "in none"
         found = f"in '{saved[first]['label']}'" if first in there and first in saved else "in none"
