@@ -135,7 +135,7 @@ def test_errors_name_the_part_and_what_is_expected():
             read(Whole, {**saved, **changed}, WHAT)
         return str(error.value)
 
-    assert "'averages/a/updates' to be a number of steps, found -1." in error_of(
+    assert "'averages/a/updates' to be a whole number from 0 to 100,000,000, found -1." in error_of(
         averages={"a": {"norm": 1, "updates": -1}}
     )
     assert "'results/1/0' to be a number, found 'x'." in error_of(results=[(1.0, 1), ("x", 1)])

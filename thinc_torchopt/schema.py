@@ -39,7 +39,7 @@ class Limit(NamedTuple):
     fits: Callable[[Any], bool] = lambda value: True
 
 
-Count = Annotated[int, Limit("a number of steps", lambda count: 0 <= count <= MAX_STEPS)]
+Count = Annotated[int, Limit(f"a whole number from 0 to {MAX_STEPS:,}", lambda count: 0 <= count <= MAX_STEPS)]
 NotNegative = Annotated[float, Limit("a number of at least 0", lambda number: 0.0 <= number < math.inf)]
 # Also NaN: a score may be.
 AnyNumber = Annotated[float, Limit("a number")]
@@ -56,7 +56,7 @@ _LIMITS = {
 def read(form: type[T], saved: Any, what: str) -> T:
     """Read a saved state. It stays as it is; what is read shares its tensors.
 
-    form (type): A dataclass.
+    form (type): A dataclass; or what else can be an annotation, as `dict[str, Any]`.
     what (str): What it is, for errors: "the state of the guard".
     RAISES (StateError): It is not of that form. (StateKeyError): Because parts are missing, or unexpected.
     """

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Dict, Optional
 
+from ..schema import check_names, read
 from ..types import FloatOrSchedule
 from .arguments import Arguments
 
@@ -76,13 +77,10 @@ class SequenceSchedule(Iterator[float]):
         """The states of the parts that keep one, by name."""
         return {name: part.source.state_dict() for name, part in self._keepers().items()}
 
-    def check_state_dict(self, state: Dict[str, Any]) -> None:
-        """Check that a state can be loaded.
-
-        RAISES (ScheduleError): Not the state of a sequence with these parts.
-        """
-        keepers = self._keepers()
-        Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").parts("parts", state, keepers)
+    def check_state_dict(self, state: Any) -> None:
+        """Check that a state can be loaded. RAISES (StateError): Not that of a sequence with these parts."""
+        what, keepers = "the state of the schedule 'thinc-torchopt.sequence.v1'", self._keepers()
+        check_names(read(dict[str, Any], state, what), keepers, what)
         for name, part in keepers.items():
             if hasattr(part.source, "check_state_dict"):
                 part.source.check_state_dict(state[name])
@@ -90,7 +88,7 @@ class SequenceSchedule(Iterator[float]):
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Give the parts their states back. Draw the values up to the same position before.
 
-        RAISES (ScheduleError): Not the state of a sequence with these parts. Nothing was changed.
+        RAISES (StateError): Not the state of a sequence with these parts. Nothing was changed.
         """
         self.check_state_dict(state)
         for name, part in self._keepers().items():
