@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.checks import MAX_STEPS
 from thinc_torchopt.errors import StateError, StateKeyError
-from thinc_torchopt.schema import AnyNumber, Count, NotNegative, check_names, read, write
+from thinc_torchopt.schema import AnyNumber, Count, NotNegative, check_names, check_version, read, write
 
 
 @dataclass
@@ -168,3 +168,22 @@ def test_write_takes_the_attributes_of_any_object_and_copies_no_tensor():
     saved = write(state)
     assert saved["tensor"] is state.tensor
     assert saved["results"] is not state.results and saved["averages"]["a"] == {"norm": 1.0, "updates": 2}
+
+
+def test_write_takes_values_of_any_kind_as_they_are():
+    average = Average(1.0, 2)
+    assert write(Whole(**{**vars(whole()), "other": average}))["other"] is average
+
+
+@pytest.mark.parametrize("saved", [None, 3, {}, {"version": 0}, {"version": True}, {"version": "1"}, {"version": 1.0}])
+def test_a_state_without_a_version_is_refused(saved):
+    with pytest.raises(
+        StateError, match="^Can't load the state of a test: expected 'version' to be at least 1, found "
+    ):
+        check_version(saved, 2, WHAT)
+
+
+def test_a_state_of_a_newer_version_is_refused():
+    check_version({"version": 2}, 2, WHAT)
+    with pytest.raises(StateError, match="expected at most version 2, found version 3. .* install that one"):
+        check_version({"version": 3}, 2, WHAT)

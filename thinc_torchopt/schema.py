@@ -70,7 +70,23 @@ def write(state: Any, form: type | None = None) -> dict[str, Any]:
 
     state (Any): What `read` gave; or any object with attributes that are named as the fields of `form`.
     """
-    return {name: _written(getattr(state, name)) for name in _kinds_of(form or type(state))}
+    return {name: _written(kind, getattr(state, name)) for name, kind in _kinds_of(form or type(state)).items()}
+
+
+def check_version(saved: Any, newest: int, what: str) -> None:
+    """Check that a state says of what version it is, before it is read: the rest of another may be another.
+
+    newest (int): The version that this package writes.
+    RAISES (StateError): It does not say so, or is newer.
+    """
+    version = saved.get("version") if isinstance(saved, Mapping) else None
+    if not _is_a(int, version) or version < 1:
+        refuse(what, "version", "at least 1", _shown(version))
+    if version > newest:
+        raise StateError(
+            f"Can't load {what}: expected at most version {newest}, found version {version}. It was written by a newer "
+            "thinc-torchopt: install that one."
+        )
 
 
 def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, path: str = "") -> None:
@@ -114,7 +130,7 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
         return {name: _read(args[1], item, what, _below(path, name)) for name, item in value.items()}
     elif origin in (list, tuple):
         _check_type(value, (list, origin), "a list", what, path)
-        kinds = args if origin is tuple and args[1:] != (...,) else args[:1] * len(value)
+        kinds = _kinds_of_items(kind, value)
         if len(kinds) != len(value):
             refuse(what, path, f"a list of {len(kinds)}", f"one of {len(value)}")
         return origin(_read(kinds[i], item, what, _below(path, str(i))) for i, item in enumerate(value))
@@ -163,12 +179,25 @@ def _kinds_of(form: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(form)}
 
 
-def _written(value: Any) -> Any:
-    if is_dataclass(value):
-        return write(value)
-    if isinstance(value, Mapping):
-        return {name: _written(item) for name, item in value.items()}
-    return type(value)(map(_written, value)) if type(value) in (list, tuple) else value
+def _kinds_of_items(kind: Any, value: Any) -> tuple[Any, ...]:
+    args = get_args(kind)
+    return args if get_origin(kind) is tuple and args[1:] != (...,) else args[:1] * len(value)
+
+
+def _written(kind: Any, value: Any) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if value is None:
+        return None
+    if origin in (Union, UnionType):
+        return _written(next(one for one in args if one is not NoneType), value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return write(value, kind)
+    if origin is dict:
+        return {name: _written(args[1], item) for name, item in value.items()}
+    if origin in (list, tuple):
+        kinds = _kinds_of_items(kind, value)
+        return origin(_written(kinds[i], item) for i, item in enumerate(value))
+    return value
 
 
 def _below(path: str, name: str) -> str:
