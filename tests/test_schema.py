@@ -94,7 +94,7 @@ def test_a_state_with_one_wrong_part_is_a_state_error(whole, data):
     except StateError as error:
         assert WHAT in str(error) and repr(name)[1:-1] in str(error)
     else:  # it happens to be right
-        assert repr(write(found)[name]) == repr(tuple(wrong) if name == "sizes" else wrong)
+        assert repr(write(found)[name]) == repr(wrong)
 
 
 WRONG = {
@@ -177,13 +177,11 @@ def test_write_takes_values_of_any_kind_as_they_are():
 
 @pytest.mark.parametrize("saved", [None, 3, {}, {"version": 0}, {"version": True}, {"version": "1"}, {"version": 1.0}])
 def test_a_state_without_a_version_is_refused(saved):
-    with pytest.raises(
-        StateError, match="^Can't load the state of a test: expected 'version' to be at least 1, found "
-    ):
+    with pytest.raises(StateError, match="expected 'version' to be at least 1, found"):
         check_version(saved, 2, WHAT)
 
 
 def test_a_state_of_a_newer_version_is_refused():
     check_version({"version": 2}, 2, WHAT)
-    with pytest.raises(StateError, match="expected at most version 2, found version 3. .* install that one"):
+    with pytest.raises(StateError, match="expected at most version 2, found version 3"):
         check_version({"version": 3}, 2, WHAT)

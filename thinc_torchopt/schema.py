@@ -54,19 +54,19 @@ _LIMITS = {
 }
 
 
-def read(form: type[T], saved: Any, what: str) -> T:
+def read(form: type[T], saved: Any, what: str, path: str = "") -> T:
     """Read a saved state. It stays as it is; what is read shares its tensors.
 
     form (type): A dataclass; or what else can be an annotation, as `dict[str, Any]`.
-    what (str): What it is, for errors: "the state of the guard".
+    what (str): What it is, for errors: "the state of the guard". path (str): Where in that, if it is a part.
     RAISES (StateError): It is not of that form. (StateKeyError): Because parts are missing, or unexpected.
     """
-    found: T = _read(form, saved, what, "")
+    found: T = _read(form, saved, what, path)
     return found
 
 
 def write(state: Any, form: type | None = None) -> dict[str, Any]:
-    """A state as it is saved, with dicts in the place of forms. Dicts and lists are copied, tensors are not.
+    """A state as it is saved: forms as dicts, tuples as lists. Dicts and lists are copied, tensors are not.
 
     state (Any): What `read` gave; or any object with attributes that are named as the fields of `form`.
     """
@@ -79,7 +79,7 @@ def check_version(saved: Any, newest: int, what: str) -> None:
     newest (int): The version that this package writes.
     RAISES (StateError): It does not say so, or is newer.
     """
-    version = saved.get("version") if isinstance(saved, Mapping) else None
+    version: Any = saved.get("version") if isinstance(saved, Mapping) else None
     if not _is_a(int, version) or version < 1:
         refuse(what, "version", "at least 1", _shown(version))
     if version > newest:
@@ -92,7 +92,7 @@ def check_version(saved: Any, newest: int, what: str) -> None:
 def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, path: str = "") -> None:
     """Check that a dict has these names, and no others.
 
-    what (str): As in `read`. path (str): Where in it.
+    what, path (str): As in `read`.
     RAISES (StateKeyError): It has not.
     """
     missing, unexpected = set(expected) - found.keys(), found.keys() - set(expected)
@@ -105,7 +105,7 @@ def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, 
 
 
 def refuse(what: str, path: str, expected: str, found: str, *, error: type[StateError] = StateError) -> NoReturn:
-    """what, path (str): As in `check_names`. expected, found (str): In words. RAISES (StateError): Always."""
+    """what, path (str): As in `read`. expected, found (str): In words. RAISES (StateError): Always."""
     raise error(
         f"Can't load {what}: expected {path and f'{path!r} to be '}{expected}, found {found}. It is damaged, of "
         "another config or pipeline, or was written by something else."
@@ -196,7 +196,7 @@ def _written(kind: Any, value: Any) -> Any:
         return {name: _written(args[1], item) for name, item in value.items()}
     if origin in (list, tuple):
         kinds = _kinds_of_items(kind, value)
-        return origin(_written(kinds[i], item) for i, item in enumerate(value))
+        return [_written(kinds[i], item) for i, item in enumerate(value)]
     return value
 
 

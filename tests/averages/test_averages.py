@@ -445,7 +445,7 @@ def test_averages_that_grew_are_one_again_when_all_cells_keep_the_same():
     grown = grow(averages, param, (4, 3))
     feed(averages, grown, [1.0])
     assert averages.state_dict([])["regions"] == {
-        "a/W": [{"cells": ((0, 2), (0, 3)), "taken": 3}, {"cells": ((2, 4), (0, 3)), "taken": 1}],
+        "a/W": [{"cells": [[0, 2], [0, 3]], "taken": 3}, {"cells": [[2, 4], [0, 3]], "taken": 1}],
     }
     feed(averages, grown, [1.0])
     assert averages.state_dict([])["regions"] == {} and averages.state_dict([])["taken"] == {"a/W": 4}
