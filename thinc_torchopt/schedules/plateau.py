@@ -139,16 +139,12 @@ class PlateauSchedule(Iterator[float]):
         best = self.best if math.isfinite(self.best) else None
         return write(PlateauState(self.value, best, self.bad, self.cooling))
 
-    def check_state_dict(self, state: Any) -> "PlateauState":
-        """Read a state. Changes nothing. RAISES (StateError): Not that of a plateau schedule."""
-        return read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
-
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
 
         RAISES (StateError): Not the state of a plateau schedule. Nothing was changed.
         """
-        saved = self.check_state_dict(state)
+        saved = read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
         self.value = saved.rate
         self.best = self._worst if saved.best is None else saved.best
         self.bad = saved.bad_evaluations

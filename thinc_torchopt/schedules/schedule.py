@@ -89,7 +89,7 @@ class Schedule:
         return write(ScheduleState(self.position, self.source.state_dict() if self._keeps_state else None))
 
     def check_state_dict(self, state: Any) -> None:
-        """Check that a state can be loaded.
+        """Check that a state can be loaded. All is as before then.
 
         RAISES (StateError): It is not one of such a schedule. (ScheduleError): It is of an earlier step.
         """
@@ -98,27 +98,15 @@ class Schedule:
         if (saved.source is not None) != self._keeps_state:
             refuse(what, "source", "the state of a schedule" if self._keeps_state else "None", "another schedule")
         self._check_position(saved.position)
-        if hasattr(self.source, "check_state_dict"):
+        if self._keeps_state:
             try:
-                self.source.check_state_dict(saved.source)
+                try_to_load(self.source, saved.source)
             except StateError as error:
                 raise StateError(f"{error} This is the schedule of '{self.name}'.") from error
 
     @property
     def _keeps_state(self) -> bool:
         return hasattr(self.source, "state_dict")
-
-    def try_source(self, state: dict[str, Any]) -> None:
-        """Find out whether the source can load its state, which is as before then.
-
-        RAISES (Exception): It can't.
-        """
-        if self._keeps_state:
-            before = self.source.state_dict()
-            try:
-                self.source.load_state_dict(state["source"])
-            finally:
-                self.source.load_state_dict(before)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stood.
@@ -230,9 +218,16 @@ class Schedules:
             if state[name] != state[schedule.name]:
                 refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
         for schedule in self._by_source.values():
-            schedule.try_source(state[schedule.name])
-        for schedule in self._by_source.values():
             schedule.load_state_dict(state[schedule.name])
+
+
+def try_to_load(source: Any, state: Any) -> None:
+    """Find out whether a source can load a state. It is as before then. RAISES (Exception): It can't."""
+    before = source.state_dict()
+    try:
+        source.load_state_dict(state)
+    finally:
+        source.load_state_dict(before)
 
 
 def current(value: Any) -> Any:
