@@ -344,7 +344,7 @@ def test_model_state_is_restored_from_a_gpu():
     models = [found.get_pipe("one").model for found in (nlp, other)]
     backprop(models[0], numpy.random.default_rng(0))
     saved, grads = collect_model(nlp), collect_grads(nlp)
-    for part in (saved["params"], *saved["modules"].values(), grads):
+    for part in (saved.params, *saved.modules.values(), grads):
         part.update({name: on_gpu(value) for name, value in part.items()})
     for layer in models[1].walk():
         for name in layer.param_names:
@@ -360,7 +360,7 @@ def test_model_state_of_foreign_parts_is_restored_from_a_gpu():
     nlp.add_pipe("torchopt-test-component", name="counter")
     nlp._components[-1] = ("counter", Counter("counter", [3]))
     saved = collect_model(nlp)
-    for part in (saved["modules"], saved["components"]):
+    for part in (saved.shims, saved.components):
         assert part
         part.update({name: on_gpu(value) for name, value in part.items()})
     nlp.get_pipe("counter").model = []

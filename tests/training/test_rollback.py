@@ -33,7 +33,7 @@ def rates(*broken, rate=1e39):
 
 
 def rollbacks_of(state, step):
-    return read_folder(state / f"step-{step:08d}")["progress"]["rollbacks"]
+    return [tuple(one) for one in read_folder(state / f"step-{step:08d}")["progress"]["rollbacks"]]
 
 
 def numbers(tree):
