@@ -175,13 +175,21 @@ def test_write_takes_values_of_any_kind_as_they_are():
     assert write(Whole(**{**vars(whole()), "other": average}))["other"] is average
 
 
-@pytest.mark.parametrize("saved", [None, 3, {}, {"version": 0}, {"version": True}, {"version": "1"}, {"version": 1.0}])
-def test_a_state_without_a_version_is_refused(saved):
+@pytest.mark.parametrize("saved", [None, 3, {3: 1}])
+def test_what_is_no_dict_has_no_version(saved):
+    with pytest.raises(StateError, match="expected a dict"):
+        check_version(saved, 2, WHAT)
+
+
+@pytest.mark.parametrize("saved", [{"version": 0}, {"version": True}, {"version": "1"}, {"version": 1.0}])
+def test_a_state_of_no_version_is_refused(saved):
     with pytest.raises(StateError, match="expected 'version' to be at least 1, found"):
         check_version(saved, 2, WHAT)
 
 
-def test_a_state_of_a_newer_version_is_refused():
+def test_a_state_without_a_version_or_of_a_newer_one_is_refused():
+    with pytest.raises(StateKeyError, match="expected a dict with version, found one without it"):
+        check_version({}, 2, WHAT)
     check_version({"version": 2}, 2, WHAT)
     with pytest.raises(StateError, match="expected at most version 2, found version 3"):
         check_version({"version": 3}, 2, WHAT)

@@ -79,7 +79,9 @@ def check_version(saved: Any, newest: int, what: str) -> None:
     newest (int): The version that this package writes.
     RAISES (StateError): It does not say so, or is newer.
     """
-    version: Any = saved.get("version") if isinstance(saved, Mapping) else None
+    version = read(dict[str, Any], saved, what).get("version")
+    if version is None:
+        refuse(what, "", "a dict with version", "one without it", error=StateKeyError)
     if not _is_a(int, version) or version < 1:
         refuse(what, "version", "at least 1", _shown(version))
     if version > newest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch import Tensor
 from ..algorithms import map_tensors
 from ..checks import own_errors
 from ..errors import StateKeyError
-from ..schema import Count, NotNegative, check_names, read, refuse, write
+from ..schema import Count, NotNegative, check_names, check_version, read, refuse, write
 from .chain import Kept
 from .module import Part, Regularizer
 
+VERSION = 1
 _KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}
 
 
@@ -44,7 +45,7 @@ class PartState:
 class ModularState:
     """The state of all parts, each with its name."""
 
-    version: Literal[1]
+    version: Count
     regularizers: list[tuple[str, PartState]]
     modules: list[tuple[str, PartState]]
 
@@ -53,7 +54,7 @@ def state_by_name(
     parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The state of all parts. shared (Mapping): What they keep beside params, by label."""
-    found = ModularState(1, [], [])
+    found = ModularState(VERSION, [], [])
     for part in parts:
         kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
         of_kind = found.regularizers if isinstance(part, Regularizer) else found.modules
@@ -77,22 +78,18 @@ def read_state(
     """
     what = "the state of Modular"
     with own_errors("Modular"), torch.no_grad():
+        check_version(saved, VERSION, what)
         state = read(ModularState, saved, what)
         new: dict[str, dict[str, Any]] = {name: {} for name in params}
         shared = {}
-        regularizers = [part for part in parts if isinstance(part, Regularizer)]
-        modules = [part for part in parts if not isinstance(part, Regularizer)]
-        for kind, own, found in (
-            ("regularizers", regularizers, state.regularizers),
-            ("modules", modules, state.modules),
-        ):
+        for kind, found in (("regularizers", state.regularizers), ("modules", state.modules)):
+            own = [part for part in parts if isinstance(part, Regularizer) == (kind == "regularizers")]
             names_here, names_there = [part.name for part in own], [name for name, _ in found]
             if names_here != names_there:
                 refuse(what, kind, f"those of {names_here}", f"{names_there}", error=StateKeyError)
             for part, (_, of_part) in zip(own, found):
-                what_of_part = f"the state of {part.where}"
                 names = [name for name in params if part.concerns(name)]
-                check_names(of_part.params, names, what_of_part, "params")
+                check_names(of_part.params, names, f"the state of {part.where}", "params")
                 for name in names:
                     values = read_param(part, of_part.params[name], params[name], options[name], name)
                     new[name].update({f"{part.label}/{key}": value for key, value in values.items()})

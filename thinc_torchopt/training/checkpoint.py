@@ -23,7 +23,7 @@ from typing import Any
 from spacy.language import Language
 
 from ..checks import own_errors
-from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
+from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
 from ..schema import write
 from ..state import clear_leftovers, write_folder
@@ -201,7 +201,7 @@ class RunCheckpoints:
         restore_setup(self._nlp, saved.model)
         try:
             self._optimizer.load_state_dict(saved.optimizer)
-        except (ConfigError, ScheduleError) as error:
+        except ConfigError as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
         restore_grads(self._nlp, saved.grads, {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
