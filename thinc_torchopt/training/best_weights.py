@@ -20,7 +20,7 @@ from ..controller import BestWeightsControl
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
-from ..schema import Count, read, write
+from ..schema import AnyNumber, Count, read, write
 from ..state import in_main_memory
 from .events import Control, Evaluate
 from .model_state import ModelState, check_model, collect_model, restore_model
@@ -34,7 +34,7 @@ _PARTS = ("params", "modules", "shims", "attrs", "components")
 class Kept:
     """The best weights of a component. model (ModelState): What the component has of one."""
 
-    score: float
+    score: AnyNumber
     step: Count
     model: ModelState
 
