@@ -261,7 +261,7 @@ def test_controller_state_test_fires_everything():
         lambda state: state.update(more=1),
         lambda state: state.update(metrics=[]),
         lambda state: state["metrics"]["window"].pop("state"),
-        lambda state: state["metrics"]["window"]["state"].update(window=3),
+        lambda state: state["metrics"]["window"]["state"].update(training_loss=3),
         lambda state: state["metrics"]["scores"]["state"].update(score="x"),
         lambda state: state["controllers"]["patient"].update(patience={"on_log": -1}),
         lambda state: state["controllers"]["rests"].update(last="x"),

@@ -95,7 +95,7 @@ def test_best_is_raw_params_and_state_of_the_best_evaluation(scores, corpus, tmp
     assert numbers(back["optimizer"]["params"]) == numbers(cut)
     assert numbers(back["optimizer"]["averages"]) == numbers(best["optimizer"]["averages"])
     assert numbers(back["model"]) != numbers(state_of(tmp_path / "plain", 15 - 3)["model"])
-    assert back["progress"]["step"] == 15 and back["progress"]["rollbacks"] == [(15, 4)]
+    assert back["progress"]["step"] == 15 and back["progress"]["rollbacks"] == [[15, 4]]
     assert [infos[step]["learn_rates"]["default"] for step in (15, 16)] == [0.01, 0.005]
 
 

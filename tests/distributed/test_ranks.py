@@ -252,9 +252,7 @@ def test_ranks_go_back_together(ranks):
     assert same(first["weights"], second["weights"])
     assert not same(first["weights"], ranks("unbroken")[0]["weights"])
     saved = read_checkpoint(ranks.folder / "state-4" / "state" / "step-00000009")
-    assert [tuple(one) for one in saved["progress"]["rollbacks"]] == [(6, 3)] and saved["optimizer"]["guard"][
-        "skipped"
-    ] == 2
+    assert [tuple(one) for one in saved.progress.rollbacks] == [(6, 3)] and saved.optimizer["guard"]["skipped"] == 2
 
 
 def test_ranks_split_the_state(ranks):
@@ -279,8 +277,7 @@ def test_ranks_split_the_state_as_torch_does(ranks):
 def test_ranks_save_the_whole_of_a_split_state(ranks):
     """A checkpoint of theirs has what one of ranks has that keep all of it."""
     whole, split = (
-        read_checkpoint(ranks.folder / state / "state" / "step-00000009")["optimizer"]
-        for state in ("state-1", "state-3")
+        read_checkpoint(ranks.folder / state / "state" / "step-00000009").optimizer for state in ("state-1", "state-3")
     )
     assert whole["params"].keys() == split["params"].keys()
     for name, found in whole["params"].items():
@@ -313,7 +310,7 @@ def test_ranks_of_another_number_go_on(ranks, size, tmp_path):
     else:
         launch(tmp_path, "longer", ranks=size)
     found = read_checkpoint(tmp_path / "state-1" / "state" / "step-00000012")
-    assert found["data"]["sizes"] == [[2, 10], [size, 3]] and found["progress"]["step"] == 12
+    assert found.data.sizes == [(2, 10), (size, 3)] and found.progress.step == 12
 
 
 @pytest.mark.parametrize(

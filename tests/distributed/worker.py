@@ -262,6 +262,7 @@ def overflow(folder):
 @scenario
 def on_gpus(folder):
     """Params on a GPU of each rank. As such, only the model is shared."""
+    from thinc_torchopt.schema import write
     from thinc_torchopt.training import model_state
     from thinc_torchopt.training.ranks import Ranks
 
@@ -272,7 +273,7 @@ def on_gpus(folder):
             module._parameters[name] = torch.nn.Parameter(devices.on_gpu(param))
     original = model_state.saved_tensor
     model_state.saved_tensor = lambda *args: devices.on_gpu(original(*args))  # as CuPy's arrays
-    for found in devices.in_tree(model_state.collect_model(nlp)):
+    for found in devices.in_tree(write(model_state.collect_model(nlp))):
         assert isinstance(found, devices.OnGpu)
         with torch.no_grad():
             found.add_(RANK)
@@ -282,7 +283,7 @@ def on_gpus(folder):
     try:
         ranks.begin(None)
         model_state.saved_tensor = original
-        return {"model": [value.cpu() for value in devices.in_tree(model_state.collect_model(nlp))]}
+        return {"model": [value.cpu() for value in devices.in_tree(write(model_state.collect_model(nlp)))]}
     finally:
         ranks.close(None)
 

@@ -125,7 +125,7 @@ def test_guard_keeps_an_average_for_each_set_of_params():
     for _ in range(50):
         for params, norm in sets:
             assert guard.judge(params, [norm] * len(params), norm).factor == 1.0
-    assert set(guard.norms) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
+    assert set(guard.averages) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
     # Order does not matter, the number of params does: after unfreezing, norms are others.
     assert guard.judge((ner + tagger)[::-1], [4e4] * 4, 4e4).factor is None
     assert guard.judge(tagger + ner[:1], [4e4] * 3, 4e4).factor == 1.0
@@ -133,7 +133,7 @@ def test_guard_keeps_an_average_for_each_set_of_params():
 
 def test_guard_that_is_off_keeps_no_averages():
     guard = Guard(20)
-    assert [judge(guard, 10.0**i) for i in range(30)] == [1.0] * 30 and guard.norms == {}
+    assert [judge(guard, 10.0**i) for i in range(30)] == [1.0] * 30 and guard.averages == {}
     assert guard.wants_norms and not Guard(0).wants_norms and Guard(0, spike_factor=2.0).wants_norms
 
 
@@ -233,7 +233,7 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
 
     def multiply_and_note(optimizer, grads):
         multiply(optimizer, grads)
-        limits.append(3.0 * next(iter(guard_in(optimizer).norms.values())).norm)
+        limits.append(3.0 * next(iter(guard_in(optimizer).averages.values())).norm)
 
     with pytest.warns(GradSpikeWarning):
         params = train(optimizer, change=multiply_and_note, steps=26)
@@ -449,7 +449,7 @@ def test_guard_resumes_exactly(norms, data):
     found = [judge(first, norm) for norm in norms[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [judge(second, norm) for norm in norms[cut:]]
-    assert found == expected and second.norms == whole.norms
+    assert found == expected and second.averages == whole.averages
     assert second.state_dict() == whole.state_dict()
 
 
@@ -459,21 +459,24 @@ AVERAGE = {"norm": 1.0, "updates": 3}
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"spikes": -1}, "'spikes' to be a number of steps, found -1"),
-        ({"skipped": 1.5}, "'skipped' to be a number of steps, found 1.5"),
-        ({"nonfinite": True}, "'nonfinite' to be a number"),
-        ({"more": 1}, r"the guard: expected the parts .*'spikes'.*found .*'more'"),
-        ({"averages": 3}, "averages: expected a dict, found int"),
+        ({"spikes": -1}, "'spikes' to be a whole number from 0 to 100,000,000, found -1"),
+        ({"skipped": 1.5}, "'skipped' to be a whole number from 0 to 100,000,000, found 1.5"),
+        ({"nonfinite": True}, "'nonfinite' to be a whole number"),
+        ({"more": 1}, "the guard: expected a dict with .*spikes.*, found one with more"),
+        ({"averages": 3}, "expected 'averages' to be a dict, found 3"),
         (
             {"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0}}},
-            r"average of tagger: expected the parts \['norm', 'updates'\]",
+            "'averages/tagger' to be a dict with norm, updates, found one without updates",
         ),
         (
             {"averages": {"ner": AVERAGE, "tagger": {"norm": math.nan, "updates": 3}}},
-            "average of tagger: expected a norm, found nan",
+            "'averages/tagger/norm' to be a number of at least 0, found nan",
         ),
-        ({"averages": {"ner": AVERAGE, "tagger": {"norm": "1", "updates": 3}}}, "expected a norm, found '1'"),
-        ({"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0, "updates": None}}}, "'updates of tagger'"),
+        (
+            {"averages": {"ner": AVERAGE, "tagger": {"norm": "1", "updates": 3}}},
+            "to be a number of at least 0, found '1'",
+        ),
+        ({"averages": {"ner": AVERAGE, "tagger": {"norm": 1.0, "updates": None}}}, "tagger/updates'"),
     ],
 )
 def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):

@@ -241,7 +241,7 @@ def test_properties_nan_in_a_state_is_refused():
     steps(found, optimizer, 0, 1)
     state = optimizer.get_state()
     state["modules"][0][1]["params"]["matrix"]["exp_avg"][0, 0] = torch.nan
-    with pytest.raises(StateError, match=r"'adam', param 'matrix', exp_avg: expected finite values"):
+    with pytest.raises(StateError, match="'adam', param 'matrix': expected 'exp_avg' to be finite values"):
         optimizer.set_state(state)
 
 

@@ -11,8 +11,9 @@ from thinc.api import Linear, Model, PyTorchWrapper
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import NonFiniteGradWarning, ParamError
+from thinc_torchopt.schema import read, write
 from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.model_state import check_model, collect_model, restore_model
+from thinc_torchopt.training.model_state import ModelState, check_model, collect_model, restore_model
 
 from ..models import toy_pipeline
 
@@ -96,8 +97,8 @@ def test_params_of_any_layout_are_saved_and_brought_back(make, tmp_path):
     """Those of frozen components, which no optimizer has made plain."""
     array = make(numpy.arange(12, dtype="f").reshape(3, 4))
     expected, nlp = array.copy(), pipeline(layer(array))
-    write_folder(tmp_path / "model", collect_model(nlp))
-    saved = read_folder(tmp_path / "model")
+    write_folder(tmp_path / "model", write(collect_model(nlp)))
+    saved = read(ModelState, read_folder(tmp_path / "model"), "the model")
     array[...] = 0
     check_model(nlp, saved)
     restore_model(nlp, saved)
@@ -184,9 +185,9 @@ def test_params_of_no_dimensions_may_be_numpy_scalars(tmp_path):
         oracle.step()
     # Gradients of one number are summed in another order, perhaps: a few roundings in float32.
     assert model.get_param("W") == pytest.approx(plain.item(), rel=1e-6)
-    write_folder(tmp_path / "model", collect_model(nlp))
+    write_folder(tmp_path / "model", write(collect_model(nlp)))
     model.set_param("W", numpy.float32(9.0))
-    restore_model(nlp, read_folder(tmp_path / "model"))
+    restore_model(nlp, read(ModelState, read_folder(tmp_path / "model"), "the model"))
     assert model.get_param("W") == pytest.approx(plain.item(), rel=1e-6)
 
 

@@ -18,7 +18,7 @@ from thinc.api import warmup_linear as thincs_warmup_linear
 from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt import schedules
-from thinc_torchopt.errors import ConfigError, ScheduleError
+from thinc_torchopt.errors import ConfigError, ScheduleError, StateError
 
 RATES = st.floats(1e-6, 10.0)
 PARTS = st.floats(0.0, 0.99)  # min_rate / initial_rate: transformers' polynomial wants it below 1
@@ -476,26 +476,32 @@ def test_schedules_plateau_saves_its_state_in_plain_json():
 @pytest.mark.parametrize(
     "state, said",
     [
-        (None, "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found None"),
+        (None, "a dict, found None"),
         (
             {"rate": 0.5},
-            "'state' to be a section with ['bad_evaluations', 'best', 'cooldown_left', 'rate'], found ['rate']",
+            "a dict with bad_evaluations, best, cooldown_left, rate, found one without bad_evaluations, best, coo",
         ),
         ({**PLATEAU_STATE, "rate": -1.0}, "'rate' to be a number of at least 0, found -1.0"),
         ({**PLATEAU_STATE, "best": math.inf}, "'best' to be a number that is finite, found inf"),
-        ({**PLATEAU_STATE, "bad_evaluations": -1}, "'bad_evaluations' to be a whole number of at least 0, found -1"),
-        ({**PLATEAU_STATE, "cooldown_left": 0.5}, "'cooldown_left' to be a whole number of at least 0, found 0.5"),
+        (
+            {**PLATEAU_STATE, "bad_evaluations": -1},
+            "'bad_evaluations' to be a whole number from 0 to 100,000,000, found -1",
+        ),
+        (
+            {**PLATEAU_STATE, "cooldown_left": 0.5},
+            "'cooldown_left' to be a whole number from 0 to 100,000,000, found 0.5",
+        ),
     ],
 )
 def test_schedules_refuse_a_bad_state_and_change_nothing(state, said):
     plateau = schedules.plateau(1.0)
     before = plateau.state_dict()
-    with pytest.raises(ScheduleError) as error:
+    with pytest.raises(StateError) as error:
         plateau.load_state_dict(state)
     assert f"Can't load the state of the schedule 'thinc-torchopt.plateau.v1': expected {said}" in str(error.value)
     sequence = schedules.sequence({"a": {"steps": 1, "schedule": plateau}, "b": {"schedule": schedules.plateau(2.0)}})
     for parts in ({"a": PLATEAU_STATE, "b": state}, {"a": PLATEAU_STATE}, None):
-        with pytest.raises(ScheduleError, match="'parts' to be a section with|" + re.escape(said)):
+        with pytest.raises(StateError, match="a dict, found None|a dict with a, b, found|" + re.escape(said)):
             sequence.load_state_dict(parts)
     assert plateau.state_dict() == before
 

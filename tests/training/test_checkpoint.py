@@ -26,6 +26,7 @@ from spacy.util import registry
 
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, LearnRateWarning, StateError
+from thinc_torchopt.schema import read, write
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
@@ -199,7 +200,7 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
         _older, newer = steps_of(tmp_path / "state")
         damage(newer, rng)
         with pytest.warns(CheckpointWarning, match=f"Can't read '{newer}.*next older"):
-            assert newest_whole(tmp_path / "state")["progress"]["step"] == 12
+            assert newest_whole(tmp_path / "state").progress.step == 12
     with pytest.warns(CheckpointWarning):
         part = run(config, tmp_path / "out")
     assert part == {step: info for step, info in whole.items() if step > 12}
@@ -300,7 +301,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
         CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"
     ):
         assert max(run(config, tmp_path / "out")) == 20
-    assert newest_whole(tmp_path / "state")["progress"]["step"] == before
+    assert newest_whole(tmp_path / "state").progress.step == before
 
 
 def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
@@ -516,16 +517,16 @@ def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path, capsys):
         config["training"]["max_steps"] = steps
         train(config, None)
     saved = newest_whole(tmp_path / "state")
-    assert saved["progress"]["step"] == 8 and [step for _, step in saved["progress"]["results"]] == [0, 5]
-    found = {name: saved["performance"][name] for name in ODD_SCORES}
+    assert saved.progress.step == 8 and [step for _, step in saved.progress.results] == [0, 5]
+    found = {name: saved.performance[name] for name in ODD_SCORES}
     nested = {"a": {"1": 0.5}, "b": [None, [0, 1]]}
     assert repr(found) == repr(
         {"array": [0.0, 1.0, 2.0], "numpy": 0.5, "tensor": 0.5, "nan": float("nan"), "object": None, "nested": nested}
     )
-    saved["progress"]["results"] = [(0.25, 0), (float("nan"), 5)]
-    write_folder(tmp_path / "odd" / "step-00000008", saved)
-    saved["progress"]["results"] = []
-    write_folder(tmp_path / "odd" / "step-00000009", saved)
+    saved.progress.results = [(0.25, 0), (float("nan"), 5)]
+    write_folder(tmp_path / "odd" / "step-00000008", write(saved))
+    saved.progress.results = []
+    write_folder(tmp_path / "odd" / "step-00000009", write(saved))
     capsys.readouterr()
     show_checkpoint(tmp_path / "odd", as_json=True)
     shown = json.loads(capsys.readouterr().out)
@@ -548,9 +549,9 @@ def test_progress_saves_whatever_losses_and_scores_there_are(score, tmp_path):
     progress = Progress(
         step=5, results=[(score, 0), (score, 5)], losses={"a": score, "b": numpy.float32(0.1), "c": numpy.arange(3)}
     )
-    write_folder(tmp_path / "state", progress.state_dict())
+    write_folder(tmp_path / "state", write(progress.snapshot()))
     again = Progress()
-    again.load_state_dict(read_folder(tmp_path / "state"))
+    again.go_on_from(read(Progress, read_folder(tmp_path / "state"), "the progress"))
     is_number = not isinstance(score, Score)
     assert repr(again.results) == repr([(float(score), 0), (float(score), 5)] if is_number else [])
     assert again.losses.keys() == ({"a", "b"} if is_number else {"b"}) and again.losses["b"].dtype == "float32"
@@ -589,7 +590,7 @@ def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path)
         assert os.path.exists(tmp_path / "state" / "lock.json") == (function is not spacy.training.loop.train)
     del config["training"]["logger"]
     train(config, tmp_path / "out")
-    assert newest_whole(tmp_path / "state")["progress"]["step"] == 20 and len(kept) == 2
+    assert newest_whole(tmp_path / "state").progress.step == 20 and len(kept) == 2
 
 
 BAD = {

@@ -36,12 +36,6 @@ class Listener:
     def __init__(self, **acts):
         self.__dict__.update(acts)
 
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        raise AssertionError("there was none")
-
 
 class Recorder:
     """Notes all events, also those of a run before that it goes on with. `ask`: what it asks for, by event and step."""
@@ -383,7 +377,7 @@ def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     if event == "load":
         train(Recorder(), folder=tmp_path, module=torch.nn.Linear(16, 16), until=3)
-        listener = Listener(load_state_dict=lambda state: raises(None, None))
+        listener = Listener(state_dict=dict, load_state_dict=lambda state: raises(None, None))
         listener.name = "recorder"
     else:
         listener = Listener(**{event: raises}, close=lambda: closed.append(1))
@@ -404,3 +398,6 @@ def test_listeners_are_checked():
         ConfigError, match=r"Can't add listener 'test': expected methods for on_train_begin, .*, found 'on_step_ends'"
     ):
         train(Listener(on_step_ends=print))
+    for method in ("state_dict", "load_state_dict"):
+        with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or none"):
+            train(Listener(**{method: print}))

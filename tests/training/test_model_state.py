@@ -18,6 +18,7 @@ from thinc.api import Linear, Model, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
+from thinc_torchopt.schema import write
 from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
@@ -116,7 +117,7 @@ def values(nlp):
             return {key: flat(value) for key, value in tree.items()}
         return [flat(value) for value in tree] if isinstance(tree, list) else repr(tree)
 
-    return flat(collect_model(nlp))
+    return flat(write(collect_model(nlp)))
 
 
 class StoredShim(StoreShim):
@@ -310,7 +311,7 @@ def test_model_state_of_components_without_a_thinc_model(tmp_path):
 def checkpoint_to_damage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
     train(pipeline(with_torch, ("one", "two")), folder, crash_at=5)
-    tree = newest_whole(folder)
+    tree = write(newest_whole(folder))
     shutil.rmtree(folder)
     return tree
 
@@ -343,7 +344,7 @@ def test_model_state_is_restored_from_a_gpu():
     models = [found.get_pipe("one").model for found in (nlp, other)]
     backprop(models[0], numpy.random.default_rng(0))
     saved, grads = collect_model(nlp), collect_grads(nlp)
-    for part in (saved["params"], *saved["modules"].values(), grads):
+    for part in (saved.params, *saved.modules.values(), grads):
         part.update({name: on_gpu(value) for name, value in part.items()})
     for layer in models[1].walk():
         for name in layer.param_names:
@@ -359,7 +360,7 @@ def test_model_state_of_foreign_parts_is_restored_from_a_gpu():
     nlp.add_pipe("torchopt-test-component", name="counter")
     nlp._components[-1] = ("counter", Counter("counter", [3]))
     saved = collect_model(nlp)
-    for part in (saved["modules"], saved["components"]):
+    for part in (saved.shims, saved.components):
         assert part
         part.update({name: on_gpu(value) for name, value in part.items()})
     nlp.get_pipe("counter").model = []

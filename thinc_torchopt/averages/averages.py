@@ -8,7 +8,8 @@ first value. Nor do those of rows that come with a new label; what rows there we
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,9 +20,10 @@ from .. import kernels
 from ..errors import StateError
 from ..host import module_of
 from ..params import Param, Released
+from ..schema import Positive, check_names, read, refuse, write
 from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages
-from .regions import Region, read_regions, regions_of_grown
+from .regions import Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
 
 # Averages and values, by the share that is taken from the values.
@@ -180,25 +182,15 @@ class Averages:
                     for name, average in buffers.averages.items()
                     if average is not None
                 }
-        return {
-            "settings": self.settings.as_saved(),
-            "taken": {name: average.taken for name, average in used.items()},
-            "regions": {
-                name: [
-                    {"cells": [list(ends) for ends in region.cells], "taken": region.taken}
-                    for region in average.regions
-                ]
-                for name, average in used.items()
-                if average.regions is not None
-            },
-            "module_steps": steps,
-            "tensors": {name: average.tensor for name, average in used.items()},
-        }
+        regions = {name: average.regions for name, average in used.items() if average.regions is not None}
+        taken = {name: average.taken for name, average in used.items()}
+        tensors = {name: average.tensor for name, average in used.items()}
+        return write(AveragesState(self.settings.as_saved(), taken, regions, steps, tensors))
 
     @torch.no_grad()
     def load_state_dict(
         self,
-        state: Mapping[str, Any],
+        state: Any,
         params: Iterable[Param],
         shim_paths: Iterable[tuple[str, Shim]],
         *,
@@ -213,7 +205,13 @@ class Averages:
         may_grow (bool): Whether a param may have another shape than it had there: then as `inherit`.
         RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
         """
-        tensors, taken, regions, module_steps = _check_state(state)
+        saved = read(AveragesState, state, "the averages")
+        tensors, taken, regions, module_steps = saved.tensors, saved.taken, saved.regions, saved.module_steps
+        check_names(taken, tensors, "the averages", "taken")
+        for name, parts in regions.items():
+            if name not in tensors:
+                refuse("the averages", "regions", "those of averages", f"some of '{name}'")
+            check_regions(name, parts, tensors[name].shape, taken[name])
         if self.settings.buffers == "copy":
             tensors, module_steps = (
                 {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)},
@@ -344,6 +342,17 @@ class Averages:
                 self._note(average, value, self.settings.weight(average.taken, from_zero=False), moves)
 
 
+@dataclass
+class AveragesState:
+    """What averages are saved as: see `Averages.state_dict`."""
+
+    settings: dict[str, Any]
+    taken: dict[str, Positive]
+    regions: dict[str, list[Region]]
+    module_steps: dict[str, Positive]
+    tensors: dict[str, torch.Tensor]
+
+
 class AveragedParams(dict[Any, Any]):
     """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block
     raised: hooks.py.
@@ -353,26 +362,3 @@ class AveragedParams(dict[Any, Any]):
 def _buffer_name(path: str, buffer: str) -> str:
     """A name that no param can have."""
     return f"{BUFFER}{path}/{buffer}"
-
-
-def _check_state(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, list[Region]], dict[str, int]]:
-    """Tensors, counts of values, regions, and counts of updates, from a state.
-
-    RAISES (StateError): It is damaged.
-    """
-    tensors, taken, regions, steps = (
-        (state.get(part) if isinstance(state, Mapping) else None) or {}
-        for part in ("tensors", "taken", "regions", "module_steps")
-    )
-    if not (
-        all(isinstance(part, Mapping) for part in (state, tensors, taken, regions, steps))
-        and tensors.keys() == taken.keys() >= regions.keys()
-        and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
-        and all(type(count) is int and count > 0 for count in [*taken.values(), *steps.values()])
-    ):
-        raise StateError(
-            "Can't load the averages: expected 'tensors' and 'taken' under the same names, and 'module_steps', found "
-            "something else. The state is damaged, or was not written by this package."
-        )
-    found = {name: read_regions(name, parts, tensors[name].shape, taken[name]) for name, parts in regions.items()}
-    return tensors, taken, found, steps

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ..checks import check_count
-from ..errors import StateError
+from ..schema import Count, refuse
 
 Shape = Sequence[int]
 
@@ -28,8 +26,8 @@ class Region:
     taken (int): How many values they took.
     """
 
-    cells: tuple[tuple[int, int], ...]
-    taken: int
+    cells: tuple[tuple[Count, Count], ...]
+    taken: Count
 
     @classmethod
     def whole(cls, shape: Shape, taken: int) -> Region:
@@ -65,38 +63,27 @@ def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[
     return found
 
 
-def read_regions(name: str, saved: Any, shape: Shape, taken: int) -> list[Region]:
-    """Regions from a saved state.
+def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int) -> None:
+    """Check that regions from a saved state make up an average.
 
-    name (str): Whose they are. saved (Any): A list of dicts, as `asdict` makes them. shape (Shape): Of the average.
-    taken (int): How many values the oldest took.
-    RAISES (StateError): They are not the regions of such an average.
+    name (str): Whose they are. shape (Shape): Of the average. taken (int): How many values the oldest took.
+    RAISES (StateError): They don't.
     """
-    try:
-        regions = [
-            Region(tuple((check_count(name, a), check_count(name, b)) for a, b in part["cells"]), part["taken"])
-            for part in saved
-        ]
-        fit = all(
-            len(region.cells) == len(shape)
-            and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
-            and check_count(name, region.taken) >= 0
-            for region in regions
-        )
-        overlap = any(_overlap(one, other) for i, one in enumerate(regions) for other in regions[:i])
-        if (
-            not fit
-            or overlap
-            or sum(region.size for region in regions) != math.prod(shape)
-            or regions[0].taken != taken
-        ):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
-        raise StateError(
-            f"Can't load the average of '{name}': expected regions that make up its shape {tuple(shape)}, the first "
-            f"with {taken} values, found {saved!r:.200}. The state is damaged."
-        ) from None
-    return regions
+    fit = all(
+        len(region.cells) == len(shape)
+        and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
+        for region in regions
+    )
+    overlap = any(_overlap(one, other) for i, one in enumerate(regions) for other in regions[:i])
+    if (
+        not regions
+        or not fit
+        or overlap
+        or sum(region.size for region in regions) != math.prod(shape)
+        or regions[0].taken != taken
+    ):
+        expected = f"regions that make up its shape {tuple(shape)}, the first with {taken} values"
+        refuse("the averages", f"regions/{name}", expected, "others")
 
 
 def _overlap(one: Region, other: Region) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import StateError
+from ..schema import write
 from ..training import read_checkpoint, steps_of
 from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
 
@@ -57,15 +58,15 @@ def _look_into(folder: Path) -> dict[str, Any]:
     }
     try:
         saved = read_checkpoint(folder)
-        progress, optimizer = saved["progress"], saved["optimizer"]
-        scores = [score if isfinite(score) else None for score, _ in progress["results"]]
+        progress, optimizer = saved.progress, saved.optimizer
+        scores = [score if isfinite(score) else None for score, _ in progress.results]
         return entry | {
             "whole": True,
-            "step": progress["step"],
-            "epoch": progress["epoch"],
+            "step": progress.step,
+            "epoch": progress.epoch,
             "score": scores[-1] if scores else None,
             "best_score": max((score for score in scores if score is not None), default=None),
-            "params": sum(tensor.numel() for tensor in _tensors(saved["model"])),
+            "params": sum(tensor.numel() for tensor in _tensors(write(saved.model))),
             "groups": [
                 {"name": name, "params": len(group["params"]), "learn_rate": group["applied_rate"]}
                 for name, group in optimizer["groups"].items()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..checks import check_parts, check_version, own_errors
+from ..checks import own_errors
 from ..errors import ControllerError
+from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
 from .definition import ControllerSpec, Definition, Source, load, told
 from .events import EVENTS
@@ -27,7 +28,7 @@ from .rules import Rule, shown
 logger = logging.getLogger("thinc_torchopt.controller")
 
 _VERSION = 1
-_WHAT = "the trainer controller"
+_WHAT = "the state of the trainer controller"
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,45 @@ class Firing:
 
 
 @dataclass
-class _State:
-    """What a controller remembers. patience (dict): How often its rule held, by trigger. last (int | None): When it
-    fired.
+class RuleState:
+    """What a controller remembers. rule (str): Its rule. patience (dict): How often that held, by trigger. last (int |
+    None): When it fired. firings (int): How often.
     """
 
-    patience: dict[str, int] = field(default_factory=dict)
+    rule: str
+    patience: dict[str, Count] = field(default_factory=dict)
     last: int | None = None
-    firings: int = 0
+    firings: Count = 0
+
+
+@dataclass
+class PartState:
+    """What a metric or an operation remembers, and which it is."""
+
+    kind: str
+    arguments: dict[str, Any]
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, part: Any) -> PartState:
+        state = part.instance.state_dict() if hasattr(part.instance, "state_dict") else {}
+        return cls(part.kind, plain(part.arguments), plain(state))
+
+    def is_of(self, part: Any) -> bool:
+        """Whether it is the state of such a part: the definition may have changed since."""
+        return (self.kind, self.arguments) == (part.kind, part.arguments)
+
+
+@dataclass
+class ControllerState:
+    """All that a trainer controller remembers. values (dict): Of metrics."""
+
+    version: Count
+    step: int
+    values: dict[str, Any]
+    metrics: dict[str, PartState]
+    operations: dict[str, PartState]
+    controllers: dict[str, RuleState]
 
 
 class TrainerController:
@@ -79,7 +111,7 @@ class TrainerController:
         self.definition: Definition = load(definition)
         self._values: dict[str, Any] = dict.fromkeys(self.definition.metrics)
         self.values: Mapping[str, Any] = MappingProxyType(self._values)
-        self._states = {spec.name: _State() for spec in self.definition.controllers}
+        self._states = {spec.name: RuleState(spec.rule.text) for spec in self.definition.controllers}
         self._step = 0
         self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
         self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
@@ -269,63 +301,47 @@ class TrainerController:
         """All that it remembers, in plain values: those of metrics, their windows, patience, cool-downs and how often
         rules fired.
         """
-        parts = {"metrics": self.definition.metrics, "operations": self.definition.operations}
-        return {
-            "version": _VERSION,
-            "step": self._step,
-            "values": plain(self._values),
-            **{kind: {name: _part_state(part) for name, part in group.items()} for kind, group in parts.items()},
-            "controllers": {
-                spec.name: {
-                    "rule": spec.rule.text,
-                    "patience": dict(self._states[spec.name].patience),
-                    "last": self._states[spec.name].last,
-                    "firings": self._states[spec.name].firings,
-                }
-                for spec in self.definition.controllers
-            },
-        }
+        parts = self.definition.metrics, self.definition.operations
+        metrics, operations = ({name: PartState.of(part) for name, part in group.items()} for group in parts)
+        return write(ControllerState(_VERSION, self._step, plain(self._values), metrics, operations, self._states))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on from a state. What the definition has changed since (metrics and operations with other arguments,
         controllers with other rules) begins anew, and is logged.
 
         RAISES (StateError): It is none. Then nothing has changed.
         """
-        check_version(_WHAT, state, _VERSION)
-        check_parts(_WHAT, state, ("version", "step", "values", "metrics", "operations", "controllers"))
-        for part in ("values", "metrics", "operations", "controllers"):
-            check_parts(_WHAT, state[part])
-        before = self.state_dict()
+        check_version(state, _VERSION, _WHAT)
+        saved = read(ControllerState, state, _WHAT)
+        check_names(saved.values, saved.metrics, _WHAT, "values")
+        before = read(ControllerState, self.state_dict(), _WHAT)
         try:
-            with own_errors(_WHAT):
-                self._load(state)
+            with own_errors("the trainer controller"):  # of metrics and operations of the user's own
+                self._load(saved)
         except BaseException:
             self._load(before)
             raise
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        anew = []
-        for kind, parts in (("metrics", self.definition.metrics), ("operations", self.definition.operations)):
+    def _load(self, saved: ControllerState) -> None:
+        definition, anew = self.definition, []
+        kinds = ("metrics", definition.metrics, saved.metrics), ("operations", definition.operations, saved.operations)
+        for kind, parts, states in kinds:
             for name, part in parts.items():
-                saved = state[kind].get(name)
-                if saved is not None and (saved["class"], saved["arguments"]) == (part.kind, part.arguments):
-                    if hasattr(part.instance, "load_state_dict"):
-                        part.instance.load_state_dict(saved["state"])
-                    if kind == "metrics":
-                        self._values[name] = plain(state["values"][name])
-                else:
+                if name not in states or not states[name].is_of(part):
                     anew.append(f"{kind} {name}")
-        for spec in self.definition.controllers:
-            saved = state["controllers"].get(spec.name)
-            if saved is None or saved["rule"] != spec.rule.text:
+                    continue
+                if hasattr(part.instance, "load_state_dict"):
+                    part.instance.load_state_dict(states[name].state)
+                if kind == "metrics":
+                    self._values[name] = plain(saved.values[name])
+        for spec in definition.controllers:
+            found = saved.controllers.get(spec.name)
+            if found is None or found.rule != spec.rule.text:
                 anew.append(f"controller {spec.name}")
-                self._states[spec.name] = _State()
-                continue
-            patience = {event: _count(count) for event, count in saved["patience"].items() if event in spec.triggers}
-            last = None if saved["last"] is None else int(saved["last"])
-            self._states[spec.name] = _State(patience, last, _count(saved["firings"]))
-        self._step = int(state["step"])
+                found = RuleState(spec.rule.text)
+            patience = {event: count for event, count in found.patience.items() if event in spec.triggers}
+            self._states[spec.name] = replace(found, patience=patience)
+        self._step = saved.step
         if anew:
             logger.warning(
                 "Begins anew, because the controller definition has changed since the state was saved: %s.",
@@ -337,14 +353,3 @@ def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[st
     """Of any class with `compute`."""
     keys_in_run = getattr(metric, "keys_in_run", None)
     return getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
-
-
-def _part_state(part: Any) -> dict[str, Any]:
-    state = part.instance.state_dict() if hasattr(part.instance, "state_dict") else {}
-    return {"class": part.kind, "arguments": plain(part.arguments), "state": plain(state)}
-
-
-def _count(found: Any) -> int:
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise ValueError(f"expected how often a rule held or fired, found {found!r}")
-    return found

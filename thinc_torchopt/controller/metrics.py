@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..registry import registry
+from ..schema import AnyNumber, Count, read, write
 from .compiler import Keys
 from .plain import number, plain
 
@@ -51,6 +53,8 @@ class Metric(ABC):
     copied.
     may_hold_more: It may hold what `keys_in_run` does not say: then looking that up is a warning.
     is_of_machine: It measures the machine as it is now. In a replay it has no value.
+    memory: What it has to remember beside its value, as a dataclass (see schema.py). None: nothing; or it has a
+    `state_dict` and `load_state_dict` of its own.
     """
 
     events: Sequence[str] = ()
@@ -60,6 +64,7 @@ class Metric(ABC):
     is_plain: ClassVar[bool] = False
     may_hold_more: ClassVar[bool] = False
     is_of_machine: ClassVar[bool] = False
+    memory: Any = None
 
     def __init__(self, events: Sequence[str] | None = None):
         if events is not None:
@@ -84,10 +89,12 @@ class Metric(ABC):
 
     def state_dict(self) -> Values:
         """What it has to remember beside its value: numbers, strs, lists, dicts."""
-        return {}
+        return {} if self.memory is None else write(self.memory)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take what `state_dict` gave."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave. RAISES (StateError): It is something else. Nothing has changed then."""
+        if self.memory is not None:
+            self.memory = read(type(self.memory), plain(state), f"the state of the metric {type(self).__name__}")
 
 
 def controller_metrics(name: str) -> Callable[[T], T]:
@@ -216,12 +223,8 @@ class HistoryBasedMetric(Metric):
             SECTION.refuse("window_size", f"at most {MAX_WINDOW}", window_size)
         self._size = MAX_WINDOW if size == -1 else size
         self._exclude = frozenset(_names("exclude", exclude))
-        self._window: Values = {
-            "training_loss": {"loss": [], "steps": [], "epoch": []},
-            "metrics": {},
-            "window_size": size,
-        }
-        self._seen: Any = [0, None]  # how many logs there were, and the newest
+        self._window_size = size
+        self.memory = History({"loss": [], "steps": [], "epoch": []})
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         keys = self.keys or {}
@@ -231,43 +234,49 @@ class HistoryBasedMetric(Metric):
         if event_name == "on_evaluate":
             if (scores := kwargs.get("metrics")) is not None:
                 scores = plain(scores) | ({} if kwargs.get("score") is None else {"score": float(kwargs["score"])})
-                self._add("metrics", scores | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
+                scores |= {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))}
+                self._add(self.memory.metrics, scores)
         elif (losses := kwargs.get("losses")) is not None:
             values = _losses(losses, self._exclude, kwargs)
-            self._add_components(values["components"])
+            windows = self.memory.training_loss.setdefault("components", {})
+            self._add(windows, values["components"])
             known = {key: values[key] for key in ("loss", "per_word") if values[key] is not None}
-            self._add("training_loss", known | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))})
+            self._add(
+                self.memory.training_loss, known | {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))}
+            )
         elif event_name == "on_log" and (log := self._unseen(kwargs.get("log_history") or ())):
             epoch = number(log.get("epoch", kwargs.get("epoch")))
-            self._add("training_loss", {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
-        return self._window
+            self._add(self.memory.training_loss, {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
+        return {
+            "training_loss": self.memory.training_loss,
+            "metrics": self.memory.metrics,
+            "window_size": self._window_size,
+        }
 
     def _unseen(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """The newest log with a loss, if it is new: the history became longer; or is not longer, and ends with
         another log.
         """
         count, newest = len(history), plain(history[-1]) if history else None
-        seen, self._seen = self._seen, [count, newest]
+        seen, self.memory.seen = self.memory.seen, (count, newest)
         if count > seen[0]:
             return _newest(history[seen[0] :])
         return None if newest is None or "loss" not in newest or newest == seen[1] else newest
 
-    def _add(self, kind: str, values: Values) -> None:
+    def _add(self, windows: dict[str, list[Any]], values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            _slide(self._window[kind].setdefault(key, []), value, self._size)
+            window = windows.setdefault(key, [])
+            window.append(value)
+            del window[: -self._size]
 
-    def _add_components(self, losses: Mapping[str, float]) -> None:
-        windows = self._window["training_loss"].setdefault("components", {})
-        for name, loss in losses.items():
-            _slide(windows.setdefault(name, []), loss, self._size)
 
-    def state_dict(self) -> Values:
-        return {"window": plain(self._window), "seen": plain(self._seen)}
+@dataclass
+class History:
+    """What a HistoryBasedMetric remembers. seen (tuple): How many logs there were, and the newest."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        window, seen = plain(state["window"]), plain(state["seen"])
-        self._window = {key: dict(window[key]) if key != "window_size" else window[key] for key in self._window}
-        self._seen = [int(seen[0]), seen[1]]
+    training_loss: dict[str, Any]
+    metrics: dict[str, list[Any]] = field(default_factory=dict)
+    seen: tuple[Count, Any] = (0, None)
 
 
 def _keys_of_losses(keys: Keys | None, components: Collection[str]) -> Keys:
@@ -294,12 +303,6 @@ def _newest(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((log for log in reversed(history) if log.get("loss") is not None), None)
 
 
-def _slide(window: list[Any], value: Any, size: int) -> None:
-    window.append(value)
-    if len(window) > size:
-        del window[0]
-
-
 # ---------------------------------------------------------------------- scores
 
 
@@ -323,38 +326,33 @@ class EvalMetrics(Metric):
     ):
         super().__init__((SECTION.choice("source_event", source_event, ("on_evaluate", "on_predict")),))
         SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
-        self._best = Best(SECTION.number("min_delta", min_delta), min_delta_mode == "relative")
+        self._min_delta = SECTION.number("min_delta", min_delta)
+        self._is_relative = min_delta_mode == "relative"
+        self.memory = Best()
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if (score := kwargs.get("score")) is not None:
-            self._best.add(float(score), kwargs["step"])
+            part = abs(self.memory.score or 0.0) if self._is_relative else 1.0
+            self.memory.add(float(score), kwargs["step"], self._min_delta * part)
         if kwargs.get("metrics") is None:
             return None
         return {
             **kwargs["metrics"],
-            **({} if score is None else {"score": float(score), **self._best.values(kwargs["step"])}),
+            **({} if score is None else {"score": float(score), **self.memory.values(kwargs["step"])}),
         }
 
-    def state_dict(self) -> Values:
-        return self._best.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best.load_state_dict(state)
-
-
+@dataclass
 class Best:
     """The best score so far."""
 
-    def __init__(self, min_delta: float = 0.0, is_relative: bool = False):
-        self._min_delta = min_delta
-        self._is_relative = is_relative
-        self.score: float | None = None
-        self.step: int | None = None
-        self.evaluations_since = 0
+    score: AnyNumber | None = None
+    step: int | None = None
+    evaluations_since: Count = 0
 
-    def add(self, score: float, step: int) -> None:
+    def add(self, score: float, step: int, margin: float = 0.0) -> None:
+        """margin (float): A score is better if it is more than this above the best."""
         self.evaluations_since += 1
-        margin = self._min_delta * (abs(self.score or 0.0) if self._is_relative else 1.0)
         if not math.isnan(score) and (self.score is None or score > self.score + margin):
             self.score, self.step, self.evaluations_since = score, step, 0
 
@@ -365,14 +363,6 @@ class Best:
             "evaluations_since_best": self.evaluations_since,
             "steps_since_best": None if self.step is None else step - self.step,
         }
-
-    def state_dict(self) -> Values:
-        return {"score": self.score, "step": self.step, "evaluations_since": self.evaluations_since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        score, step = number(state["score"]), state["step"]
-        self.evaluations_since = int(state["evaluations_since"])
-        self.score, self.step = score, None if step is None else int(step)
 
 
 def _names(name: str, value: Any) -> list[str]:

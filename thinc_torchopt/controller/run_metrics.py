@@ -6,14 +6,15 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..schema import AnyNumber
 from .compiler import Keys
 from .events import EVENTS
-from .metrics import SECTION, Best, Metric, Values, controller_metrics
-from .plain import number, plain
+from .metrics import SECTION, Best, Metric, controller_metrics
+from .plain import number
 
 
 @controller_metrics("TrainingState")
@@ -35,14 +36,13 @@ class TrainingState(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self._best = Best()
-        self._score: float | None = None
+        self.memory = Known()
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate" and kwargs.get("score") is not None:
-            self._score = float(kwargs["score"])
-            self._best.add(self._score, kwargs["step"])
-        counts = kwargs.get("counts") or {}
+            self.memory.score = float(kwargs["score"])
+            self.memory.best.add(self.memory.score, kwargs["step"])
+        best, counts = self.memory.best, kwargs.get("counts") or {}
         return {
             "step": kwargs["step"],
             "global_step": kwargs["step"],
@@ -50,22 +50,23 @@ class TrainingState(Metric):
             "max_steps": number(kwargs.get("max_steps")),
             "words": number(kwargs.get("words")),
             "seconds": number(kwargs.get("seconds")),
-            "score": self._score,
-            "best_score": self._best.score,
-            "best_metric": self._best.score,
-            "best_step": self._best.step,
+            "score": self.memory.score,
+            "best_score": best.score,
+            "best_metric": best.score,
+            "best_step": best.step,
             "skipped_updates": int(counts.get("skipped_updates", 0)),
             "grad_spikes": int(counts.get("grad_spikes", 0)),
             "rollbacks": int(counts.get("rollbacks", 0)),
             "is_final": bool(kwargs.get("is_final", False)),
         }
 
-    def state_dict(self) -> Values:
-        return {"best": self._best.state_dict(), "score": self._score}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best.load_state_dict(state["best"])
-        self._score = number(state["score"])
+@dataclass
+class Known:
+    """What TrainingState remembers. score: Of the newest evaluation."""
+
+    best: Best = field(default_factory=Best)
+    score: AnyNumber | None = None
 
 
 @controller_metrics("PerProcessState")
@@ -108,7 +109,7 @@ class GradNorm(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self._value: Values = {"total": None, "components": {}}
+        self.memory = Norms()
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         return {**self.keys, "components": dict.fromkeys(components)}
@@ -121,17 +122,18 @@ class GradNorm(Metric):
         total = number(grad_norm)
         if total is None and grad_norms:
             total = math.hypot(*(float(norm) for norm in grad_norms.values()))
+        self.memory.total = total
         if grad_norms:  # which not all of a step's events know
-            self._value = {"total": total, "components": {str(name): float(norm) for name, norm in grad_norms.items()}}
-        else:
-            self._value = {**self._value, "total": total}
-        return self._value
+            self.memory.components = {str(name): float(norm) for name, norm in grad_norms.items()}
+        return {"total": total, "components": self.memory.components}
 
-    def state_dict(self) -> Values:
-        return {"value": plain(self._value)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._value = {key: plain(state["value"])[key] for key in ("total", "components")}
+@dataclass
+class Norms:
+    """What GradNorm remembers: its value."""
+
+    total: AnyNumber | None = None
+    components: dict[str, AnyNumber] = field(default_factory=dict)
 
 
 @controller_metrics("Throughput")
@@ -148,22 +150,25 @@ class Throughput(Metric):
 
     def __init__(self, window_size: int = 20):
         super().__init__()
-        size = SECTION.whole("window_size", window_size, at_least=1)
-        self._marks: deque[tuple[float, float]] = deque(maxlen=size + 1)
+        self._size = SECTION.whole("window_size", window_size, at_least=1)
+        self.memory = Marks()
 
     def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
         if words is None or seconds is None:
             return None
-        self._marks.append((float(words), float(seconds)))
-        (first_words, first), (last_words, last) = self._marks[0], self._marks[-1]
+        marks = self.memory.marks
+        marks.append((float(words), float(seconds)))
+        del marks[: -self._size - 1]
+        (first_words, first), (last_words, last) = marks[0], marks[-1]
         recent = (last_words - first_words) / (last - first) if last > first else None
         return {"recent": recent, "mean": last_words / last if last > 0 else None}
 
-    def state_dict(self) -> Values:
-        return {"marks": [list(mark) for mark in self._marks]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._marks = deque(((float(words), float(seconds)) for words, seconds in state["marks"]), self._marks.maxlen)
+@dataclass
+class Marks:
+    """What Throughput remembers. marks (list): Words and seconds at the last steps."""
+
+    marks: list[tuple[AnyNumber, AnyNumber]] = field(default_factory=list)
 
 
 @controller_metrics("SystemState")

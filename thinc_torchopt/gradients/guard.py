@@ -29,15 +29,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..checks import OPTIMIZER, check_count, check_parts
-from ..errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
+from ..checks import OPTIMIZER
+from ..errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning
 from ..params import Param
+from ..schema import Count, NotNegative, read, write
 from ..types import CheckpointSettings, OnSpike, RollbackSettings
 
 DECAY = 0.99
 # Nothing is a spike before so many norms are known.
 MIN_UPDATES = 20
-_COUNTERS = ("nonfinite", "spikes", "skipped", "bad_in_a_row")
 # The key under which updates of the whole pipeline are counted.
 JOINT = "the pipeline"
 
@@ -50,13 +50,25 @@ class MovingAverage:
     updates (int): How many norms went into it.
     """
 
-    norm: float = 0.0
-    updates: int = 0
+    norm: NotNegative = 0.0
+    updates: Count = 0
 
     def add(self, norm: float) -> None:
         """Take in one more norm."""
         self.updates += 1
         self.norm += (1.0 - DECAY) / (1.0 - DECAY**self.updates) * (norm - self.norm)
+
+
+@dataclass
+class GuardState:
+    """What a guard is saved as: attributes of its own."""
+
+    nonfinite: Count
+    spikes: Count
+    skipped: Count
+    bad_in_a_row: Count
+    nonfinite_in_a_row: dict[str, Count]
+    averages: dict[str, MovingAverage]
 
 
 @dataclass(frozen=True)
@@ -111,8 +123,8 @@ class Guard:
             OPTIMIZER.refuse("spike_factor", "a number above 1, or 0 for none", spike_factor, advice)
         self.on_spike: OnSpike = OPTIMIZER.choice("on_spike", on_spike, ("skip", "clip"))
         self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0
-        self.norms: dict[str, MovingAverage] = {}  # by the name of the set of params; saved as "averages"
-        self._nonfinite_in_a_row: dict[str, int] = {}
+        self.averages: dict[str, MovingAverage] = {}  # by the name of the set of params
+        self.nonfinite_in_a_row: dict[str, int] = {}
 
     @property
     def wants_norms(self) -> bool:
@@ -137,7 +149,7 @@ class Guard:
         if not self.spike_factor or norm == 0.0:
             return Verdict()
         updated_together = set_name(params)
-        average = self.norms.setdefault(updated_together, MovingAverage())
+        average = self.averages.setdefault(updated_together, MovingAverage())
         limit = self.spike_factor * average.norm
         if average.updates < MIN_UPDATES or norm <= limit:
             average.add(norm)
@@ -165,7 +177,7 @@ class Guard:
         """
         self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
         if verdict.factor is not None:
-            self._nonfinite_in_a_row.pop(together, None)
+            self.nonfinite_in_a_row.pop(together, None)
         if isinstance(verdict.found, NonFinite):
             self._report_nonfinite(verdict.found, together)
         elif verdict.found is not None:
@@ -174,7 +186,7 @@ class Guard:
     def _report_nonfinite(self, found: NonFinite, together: str) -> None:
         self.nonfinite += 1
         self.skipped += 1
-        in_a_row = self._nonfinite_in_a_row[together] = self._nonfinite_in_a_row.get(together, 0) + 1
+        in_a_row = self.nonfinite_in_a_row[together] = self.nonfinite_in_a_row.get(together, 0) + 1
         if self.nonfinite == 1:
             warnings.warn(
                 NonFiniteGradWarning(
@@ -208,37 +220,26 @@ class Guard:
     def begin_anew(self) -> None:
         """Forget averages and bad updates in a row, as other params follow. Counters are kept."""
         self.bad_in_a_row = 0
-        self.norms = {}
-        self._nonfinite_in_a_row = {}
+        self.averages = {}
+        self.nonfinite_in_a_row = {}
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and averages, as JSON takes them."""
-        return {
-            **{name: getattr(self, name) for name in _COUNTERS},
-            "nonfinite_in_a_row": dict(self._nonfinite_in_a_row),
-            "averages": {
-                name: {"norm": average.norm, "updates": average.updates} for name, average in self.norms.items()
-            },
-        }
+        return write(self, GuardState)
 
-    def load_state_dict(self, saved: Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})) -> None:
+    def load_state_dict(self, saved: Any, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
         """Load the state of another guard. Everything is checked first; after an error nothing has changed.
 
         saved (Mapping): From `state_dict`.
         renamed (Mapping[str, str]): The new names of components, by their names in the state.
         RAISES (StateError): Not the state of a guard.
         """
-        check_parts("the guard", saved, (*_COUNTERS, "averages", "nonfinite_in_a_row"))
-        check_parts("the guard's averages", saved["averages"])
-        check_parts("the guard's counts", saved["nonfinite_in_a_row"])
-        counts = {name: check_count(name, saved[name]) for name in _COUNTERS}
-        in_a_row = {name: check_count(name, count) for name, count in saved["nonfinite_in_a_row"].items()}
-        averages = {name: _load_average(name, found) for name, found in saved["averages"].items()}
-        self.__dict__.update(counts)
-        self._nonfinite_in_a_row = {_renamed_set(name, renamed): count for name, count in in_a_row.items()}
-        self.norms = {_renamed_set(name, renamed): average for name, average in averages.items()}
+        state = read(GuardState, saved, "the state of the guard")
+        self.__dict__.update(vars(state))
+        self.nonfinite_in_a_row = {_renamed_set(name, renamed): n for name, n in state.nonfinite_in_a_row.items()}
+        self.averages = {_renamed_set(name, renamed): average for name, average in state.averages.items()}
 
 
 def rollback_settings(
@@ -291,11 +292,3 @@ def _renamed_set(name: str, renamed: Mapping[str, str]) -> str:
     if renamed.keys().isdisjoint(parts):
         return name
     return "+".join(sorted(renamed.get(part, part) for part in parts)) + space + count
-
-
-def _load_average(name: str, saved: Any) -> MovingAverage:
-    check_parts(f"the guard's average of {name}", saved, ("norm", "updates"))
-    norm = saved["norm"]
-    if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0.0 <= norm < math.inf:
-        raise StateError(f"Can't load the state of the guard's average of {name}: expected a norm, found {norm!r}.")
-    return MovingAverage(float(norm), check_count(f"updates of {name}", saved["updates"]))

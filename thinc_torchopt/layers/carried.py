@@ -13,7 +13,7 @@ from thinc.api import Model
 from torch import Tensor
 
 from .cells import State
-from .eligibility import ParamDimTraces
+from .eligibility import ParamDimTraces, TracesState
 
 ATTR = "carried"
 
@@ -39,11 +39,9 @@ def begin(node: Model, order: Tensor, zero: State) -> State:
 def begin_traces(traces: ParamDimTraces, carried: Any, order: Tensor) -> None:
     """Give traces what was carried. carried (dict): Of the batch before."""
     if saved := carried.get("traces"):
-        now = traces.state_dict()
-        now["traces"] = {
-            name: [_rows(s, order, like) for s, like in zip(saved[name], now["traces"][name])] for name in saved
-        }
-        traces.load_state_dict({**now, "is_zero": False})
+        now = traces.snapshot()
+        rows = {name: [_rows(s, order, like) for s, like in zip(saved[name], now.traces[name])] for name in saved}
+        traces.go_on_from(TracesState(rows, now.grads, is_zero=False))
 
 
 def keep(node: Model, order: Tensor, state: State) -> Any:
@@ -54,8 +52,9 @@ def keep(node: Model, order: Tensor, state: State) -> Any:
 
 def keep_traces(carried: Any, traces: ParamDimTraces, order: Tensor) -> None:
     """Carry the traces as well. carried (dict): What `keep` gave."""
-    found = traces.state_dict()["traces"]
-    carried["traces"] = {name: [_in_batch_order(t, order) for t in of_states] for name, of_states in found.items()}
+    carried["traces"] = {
+        name: [_in_batch_order(t, order) for t in of_states] for name, of_states in traces.snapshot().traces.items()
+    }
 
 
 def _in_batch_order(rows: Tensor, order: Tensor) -> Any:

@@ -14,7 +14,8 @@ WHERE WE DIFFER: D is the true diagonal, own recurrent weight included, and each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -181,21 +182,30 @@ class ParamDimTraces:
 
     # ---------------------------------------------------------------------- state
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> TracesState:
         """The traces and gradients. Not copied."""
-        return {
-            "traces": {name: [of_state[name] for of_state in self._traces] for name in self.weights},
-            "grads": dict(self.grads),
-            "is_zero": self._is_zero,
-        }
+        traces = {name: [of_state[name] for of_state in self._traces] for name in self.weights}
+        return TracesState(traces, self.grads, self._is_zero)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def go_on_from(self, saved: TracesState) -> None:
         """Of the same cell, shapes and batch size. The values are copied."""
         for name in self.weights:
-            for of_state, saved in zip(self._traces, state["traces"][name]):
-                of_state[name].copy_(saved)
-            self.grads[name].copy_(state["grads"][name])
-        self._is_zero = bool(state["is_zero"])
+            for of_state, trace in zip(self._traces, saved.traces[name]):
+                of_state[name].copy_(trace)
+            self.grads[name].copy_(saved.grads[name])
+        self._is_zero = saved.is_zero
+
+
+@dataclass
+class TracesState:
+    """The traces of a cell, by weight and state, and the gradients that were read from them.
+
+    is_zero (bool): All traces are.
+    """
+
+    traces: dict[str, list[Tensor]]
+    grads: dict[str, Tensor]
+    is_zero: bool
 
 
 def _decay_(traces: Traces, decay: Sequence[Sequence[Tensor | None]]) -> None:

@@ -21,21 +21,21 @@ import torch
 from thinc.api import Model, Optimizer
 from torch import Tensor
 
-from ..checks import Section, check_count, check_parts, check_version, own_errors
+from ..checks import Section
 from ..errors import PipelineError, ShapeError, StateError
 from ..params import walk
+from ..schema import Count, check_version, read, refuse, write
 from ..state import read_folder, write_folder
 from ..threads import threads_for
 from .adjoint import input_gradient
 from .cells import Cell, Linearized, State
-from .eligibility import ParamDimTraces
+from .eligibility import ParamDimTraces, TracesState
 from .functional import warn_of_truncation
 from .node import SETTINGS, Settings, recurrent_nodes
 from .params import add_grads, as_array, as_tensor, check_real, weights_of
 
 _VERSION = 1
-_LAYER_PARTS = ("state", "traces", "grads", "is_zero")
-_PARTS = ("version", "tokens", "layers", "params", "grads", "optimizer")
+_WHAT = "the state of the online trainer"
 _WHERE = Section("OnlineTrainer", takes_texts=False)
 
 
@@ -45,6 +45,25 @@ class _Layer:
     cell: Cell
     traces: ParamDimTraces
     state: State
+
+
+@dataclass
+class LayerState(TracesState):
+    """What an online trainer saves of a layer. state (list): Of the last step."""
+
+    state: list[Tensor]
+
+
+@dataclass
+class OnlineState:
+    """What an online trainer saves. tokens (int): How many it has read. optimizer (dict): The optimizer's own state."""
+
+    version: Count
+    tokens: Count
+    layers: list[LayerState]
+    params: dict[str, Tensor]
+    grads: dict[str, Tensor]
+    optimizer: dict[str, Any]
 
 
 class _Together:
@@ -239,46 +258,33 @@ class OnlineTrainer:
                 "Can't save an OnlineTrainer: expected an optimizer with a state_dict, found "
                 f"{type(self.optimizer).__name__}. Use thinc-torchopt.TorchOptimizer.v1, or thinc-torchopt.Adam.v1."
             )
-        params, grads = self._params()
-        return {
-            "version": _VERSION,
-            "tokens": self.tokens,
-            "layers": [{"state": list(layer.state), **layer.traces.state_dict()} for layer in self._layers],
-            "params": params,
-            "grads": grads,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return write(self._snapshot())
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def _snapshot(self) -> OnlineState:
+        params, grads = self._params()
+        layers = [LayerState(**vars(layer.traces.snapshot()), state=list(layer.state)) for layer in self._layers]
+        return OnlineState(_VERSION, self.tokens, layers, params, grads, self.optimizer.state_dict())
+
+    def load_state_dict(self, saved: Any) -> None:
         """Go on where another process stood. All is checked first; what fails changes nothing.
 
         RAISES (StateError): It is of other models, widths or settings, or not a state. (ScheduleError): A schedule of
             the optimizer is further: build it anew.
         """
-        what = "the online trainer"
-        check_version(what, saved, _VERSION)
-        check_parts(what, saved, _PARTS)
-        tokens = check_count("tokens", saved["tokens"])
-        with own_errors(what):
-            here = self.state_dict()
-            expected, found = dict(_tensors(here)), dict(_tensors(saved))
-            for of_layer in saved["layers"]:
-                check_parts(what, of_layer, _LAYER_PARTS)
-                if not isinstance(of_layer["is_zero"], bool):
-                    raise ValueError(f"expected is_zero as true or false, found {of_layer['is_zero']!r}")
-            check_parts(f"the gradients of {what}", saved["grads"])
-            for name in saved["grads"]:
-                if (form := _form(found, f"grads/{name}")) is None or form != _form(expected, f"params/{name}"):
-                    raise ValueError(f"expected a gradient in the shape and dtype of param '{name}', found {form}")
-            different = sorted(
-                name for name in expected.keys() | found.keys() if _form(expected, name) != _form(found, name)
-            )
+        check_version(saved, _VERSION, _WHAT)
+        state, here = read(OnlineState, saved, _WHAT), self._snapshot()
+        expected, found = dict(_tensors(write(here))), dict(_tensors(write(state)))
+        for name in state.grads:
+            if (form := _form(found, f"grads/{name}")) != _form(expected, f"params/{name}"):
+                refuse(_WHAT, f"grads/{name}", "a gradient in the shape and dtype of its param", str(form))
+        names = sorted(expected.keys() | found.keys())
+        different = [name for name in names if _form(expected, name) != _form(found, name)]
         if different := [name for name in different if not name.startswith("grads/")]:
             first = different[0]
             raise StateError(
-                f"Can't load the state of {what}: expected the params, layers and batch_size of these models, found "
-                f"others for {', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, "
-                f"and {_form(found, first) or 'no value'} there."
+                f"Can't load {_WHAT}: expected the params, layers and batch_size of these models, found others for "
+                f"{', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, and "
+                f"{_form(found, first) or 'no value'} there."
             )
         # Gradients may be: the guard skips an update by such.
         spoiled = sorted(
@@ -286,18 +292,17 @@ class OnlineTrainer:
         )
         if spoiled:
             raise StateError(
-                f"Can't load the state of {what}: expected finite numbers, found NaN or infinite ones in "
-                f"{', '.join(spoiled[:5])}. They would stay. Load a state that was saved before."
+                f"Can't load {_WHAT}: expected finite numbers, found NaN or infinite ones in {', '.join(spoiled[:5])}. "
+                "They would stay. Load a state that was saved before."
             )
-        self.optimizer.load_state_dict(saved["optimizer"])
-        with own_errors(what):
-            for name, tensor in here["params"].items():
-                tensor.copy_(saved["params"][name])
-            self._load_grads(saved["grads"])
-            for layer, of_layer in zip(self._layers, saved["layers"]):
-                layer.state = tuple(s.clone() for s in of_layer["state"])
-                layer.traces.load_state_dict(of_layer)
-        self.tokens = tokens
+        self.optimizer.load_state_dict(state.optimizer)
+        for name, tensor in here.params.items():
+            tensor.copy_(state.params[name])
+        self._load_grads(state.grads)
+        for layer, of_layer in zip(self._layers, state.layers):
+            layer.state = tuple(s.clone() for s in of_layer.state)
+            layer.traces.go_on_from(of_layer)
+        self.tokens = state.tokens
         self._ahead = None
 
     def to_disk(self, path: str | Path) -> None:

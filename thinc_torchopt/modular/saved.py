@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..algorithms import map_tensors
-from ..checks import MAX_STEPS, own_errors
-from ..errors import StateError, StateKeyError
+from ..checks import own_errors
+from ..errors import StateKeyError
+from ..schema import Count, NotNegative, check_names, check_version, read, refuse, write
 from .chain import Kept
 from .module import Part, Regularizer
 
 VERSION = 1
-_KINDS = ("regularizers", "modules")
+_KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}
 
 
 class SharedState:
@@ -31,16 +33,34 @@ class SharedState:
         self.parts = {label: dict(kept) for label, kept in state.items()}
 
 
+@dataclass
+class PartState:
+    """What a part keeps: of each param (None: nothing yet), and beside params."""
+
+    params: dict[str, dict[str, Any] | None]
+    shared: dict[str, Any]
+
+
+@dataclass
+class ModularState:
+    """The state of all parts, each with its name."""
+
+    version: Count
+    regularizers: list[tuple[str, PartState]]
+    modules: list[tuple[str, PartState]]
+
+
 def state_by_name(
     parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The state of all parts: of each its name, what it keeps of each param (None: nothing yet), and beside params."""
-    found: dict[str, Any] = {"version": VERSION, "regularizers": [], "modules": []}
+    """The state of all parts. shared (Mapping): What they keep beside params, by label."""
+    found = ModularState(VERSION, [], [])
     for part in parts:
         kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
-        own = {"params": kept, "shared": shared[part.label]}
-        found[kind_of(part)].append([part.name, map_tensors(torch.clone, own)])
-    return found
+        of_kind = found.regularizers if isinstance(part, Regularizer) else found.modules
+        of_kind.append((part.name, PartState(kept, dict(shared[part.label]))))
+    copied: dict[str, Any] = map_tensors(torch.clone, write(found))
+    return copied
 
 
 def read_state(
@@ -56,86 +76,77 @@ def read_state(
     RETURNS (tuple): The new state of each param, by name, and what parts keep beside them, by label. Copies.
     RAISES (StateKeyError, StateError): It is not of these parts and params.
     """
+    what = "the state of Modular"
     with own_errors("Modular"), torch.no_grad():
-        check_keys("Modular", saved, ("version", *_KINDS))
-        if saved["version"] != VERSION or isinstance(saved["version"], bool):
-            refuse("Modular", f"version {VERSION}", f"version {saved['version']!r}")
+        check_version(saved, VERSION, what)
+        state = read(ModularState, saved, what)
         new: dict[str, dict[str, Any]] = {name: {} for name in params}
         shared = {}
-        for kind in _KINDS:
-            own = [part for part in parts if kind_of(part) == kind]
-            found = saved[kind]
-            if not isinstance(found, (list, tuple)):
-                refuse("Modular", f"a list of {kind}", found)
-            if not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in found):
-                refuse("Modular", f"of each of the {kind} its name and its state", found)
-            if [item[0] for item in found] != [part.name for part in own]:
-                refuse(
-                    "Modular", f"the {kind} {[part.name for part in own]}", [item[0] for item in found], StateKeyError
-                )
-            for part, (_, state) in zip(own, found):
-                check_keys(part.where, state, ("params", "shared"))
+        for kind, found in (("regularizers", state.regularizers), ("modules", state.modules)):
+            own = [part for part in parts if isinstance(part, Regularizer) == (kind == "regularizers")]
+            names_here, names_there = [part.name for part in own], [name for name, _ in found]
+            if names_here != names_there:
+                refuse(what, kind, f"those of {names_here}", f"{names_there}", error=StateKeyError)
+            for part, (_, of_part) in zip(own, found):
                 names = [name for name in params if part.concerns(name)]
-                check_keys(f"{part.where}, params", state["params"], names)
+                check_names(of_part.params, names, f"the state of {part.where}", "params")
                 for name in names:
-                    read = read_param(part, state["params"][name], params[name], options[name], name)
-                    new[name].update({f"{part.label}/{key}": value for key, value in read.items()})
-                shared[part.label] = check_shared_of(part, state["shared"])
+                    values = read_param(part, of_part.params[name], params[name], options[name], name)
+                    new[name].update({f"{part.label}/{key}": value for key, value in values.items()})
+                shared[part.label] = check_shared_of(part, of_part.shared)
         return new, shared
 
 
-def read_param(part: Part, saved: Any, param: Tensor, options: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read_param(
+    part: Part, saved: dict[str, Any] | None, param: Tensor, options: Mapping[str, Any], name: str
+) -> dict[str, Any]:
     """What a part kept of a param, as it keeps it here."""
     if saved is None:
         return {}
-    where = f"{part.where}, param '{name}'"
+    what = f"the state of {part.where}, param '{name}'"
     example = part.example_state(param.detach(), {key: options[f"{part.label}_{key}"] for key in part.options})
-    check_keys(where, saved, example, optional=part.optional_tensors)
+    check_names(saved, [*example, *(key for key in part.optional_tensors if key in saved)], what)
     if not saved:
-        refuse(where, "None, as nothing is kept", saved)
-    return {key: read_value(f"{where}, {key}", value, example.get(key, param), param) for key, value in saved.items()}
+        refuse(what, "", "None, as nothing is kept", "nothing")
+    return {key: read_value(what, key, value, example.get(key, param), param) for key, value in saved.items()}
 
 
-def read_value(where: str, value: Any, example: Any, param: Tensor) -> Any:
+def read_value(what: str, key: str, value: Any, example: Any, param: Tensor) -> Any:
     """A value that is like another one."""
-    if isinstance(example, bool) or isinstance(value, bool):
-        if type(value) is not type(example):
-            refuse(where, "true or false" if isinstance(example, bool) else "a number", value)
-        return value
     if not isinstance(example, Tensor):
-        if type(value) is not type(example) or not 0 <= value <= MAX_STEPS:
-            refuse(where, "a number of steps" if isinstance(example, int) else "a number of at least 0", value)
-        return value
-    if not isinstance(value, Tensor):
-        refuse(where, "a tensor", value)
-    if value.dtype != example.dtype or (example.shape != () and value.shape != example.shape):
-        refuse(where, f"{example.dtype} of shape {tuple(example.shape)}", f"{value.dtype} of {tuple(value.shape)}")
-    if not bool(torch.isfinite(value).all()):
-        refuse(where, "finite values", "NaN or infinite ones")
-    if value.shape == param.shape:
-        return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
-    return value.to(param.device if value.ndim else value.device, copy=True)
+        found: Any = read(_KINDS[type(example)], value, what, key)
+        return found
+    saved = read(Tensor, value, what, key)
+    if saved.dtype != example.dtype or (example.shape != () and saved.shape != example.shape):
+        expected, found = (f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (example, saved))
+        refuse(what, key, expected, found)
+    if not bool(torch.isfinite(saved).all()):
+        refuse(what, key, "finite values", "NaN or infinite ones")
+    if saved.shape == param.shape:
+        return torch.empty_like(param, dtype=saved.dtype, requires_grad=False).copy_(saved)
+    return saved.to(param.device if saved.ndim else saved.device, copy=True)
 
 
 def check_shared(parts: Sequence[Part], saved: Any) -> dict[str, dict[str, Any]]:
     """What parts keep beside params, from a `state_dict`. RAISES (StateError): It is not of these parts."""
+    what = "the state of Modular"
     with own_errors("Modular"):
-        check_keys("Modular, shared", saved, [part.label for part in parts])
-        return {part.label: check_shared_of(part, saved[part.label]) for part in parts}
+        found = read(dict[str, dict[str, Any]], saved, what, "shared")
+        check_names(found, [part.label for part in parts], what, "shared")
+        return {part.label: check_shared_of(part, found[part.label]) for part in parts}
 
 
-def check_shared_of(part: Part, saved: Any) -> dict[str, Any]:
-    example = part.first_shared()
-    check_keys(f"{part.where}, shared", saved, example)
+def check_shared_of(part: Part, saved: dict[str, Any]) -> dict[str, Any]:
+    what, example = f"the state of {part.where}", part.first_shared()
+    check_names(saved, example, what, "shared")
     for key, value in saved.items():
         expected = example[key]
-        is_like = type(value) is type(expected) and (
-            not isinstance(value, Tensor) or (value.dtype == expected.dtype and value.shape == expected.shape)
-        )
-        if not is_like or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
-            refuse(f"{part.where}, {key}", f"something like {expected!r}", value)
+        kind = list[str] if isinstance(expected, list) else type(expected)
+        found: Any = read(kind, value, what, f"shared/{key}")
+        if isinstance(found, Tensor) and (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            refuse(what, f"shared/{key}", f"{expected.dtype} of shape {tuple(expected.shape)}", "another")
     part.begin_step(saved)  # a damaged state of a random generator is an error
-    copied: dict[str, Any] = map_tensors(torch.clone, dict(saved))
+    copied: dict[str, Any] = map_tensors(torch.clone, saved)
     return copied
 
 
@@ -150,26 +161,3 @@ def own_state_dict(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
                 optimizer.state[param][key] = (
                     like.copy_(value) if value.shape == param.shape else value.to(param.device, copy=True)
                 )
-
-
-def check_keys(where: str, found: Any, expected: Any, optional: Sequence[str] = ()) -> None:
-    """RAISES (StateError): Not a dict. (StateKeyError): Keys are missing or unexpected."""
-    if not isinstance(found, Mapping):
-        refuse(where, "a dict", found)
-    missing = sorted(set(expected) - set(found))
-    unexpected = sorted(map(str, set(found) - set(expected) - set(optional)))
-    if missing or unexpected:
-        text = f"that {', '.join(missing) or 'none'} are missing and {', '.join(unexpected) or 'none'} unexpected"
-        refuse(where, ", ".join(map(str, expected)) or "nothing", text, StateKeyError)
-
-
-def refuse(where: str, expected: str, found: Any, error: type[StateError] = StateError) -> NoReturn:
-    text = found if isinstance(found, str) else f"{type(found).__name__}" if isinstance(found, Tensor) else repr(found)
-    raise error(
-        f"Can't load the state of {where}: expected {expected}, found {text if len(text) < 500 else text[:500]}. It is "
-        "damaged, or of another optimizer. Nothing was loaded."
-    )
-
-
-def kind_of(part: Part) -> str:
-    return "regularizers" if isinstance(part, Regularizer) else "modules"

@@ -12,9 +12,8 @@ A schedule may also *watch* the score of the development data. Beside what any i
     value               that value, the last that was drawn, as it is after what was observed
     state_dict(), load_state_dict(state)
                         if it has them: what the scores made of it, for JSON. Restarting draws the values up to the
-                        position first
-    check_state_dict(state)
-                        if it has it: raises an error if the state can't be loaded. Called on all before one is changed
+                        position first. An error if that can't be; then all schedules get back the state that they
+                        had
 
 `plateau` is one, and so is `sequence`, for the part whose turn it is. Only our training loop calls `observe`.
 

@@ -1,4 +1,4 @@
-"""What is checked of the arguments of schedules when the config is read, and of their saved states."""
+"""What is checked of the arguments of schedules when the config is read."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -14,17 +14,15 @@ class Arguments(Section):
     anything.
 
     label (str): What the config calls the schedule.
-    what_failed (str): What can't be done with it if one of them is wrong.
     """
 
-    def __init__(self, label: str, what_failed: str = "build"):
+    def __init__(self, label: str):
         super().__init__(label, takes_texts=False)
-        self.what_failed = what_failed
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ScheduleError): Always."""
         raise ScheduleError(
-            f"Can't {self.what_failed} the schedule '{self.path}': expected '{name}' to be {expected}, found {found!r}."
+            f"Can't build the schedule '{self.path}': expected '{name}' to be {expected}, found {found!r}."
         )
 
     def warmup(self, warmup_steps: Any, total_steps: Any, decay_steps: int = 0) -> None:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, Literal
+from typing import Any, Dict, Literal, Optional
 
+from ..schema import Count, NotNegative, read, write
 from .arguments import Arguments
 
 Mode = Literal["max", "min"]
@@ -134,33 +136,26 @@ class PlateauSchedule(Iterator[float]):
 
     def state_dict(self) -> Dict[str, Any]:
         """The state after the scores so far. `best` is None before the first score: JSON has no infinity."""
-        return {
-            "rate": self.value,
-            "best": self.best if math.isfinite(self.best) else None,
-            "bad_evaluations": self.bad,
-            "cooldown_left": self.cooling,
-        }
+        best = self.best if math.isfinite(self.best) else None
+        return write(PlateauState(self.value, best, self.bad, self.cooling))
 
-    def check_state_dict(self, state: Dict[str, Any]) -> None:
-        """Check that a state can be loaded.
-
-        RAISES (ScheduleError): Not the state of a plateau schedule.
-        """
-        check = Arguments("thinc-torchopt.plateau.v1", what_failed="load the state of")
-        check.parts("state", state, self.state_dict())
-        check.number("rate", state["rate"])
-        if state["best"] is not None:
-            check.number("best", state["best"], at_least=-math.inf)
-        check.whole("bad_evaluations", state["bad_evaluations"])
-        check.whole("cooldown_left", state["cooldown_left"])
-
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
 
-        RAISES (ScheduleError): Not the state of a plateau schedule. Nothing was changed.
+        RAISES (StateError): Not the state of a plateau schedule. Nothing was changed.
         """
-        self.check_state_dict(state)
-        self.value = state["rate"]
-        self.best = self._worst if state["best"] is None else state["best"]
-        self.bad = state["bad_evaluations"]
-        self.cooling = state["cooldown_left"]
+        saved = read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
+        self.value = saved.rate
+        self.best = self._worst if saved.best is None else saved.best
+        self.bad = saved.bad_evaluations
+        self.cooling = saved.cooldown_left
+
+
+@dataclass
+class PlateauState:
+    """What a plateau schedule is saved as."""
+
+    rate: NotNegative
+    best: Optional[float]
+    bad_evaluations: Count
+    cooldown_left: Count

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
 
-from ..errors import ScheduleError, ScheduleWarning
+from ..errors import ScheduleError, ScheduleWarning, StateError
+from ..schema import Count, check_names, read, refuse, write
 
 
 class Schedule:
@@ -84,51 +86,37 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the state of the source if it keeps one. For JSON."""
-        state: dict[str, Any] = {"position": self.position}
-        if hasattr(self.source, "state_dict"):
-            state["source"] = self.source.state_dict()
-        return state
+        return write(ScheduleState(self.position, self.source.state_dict() if self._keeps_state else None))
 
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that a state can be loaded.
+    def check_state_dict(self, state: Any) -> None:
+        """Check that a state can be loaded. All is as before then.
 
-        RAISES (ScheduleError): It is not one of such a schedule, or of an earlier step.
+        RAISES (StateError): It is not one of such a schedule. (ScheduleError): It is of an earlier step.
         """
-        expected = sorted(self.state_dict())
-        if not isinstance(state, dict) or sorted(state) != expected:
-            found = sorted(state) if isinstance(state, dict) else repr(state)
-            raise ScheduleError(
-                f"Can't load the schedule of '{self.name}': expected {expected}, found {found}. The config may have "
-                "another schedule than the run that was saved."
-            )
-        self._check_position(state["position"])
-        if "source" in state and hasattr(self.source, "check_state_dict"):
+        what = f"the state of the schedule of '{self.name}'"
+        saved = read(ScheduleState, state, what)
+        if (saved.source is not None) != self._keeps_state:
+            refuse(what, "source", "the state of a schedule" if self._keeps_state else "None", "another schedule")
+        self._check_position(saved.position)
+        if self._keeps_state:
             try:
-                self.source.check_state_dict(state["source"])
-            except ScheduleError as error:
-                raise ScheduleError(f"{error} This is the schedule of '{self.name}'.") from error
+                try_to_load(self.source, saved.source)
+            except StateError as error:
+                raise StateError(f"{error} This is the schedule of '{self.name}'.") from error
 
-    def try_source(self, state: dict[str, Any]) -> None:
-        """Find out whether the source can load its state, which is as before then.
-
-        RAISES (Exception): It can't.
-        """
-        if "source" in state:
-            before = self.source.state_dict()
-            try:
-                self.source.load_state_dict(state["source"])
-            finally:
-                self.source.load_state_dict(before)
+    @property
+    def _keeps_state(self) -> bool:
+        return hasattr(self.source, "state_dict")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another run stood.
 
         state (dict): From `state_dict`.
-        RAISES (ScheduleError): As `check_state_dict`. Nothing was changed.
+        RAISES (StateError, ScheduleError): As `check_state_dict`. Nothing was changed.
         """
         self.check_state_dict(state)
         self.move_to(state["position"])
-        if "source" in state:
+        if self._keeps_state:
             self.source.load_state_dict(state["source"])
         if hasattr(self.source, "observe"):
             self.value = self._check(self.source.value)
@@ -158,6 +146,14 @@ class Schedule:
             raise ScheduleError(
                 f"Can't use the schedule of '{self.name}' at step {self.position}: expected a number, found {value!r}."
             ) from None
+
+
+@dataclass
+class ScheduleState:
+    """What a schedule is saved as. source (Any): The state of its source, if that keeps one."""
+
+    position: Count
+    source: Any
 
 
 class Schedules:
@@ -204,37 +200,34 @@ class Schedules:
         """The states of all schedules by config path, for JSON. Places that share a schedule have the same."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
-    def load_state_dict(self, state: dict[str, Any], *, at_most: int | None = None) -> None:
+    def load_state_dict(self, state: Any, *, at_most: int | None = None) -> None:
         """Go on where another run stood. All is checked before a schedule is moved.
 
         state (dict): From `state_dict`, of the same config.
         at_most (int): How many steps the run had made: no schedule can be further.
-        RAISES (ScheduleError): It has other config paths, or one of the states can't be loaded.
+        RAISES (StateError): It has other config paths, or one of the states can't be loaded. (ScheduleError): One is of
+            an earlier step.
         """
-        found = set(state) if isinstance(state, dict) else set()
-        missing, unexpected = sorted(self.by_name.keys() - found), sorted(found - self.by_name.keys())
-        if missing or unexpected:
-            raise ScheduleError(
-                f"Can't load the schedules of [training.optimizer]: expected states for {sorted(self.by_name)}, found "
-                f"none for {missing}, and unexpected ones for {unexpected}. The config has other schedules than the "
-                "run that was saved."
-            )
+        what = "the state of the schedules of [training.optimizer]"
+        check_names(read(dict[str, Any], state, what), self.by_name, what)
         for name, schedule in self.by_name.items():
             schedule.check_state_dict(state[name])
-            if at_most is not None and state[name]["position"] > at_most:
-                raise ScheduleError(
-                    f"Can't load the schedule of '{name}': expected a position of at most {at_most}, the steps of the "
-                    f"run, found {state[name]['position']}. The state is damaged."
-                )
+            position = state[name]["position"]
+            if at_most is not None and position > at_most:
+                refuse(what, f"{name}/position", f"at most {at_most}, the steps of the run", str(position))
             if state[name] != state[schedule.name]:
-                raise ScheduleError(
-                    f"Can't load the schedules of [training.optimizer]: expected one state for '{schedule.name}' and "
-                    f"'{name}', which share a schedule, found {state[schedule.name]} and {state[name]}."
-                )
-        for schedule in self._by_source.values():
-            schedule.try_source(state[schedule.name])
+                refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
         for schedule in self._by_source.values():
             schedule.load_state_dict(state[schedule.name])
+
+
+def try_to_load(source: Any, state: Any) -> None:
+    """Find out whether a source can load a state. It is as before then. RAISES (Exception): It can't."""
+    before = source.state_dict()
+    try:
+        source.load_state_dict(state)
+    finally:
+        source.load_state_dict(before)
 
 
 def current(value: Any) -> Any:

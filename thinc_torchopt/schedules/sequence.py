@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Dict, Optional
 
+from ..schema import check_names, read
 from ..types import FloatOrSchedule
 from .arguments import Arguments
+from .schedule import try_to_load
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
@@ -76,24 +78,16 @@ class SequenceSchedule(Iterator[float]):
         """The states of the parts that keep one, by name."""
         return {name: part.source.state_dict() for name, part in self._keepers().items()}
 
-    def check_state_dict(self, state: Dict[str, Any]) -> None:
-        """Check that a state can be loaded.
-
-        RAISES (ScheduleError): Not the state of a sequence with these parts.
-        """
-        keepers = self._keepers()
-        Arguments("thinc-torchopt.sequence.v1", what_failed="load the state of").parts("parts", state, keepers)
-        for name, part in keepers.items():
-            if hasattr(part.source, "check_state_dict"):
-                part.source.check_state_dict(state[name])
-
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Give the parts their states back. Draw the values up to the same position before.
 
-        RAISES (ScheduleError): Not the state of a sequence with these parts. Nothing was changed.
+        RAISES (StateError): Not the state of a sequence with these parts. Nothing was changed.
         """
-        self.check_state_dict(state)
-        for name, part in self._keepers().items():
+        what, keepers = "the state of the schedule 'thinc-torchopt.sequence.v1'", self._keepers()
+        check_names(read(dict[str, Any], state, what), keepers, what)
+        for name, part in keepers.items():
+            try_to_load(part.source, state[name])
+        for name, part in keepers.items():
             part.source.load_state_dict(state[name])
 
     def _keepers(self) -> Dict[str, "Part"]:

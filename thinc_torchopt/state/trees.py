@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy
@@ -62,6 +63,8 @@ def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
     """A tree whose tensors are on the CPU. copy (bool): All of it is copied, also what is there already."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=copy)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{key: in_main_memory(value, copy=copy) for key, value in vars(tree).items()})
     if isinstance(tree, Mapping):
         return {key: in_main_memory(value, copy=copy) for key, value in tree.items()}
     if isinstance(tree, list):

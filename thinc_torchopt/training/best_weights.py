@@ -10,24 +10,41 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spacy.language import Language
 from thinc.api import Model
 
-from ..checks import check_parts, own_errors
 from ..controller import BestWeightsControl
 from ..errors import ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
+from ..schema import AnyNumber, Count, read, write
 from ..state import in_main_memory
 from .events import Control, Evaluate
-from .model_state import check_model, collect_model, restore_model
+from .model_state import ModelState, check_model, collect_model, restore_model
 
 logger = logging.getLogger("spacy.torchopt")
 
-_WHAT = "the best weights of components"
-_PARTS = ("params", "modules", "attrs", "components")
+_PARTS = ("params", "modules", "shims", "attrs", "components")
+
+
+@dataclass
+class Kept:
+    """The best weights of a component. model (ModelState): What the component has of one."""
+
+    score: AnyNumber
+    step: Count
+    model: ModelState
+
+
+@dataclass
+class BestWeightsState:
+    """What best weights are saved as: attributes of theirs."""
+
+    is_asked: bool
+    kept: dict[str, Kept]
 
 
 class BestWeights:
@@ -37,7 +54,8 @@ class BestWeights:
     settings (BestWeightsControl): Which components, and by which scores.
     RAISES (ControllerError): A component listens to another one, or nothing says how well it does.
 
-    Public: `is_asked` (they are to be put together at the end), `steps` (of which step each component's are).
+    Public: `is_asked` (they are to be put together at the end), `kept` (by component), `steps` (of which step each
+    component's are).
     """
 
     name = "best weights"
@@ -49,25 +67,24 @@ class BestWeights:
         self._optimizer = optimizer
         self._weights = _weights_of_scores(nlp, exclude, settings)
         self._names = _names_in_paths(nlp)
-        self._kept: dict[str, dict[str, Any]] = {}
+        self.kept: dict[str, Kept] = {}
         self.is_asked = False
         _check_apart(nlp, list(self._weights))
 
     @property
     def steps(self) -> dict[str, int]:
-        return {name: kept["step"] for name, kept in self._kept.items()}
+        return {name: kept.step for name, kept in self.kept.items()}
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
         better = {}
         for name, weights in self._weights.items():
             score = self._score_of(name, weights, event.scores)
-            if not math.isnan(score) and (name not in self._kept or score > self._kept[name]["score"]):
+            if not math.isnan(score) and (name not in self.kept or score > self.kept[name].score):
                 better[name] = score
         if better:
             model = self._evaluated()
             for name, score in better.items():
-                part = _part_of(model, self._names[name])
-                self._kept[name] = {"score": score, "step": event.step, "model": part}
+                self.kept[name] = Kept(score, event.step, _part_of(model, self._names[name]))
 
     def _score_of(self, name: str, weights: Mapping[str, float], scores: Mapping[str, Any]) -> float:
         known = {key: weight for key, weight in weights.items() if scores.get(key) is not None}
@@ -79,31 +96,32 @@ class BestWeights:
             )
         return sum(weight * float(scores[key]) for key, weight in known.items()) / sum(known.values())
 
-    def _evaluated(self) -> dict[str, Any]:
+    def _evaluated(self) -> ModelState:
         """A copy of the model as it is evaluated."""
         with self._nlp.use_params(self._optimizer.averages):
-            return in_main_memory(collect_model(self._nlp), copy=True)
+            copied: ModelState = in_main_memory(collect_model(self._nlp), copy=True)
+        return copied
 
     # ------------------------------------------------------------------ at the end
 
     def put_together(self) -> None:
         """Give each component its best weights, and all others those that are evaluated. No averages are left."""
         model = self._evaluated()
-        for name, kept in list(self._kept.items()):
-            whole = {part: {**model[part], **kept["model"][part]} for part in _PARTS}
+        for name, kept in list(self.kept.items()):
+            whole = replace(model, **{part: getattr(model, part) | getattr(kept.model, part) for part in _PARTS})
             try:
-                check_model(self._nlp, {**model, **whole})
+                check_model(self._nlp, whole)
             except ValueError:
-                logger.warning("'%s' stays as it is: it has grown since it was best, at step %d.", name, kept["step"])
-                del self._kept[name]
+                logger.warning("'%s' stays as it is: it has grown since it was best, at step %d.", name, kept.step)
+                del self.kept[name]
             else:
-                model |= whole
+                model = whole
         restore_model(self._nlp, model)
         self._optimizer.settle()
 
     def report(self, score: float, best: float) -> None:
         """Tell what was put together. score (float): Of all that. best (float): Of the best model so far."""
-        parts = ", ".join(f"'{name}' of step {kept['step']} ({kept['score']:.4f})" for name, kept in self._kept.items())
+        parts = ", ".join(f"'{name}' of step {kept.step} ({kept.score:.4f})" for name, kept in self.kept.items())
         logger.info("Put together the best weights of components: %s. The score is %.4f.", parts, score)
         if score < best:
             logger.warning("It is below that of model-best, %.4f, which stays. It is saved as model-last.", best)
@@ -111,20 +129,13 @@ class BestWeights:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"is_asked": self.is_asked, "kept": self._kept}
+        return write(self, BestWeightsState)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """RAISES (StateError): It is no such state."""
-        check_parts(_WHAT, state, ("is_asked", "kept"))
-        kept = {}
-        with own_errors(_WHAT):
-            for name in self._weights:
-                if (found := state["kept"].get(name)) is not None:
-                    check_parts(_WHAT, found, ("score", "step", "model"))
-                    check_parts(_WHAT, found["model"], _PARTS)
-                    model = in_main_memory(found["model"], copy=True)
-                    kept[name] = {"score": float(found["score"]), "step": int(found["step"]), "model": model}
-        self._kept, self.is_asked = kept, bool(state["is_asked"])
+        saved = read(BestWeightsState, state, "the best weights of components")
+        self.is_asked = saved.is_asked
+        self.kept = {name: in_main_memory(saved.kept[name], copy=True) for name in self._weights if name in saved.kept}
 
 
 def _weights_of_scores(
@@ -190,9 +201,11 @@ def _names_in_paths(nlp: Language) -> dict[str, str]:
     }
 
 
-def _part_of(model: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _part_of(model: ModelState, name: str) -> ModelState:
     """What one component has of a model."""
-    return {
-        part: {key: value for key, value in model[part].items() if key == name or key.startswith(f"{name}/")}
-        for part in _PARTS
-    }
+
+    def of_component(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key == name or key.startswith(f"{name}/")}
+
+    parts: dict[str, Any] = {part: of_component(getattr(model, part)) for part in _PARTS}
+    return ModelState(**parts)

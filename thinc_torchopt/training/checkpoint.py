@@ -16,21 +16,21 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spacy.language import Language
 
-from ..checks import check_parts, own_errors
-from ..errors import CheckpointWarning, ConfigError, ScheduleError, StateError
+from ..checks import own_errors
+from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
+from ..schema import write
 from ..state import clear_leftovers, write_folder
 from ..types import CheckpointSettings
-from .checkpoint_folder import VERSION, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_settings import BLOCK
 from .config_check import (
-    collect_config,
     collect_defaults,
     collect_identity,
     collect_values,
@@ -50,8 +50,8 @@ from .model_state import (
     restore_setup,
 )
 from .output_folder import OutputFolder
-from .progress import Progress, check_place, plain_scores
-from .random_state import check_generators, check_random, collect_random, restore_random
+from .progress import Progress, plain_scores
+from .random_state import RandomState, check_generators, collect_random, restore_random
 from .ranks import Alone
 from .run_lock import RunLock
 from .signals import Signals
@@ -108,14 +108,10 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._written: int | None = None
-        self._random: Mapping[str, Any] = {}
+        self._random: RandomState | None = None
         # The pipeline as a run that goes on builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
-        self._settings = {
-            "config": collect_config(nlp),
-            "values": collect_values(nlp),
-            "identity": collect_identity(nlp),
-        }
+        self._values, self._identity = collect_values(nlp), collect_identity(nlp)
 
     @property
     def newest(self) -> int | None:
@@ -151,14 +147,14 @@ class RunCheckpoints:
         self.output.goes_on = saved is not None
         return self.goes_on
 
-    def _claim_and_find(self) -> dict[str, Any] | None:
+    def _claim_and_find(self) -> SavedRun | None:
         self._lock.take()
         clear_leftovers(self.folder)
         saved = self._find()
         self.output.best.check_place()
         return saved
 
-    def _find(self) -> dict[str, Any] | None:
+    def _find(self) -> SavedRun | None:
         """The newest whole checkpoint, if the run is to go on from one."""
         if self.settings.resume == "never":
             return None
@@ -178,9 +174,8 @@ class RunCheckpoints:
                     stacklevel=4,
                 )
             return None
-        with own_errors(f"the training in '{self.folder}'"):
-            changes = self._changes(saved)
-        if changes:
+        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        if changes := changes + compare_identities(saved.identity, self._identity):
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
             )
@@ -191,55 +186,44 @@ class RunCheckpoints:
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
-        check_model(self._nlp, saved["model"], allow_foreign_shims=self.settings.allow_foreign_shims)
+        check_model(self._nlp, saved.model, allow_foreign_shims=self.settings.allow_foreign_shims)
         return saved
 
     def _setting(self, name: str, value: str) -> str:
         """How to set one, for messages."""
         return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
 
-    def _changes(self, saved: Mapping[str, Any]) -> list[str]:
-        """What is another than in the run that goes on, a line each. Older versions saved less."""
-        part = "config" if saved["values"] is None else "values"
-        found = compare_configs(saved[part], self._settings[part], collect_defaults(self._nlp))
-        return found + (
-            [] if saved["identity"] is None else compare_identities(saved["identity"], self._settings["identity"])
-        )
-
-    def _restore(self, saved: Mapping[str, Any], dropouts: Iterator[float]) -> None:
-        check_place(saved, is_spacys=self._is_spacys)
-        check_random(saved["random"])
-        check_generators(saved["data"].get("start"))
-        restore_model(self._nlp, saved["model"])
-        restore_setup(self._nlp, saved["model"])
+    def _restore(self, saved: SavedRun, dropouts: Iterator[float]) -> None:
+        saved.check_place(is_spacys=self._is_spacys)
+        check_generators(saved.random)
+        check_generators(saved.data.start)
+        restore_model(self._nlp, saved.model)
+        restore_setup(self._nlp, saved.model)
         try:
-            self._optimizer.load_state_dict(saved["optimizer"])
-        except (ConfigError, ScheduleError) as error:
+            self._optimizer.load_state_dict(saved.optimizer)
+        except ConfigError as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
-        restore_grads(self._nlp, saved["grads"], {key for key, updates in self._optimizer.nr_update.items() if updates})
+        restore_grads(self._nlp, saved.grads, {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved)
             for _ in range(self._progress.step + 1):
                 next(dropouts)
 
-    def _restore_run(self, saved: Mapping[str, Any]) -> None:
-        if not self._is_spacys:
-            check_parts("your own values", saved["own"])
-            self.own = dict(saved["own"])
-        batches = saved["data"]["position"]
-        logger.info("Reading past %s batches, to where the run stopped.", f"{batches:,}")
+    def _restore_run(self, saved: SavedRun) -> None:
+        self.own = saved.own
+        logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
         try:
-            self.stream.load_state_dict(saved["data"], progress_bar=self.settings.progress_bar)
+            self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar)
         except StateError as error:
             raise StateError(
                 f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}."
             ) from error
-        self._progress.load_state_dict(saved["progress"])
-        self._listeners.load_state_dict(saved["listeners"])
+        self._progress.go_on_from(saved.progress)
+        self._listeners.load_state_dict(saved.listeners)
         self._written, self.output.best_step = self._progress.step, self._progress.best_step
-        self._nlp.meta["performance"] = dict(saved["performance"])
-        self._random = saved["random"]
-        self.seed = None if saved["ranks"] is None else int(saved["ranks"]["seed"])
+        self._nlp.meta["performance"] = dict(saved.performance)
+        self._random = saved.random
+        self.seed = None if saved.ranks is None else saved.ranks.seed
 
     def begin(self) -> None:
         """The training begins. One that starts anew removes what an earlier one left."""
@@ -256,7 +240,7 @@ class RunCheckpoints:
 
     def restore_random(self) -> None:
         """Set the random generators to where they were. Ranks seed them at each step."""
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 and self._random is not None:
             restore_random(self._random)
 
     def report(self, is_over: bool) -> None:
@@ -302,12 +286,6 @@ class RunCheckpoints:
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.end(again=control.should_save)
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}  # it is what saves those of others
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
     # ------------------------------------------------------------------ saving
 
     def end(self, *, again: bool = False) -> None:
@@ -341,33 +319,41 @@ class RunCheckpoints:
     def _write(self, *, keep: int | None) -> None:
         step = self._progress.step
         path = self.folder / name_of(step)
-        state = self.ranks.whole_state(self._optimizer)
-        if state is None:
+        snapshot = self._snapshot()
+        if snapshot is None:
             self._written = step
             return
-        check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
-        tree = {
-            "version": VERSION,
-            **self._settings,
-            "progress": self._progress.state_dict(),
-            "optimizer": state,
-            "model": collect_model(self._nlp, self._optimizer.stopped_grads),
-            "data": self.stream.state_dict(),
-            "random": collect_random(),
-            "performance": plain_scores(self._nlp.meta.get("performance", {})),
-            "listeners": self._listeners.state_dict(),
-            **self.ranks.state_dict(),
-            **({} if self._is_spacys else {"own": self.own, "grads": collect_grads(self._nlp)}),
-        }
         try:
             self._lock.check()
-            write_folder(path, tree)
+            write_folder(path, write(snapshot))
             self._written = step
             self._damaged.discard(path)
             if keep is not None:
                 prune(self.folder, keep, self._damaged, *([self._progress.ranked] if self._keeps_best else []))
         except OSError as error:
             self._warn(error)
+
+    def _snapshot(self) -> SavedRun | None:
+        """The run as it is now; tensors are those that are trained. None: this rank writes nothing."""
+        optimizer = self.ranks.whole_state(self._optimizer)
+        if optimizer is None:
+            return None
+        check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
+        return SavedRun(
+            version=VERSION,
+            values=self._values,
+            identity=self._identity,
+            progress=self._progress.snapshot(),
+            optimizer=optimizer,
+            model=collect_model(self._nlp, self._optimizer.stopped_grads),
+            data=self.stream.snapshot(),
+            random=collect_random(),
+            performance=plain_scores(self._nlp.meta.get("performance", {})),
+            listeners=self._listeners.state_dict(),
+            ranks=self.ranks.snapshot(),
+            own=self.own,
+            grads=None if self._is_spacys else collect_grads(self._nlp),
+        )
 
     def _warn(self, error: OSError) -> None:
         warnings.warn(

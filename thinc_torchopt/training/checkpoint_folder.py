@@ -7,31 +7,76 @@ alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_version
+import torch
+
 from ..errors import CheckpointWarning, StateError
+from ..schema import Count, Positive, check_version, read
 from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
-from .progress import check_progress
+from .config_check import Identity
+from .data_stream import StreamState
+from .model_state import ModelState
+from .progress import Progress
+from .random_state import RandomState
 
 VERSION = 1
-PARTS = {
-    "config",
-    "progress",
-    "optimizer",
-    "model",
-    "data",
-    "random",
-    "performance",
-    "values",
-    "identity",
-    "listeners",
-}
-# What is not in the checkpoints of all runs: of several processes, and of loops of a user's own.
-_OF_SOME: dict[str, Any] = {"ranks": None, "own": {}, "grads": None}
+
+
+@dataclass
+class RanksState:
+    """Of several processes: with which seed they began, and how many they were."""
+
+    seed: int
+    world_size: Positive
+
+
+@dataclass
+class SavedRun:
+    """What is in a checkpoint: a whole training run.
+
+    values (dict): The settings that decide what is learned.
+    performance (dict): The scores that spaCy saves with its models.
+    own (dict): Values of the user's own. grads (dict | None): Gradients that wait for an update. Both only in a loop of
+        the user's own.
+    """
+
+    version: Count
+    values: dict[str, str]
+    identity: Identity
+    progress: Progress
+    optimizer: dict[str, Any]
+    model: ModelState
+    data: StreamState
+    random: RandomState
+    performance: dict[str, Any]
+    listeners: dict[str, Any]
+    ranks: RanksState | None
+    own: dict[str, Any]
+    grads: dict[str, torch.Tensor | None] | None
+
+    def check_place(self, *, is_spacys: bool) -> None:
+        """Check that a run was at a step at which it can have been. To go anywhere else would take for ever.
+
+        is_spacys (bool): Whether it is a run of `spacy train`.
+        RAISES (StateError): It was not.
+        """
+        batches, steps, left_out = self.data.position, self.progress.step + 1, self.progress.left_out
+        of_optimizer = self.optimizer.get("step")
+        # A loop of the user's own may move its schedules when it likes.
+        if (
+            batches != steps + left_out
+            or batches != sum(n for _, n in self.data.sizes)
+            or (is_spacys and of_optimizer != steps)
+        ):
+            raise StateError(
+                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
+                f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
+            )
 
 
 def name_of(step: int) -> str:
@@ -51,33 +96,26 @@ def steps_of(folder: Path) -> list[Path]:
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint.
 
     RAISES (StateError): It is not there, or damaged; or a newer version wrote it.
     """
-    saved = _OF_SOME | read_folder(path)
-    _check_version(saved, path)
-    _check_parts(saved, path)
-    return saved
+    saved = read_folder(path)
+    check_version(saved, VERSION, _what(path))
+    return read(SavedRun, saved, _what(path))
 
 
-def _check_version(saved: Mapping[str, Any], path: Path) -> None:
-    check_version(f"the training in '{path}'", saved, VERSION)
+def _what(path: Path) -> str:
+    return f"the training in '{path}'"
 
 
-def _check_parts(saved: Mapping[str, Any], path: Path) -> None:
-    if missing := PARTS - saved.keys():
-        raise StateError(f"Can't read '{path}': expected a checkpoint, found none of its parts {sorted(missing)}.")
-    check_progress(saved["progress"])
-
-
-def newest_whole(folder: Path, damaged: set[Path] | None = None) -> dict[str, Any] | None:
+def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedRun | None:
     """The first of `whole_ones`, if there is one."""
     return next(whole_ones(folder, damaged), None)
 
 
-def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
+def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedRun]:
     """The checkpoints that are not damaged, newest first. Warns of those that are.
 
     damaged (set[Path]): Those are put in here.
@@ -87,23 +125,23 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[dict[
     yield from _whole(reversed(steps_of(folder)), "older", damaged)
 
 
-def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[dict[str, Any]]:
+def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedRun]:
     """As `whole_ones`, in the order of some steps. Of which there is no checkpoint, that is left out."""
     paths = (folder / name_of(step) for step in ranked)
     yield from _whole((path for path in paths if path.is_dir()), "best")
 
 
-def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[dict[str, Any]]:
+def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedRun]:
     for path in paths:
         try:
-            saved = _OF_SOME | read_folder(path)
+            found = read_folder(path)
         except StateError as error:
             _tell_damaged(path, error, order, damaged)
             continue
-        _check_version(saved, path)
+        check_version(found, VERSION, _what(path))
         try:
-            _check_parts(saved, path)
-            if (step := saved["progress"]["step"]) != step_of(path):
+            saved = read(SavedRun, found, _what(path))
+            if (step := saved.progress.step) != step_of(path):
                 raise StateError(
                     f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It "
                     "was renamed."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -34,14 +35,9 @@ _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path"
 BEFORE_AND_NOW = ("before", "now")
 
 
-def collect_config(nlp: Language) -> dict[str, str]:
-    """All settings of a run, by their dotted path, as texts: as they stand in the config, with the variables in it."""
-    return _settings(nlp.config, _MAY_CHANGE)
-
-
 def collect_values(nlp: Language) -> dict[str, str]:
-    """The same with the values of variables, but for those that are paths: `total_steps = ${training.max_steps}` is
-    another with another `max_steps`.
+    """All settings of a run, by their dotted path, as texts: with the values of variables, but for those that are
+    paths: `total_steps = ${training.max_steps}` is another with another `max_steps`.
     """
     return _values(nlp, _MAY_CHANGE)
 
@@ -72,15 +68,22 @@ def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str,
     return found
 
 
-def collect_identity(nlp: Language) -> dict[str, Any]:
+@dataclass
+class Identity:
     """What is not in the config: the static vectors, in short, and the labels of each component in their order."""
+
+    vectors: str
+    labels: dict[str, list[str]]
+
+
+def collect_identity(nlp: Language) -> Identity:
     vectors = nlp.vocab.vectors
     data = numpy.ascontiguousarray(vectors.data.get() if hasattr(vectors.data, "get") else vectors.data)
     keys = numpy.array(list(vectors.key2row.items()), dtype="uint64")
     checksum = zlib.crc32(keys.data, zlib.crc32(data.data)) if data.size else 0
     table = f"'{vectors.name}' of {' x '.join(map(str, data.shape))}, checksum {checksum:08x}" if data.size else "none"
     labels = {name: found for name, proc in nlp.components if (found := _labels(proc))}
-    return {"vectors": table, "labels": labels}
+    return Identity(table, labels)
 
 
 def _labels(proc: Any) -> list[str]:
@@ -157,16 +160,14 @@ def compare_configs(
     return [f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed]
 
 
-def compare_identities(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, words: tuple[str, str] = BEFORE_AND_NOW
-) -> list[str]:
+def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str] = BEFORE_AND_NOW) -> list[str]:
     """What is different, a line each. words (tuple[str, str]): Of which run each is."""
     found = []
     was, is_now = words
-    if before["vectors"] != now["vectors"]:
-        found.append(f"static vectors: {before['vectors']} {was}, {now['vectors']} {is_now}")
-    for name in sorted(before["labels"].keys() | now["labels"].keys()):
-        old, new = before["labels"].get(name, []), now["labels"].get(name, [])
+    if before.vectors != now.vectors:
+        found.append(f"static vectors: {before.vectors} {was}, {now.vectors} {is_now}")
+    for name in sorted(before.labels.keys() | now.labels.keys()):
+        old, new = before.labels.get(name, []), now.labels.get(name, [])
         if old != new:
             place = next((i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), min(len(old), len(new)))
             one, other = (repr(labels[place]) if place < len(labels) else "none" for labels in (old, new))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
@@ -18,7 +19,8 @@ from spacy.training import Example
 
 from ..errors import StateError
 from ..progress_bars import show_progress
-from .random_state import load_generators, read_generators, save_generators, set_generators
+from ..schema import Count, Positive
+from .random_state import GeneratorStates, load_generators, read_generators, save_generators, set_generators
 
 Batch = tuple[int, list[Example]]
 
@@ -114,40 +116,46 @@ class DataStream(Batches):
             self._next = None
         return epoch, drawn
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where it began, how many batches were drawn, and a checksum of them all."""
-        return {
-            "start": save_generators(self._start),
-            "position": self.position,
-            "checksum": self.checksum,
-            **({"sizes": self._drawn} if any(size != 1 for size, _ in self._drawn) else {}),
-        }
+    def snapshot(self) -> StreamState:
+        """Where it is, as it is saved."""
+        sizes = [(size, n) for size, n in self._drawn]
+        return StreamState(save_generators(self._start), self.position, self.checksum, sizes)
 
-    def load_state_dict(self, state: Mapping[str, Any], *, progress_bar: bool = False) -> None:
+    def go_on_from(self, saved: StreamState, *, progress_bar: bool = False) -> None:
         """Draw all batches that were drawn before.
 
         progress_bar (bool): Show how far it is: with much data that takes minutes.
         RAISES (StateError): The data is not what it was.
         """
-        self._start = self._generators = load_generators(state["start"])
+        self._start = self._generators = load_generators(saved.start)
         with (
             suppress(StopIteration),
-            show_progress(state["position"], "Reading past batches", wanted=progress_bar) as bar,
+            show_progress(saved.position, "Reading past batches", wanted=progress_bar) as bar,
         ):
-            wanted, sizes = self._size, state.get("sizes", [[1, state["position"]]])
-            if sum(n for _, n in sizes) != state["position"] or any(size < 1 for size, _ in sizes):
-                raise StateError(f"Can't resume in the training data: expected sizes of batches, found {sizes!r}.")
-            for self._size, n in sizes:
+            wanted = self._size
+            for self._size, n in saved.sizes:
                 for _ in range(n):
                     next(self)
                     bar.update()
             self._size = wanted
-        if (self.position, self.checksum) != (state["position"], state["checksum"]):
+        if (self.position, self.checksum) != (saved.position, saved.checksum):
             raise StateError(
-                f"Can't resume in the training data: expected the same {state['position']} batches as in the saved "
+                f"Can't resume in the training data: expected the same {saved.position} batches as in the saved "
                 "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
                 "its reader draws from random generators other than Python's and NumPy's global ones."
             )
+
+
+@dataclass
+class StreamState:
+    """Where a stream began, how many batches were drawn, a checksum of them all, and how many there were of which
+    size, in their order.
+    """
+
+    start: GeneratorStates
+    position: Count
+    checksum: int
+    sizes: list[tuple[Positive, Count]]
 
 
 def checksums_of(examples: Iterable[Example]) -> list[int]:

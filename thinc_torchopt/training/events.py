@@ -249,28 +249,17 @@ class Listener(Protocol):
             def on_step_end(self, event, control):
                 control.should_stop = sum(event.run.losses.values()) < 0.1
 
-            def state_dict(self):
-                return {}
+    It may also have `close()`, which is called when the process is through with the run, however that ends; and, if it
+    has something to remember, both of these:
 
-            def load_state_dict(self, state):
-                pass
-
-    It may also have `close()`, which is called when the process is through with the run, however that ends.
+        state_dict()            what a run that goes on gives to the listener of this name there: numbers, texts, lists,
+                                dicts, arrays, tensors
+        load_state_dict(state)  take that; not called if it was nothing. Raises StateError if it is none of its own
 
     name (str): Under which its state is saved. No two listeners of a run have the same.
     """
 
     name: str
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """What a run that goes on gives to the listener of this name there: numbers, texts, lists, dicts, arrays,
-        tensors.
-        """
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. Not called if it gave nothing. RAISES (StateError): It is nothing of that
-        kind.
-        """
 
 
 E = TypeVar("E", bound=Event)
@@ -295,6 +284,11 @@ class Listeners:
                     f"Can't add listener '{listener.name}': expected a name of its own, found another of that name."
                 )
             names.add(listener.name)
+            if hasattr(listener, "state_dict") != hasattr(listener, "load_state_dict"):
+                raise ConfigError(
+                    f"Can't add listener '{listener.name}': expected both state_dict and load_state_dict, or none, "
+                    "found one of them."
+                )
             for method in dir(listener):
                 if method in EVENTS:
                     self._calls[EVENTS[method]].append(getattr(listener, method))
@@ -317,12 +311,14 @@ class Listeners:
             if (close := getattr(listener, "close", None)) is not None:
                 close()
 
-    def state_dict(self) -> dict[str, Mapping[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by name."""
-        return {listener.name: state for listener in self._all if (state := listener.state_dict())}
+        keepers: list[Any] = [listener for listener in self._all if hasattr(listener, "state_dict")]
+        return {listener.name: state for listener in keepers if (state := listener.state_dict())}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Give each the state of its name. One that was not there begins anew."""
+        listener: Any
         for listener in self._all:
-            if listener.name in states:
+            if listener.name in states and hasattr(listener, "load_state_dict"):
                 listener.load_state_dict(states[listener.name])

@@ -16,7 +16,6 @@ to be logged).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,12 +86,6 @@ class LogNumbers:
         if self._nlp is not None:
             _latest.pop(self._nlp, None)
             self._nlp = None
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}  # the counts are part of the progress
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _safety_net(self) -> dict[str, Any]:
         """Of checkpoints and rollbacks, as far as there were any."""

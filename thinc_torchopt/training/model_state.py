@@ -8,58 +8,72 @@ is refused when it is to be saved.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 from torch.nn.parameter import is_lazy
 
-from ..checks import check_parts, own_errors
+from ..checks import own_errors
 from ..errors import StateError
 from ..host import module_of
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
+from ..schema import Limit
 from .layer_attrs import is_plain, like, on_cpu
 
-_PARTS = ("params", "modules", "attrs", "requires_grad", "components", "disabled")
+Bytes = Annotated[torch.Tensor, Limit("bytes", lambda value: value.dtype == torch.uint8 and value.ndim == 1)]
 
 
-def collect_model(nlp: Language, stopped: Collection[int] = ()) -> dict[str, Any]:
+@dataclass
+class ModelState:
+    """All that components learn, by lasting names.
+
+    params (dict): thinc's. modules (dict): The states of torch modules. shims (dict): Those of others, by their own
+        code.
+    attrs (dict): Of each component: what its layers keep beside params.
+    requires_grad (dict): Of each torch module: the params that learn.
+    components (dict): Those whose model is not thinc's, by their own code.
+    disabled (list): Components that are.
+    """
+
+    params: dict[str, torch.Tensor] = field(default_factory=dict)
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shims: dict[str, Bytes] = field(default_factory=dict)
+    attrs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    requires_grad: dict[str, list[str]] = field(default_factory=dict)
+    components: dict[str, Bytes] = field(default_factory=dict)
+    disabled: list[str] = field(default_factory=list)
+
+
+def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
     """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their
     attrs.
 
     stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only as long as the training lasts.
     """
-    params: dict[str, Any] = {}
-    modules: dict[str, Any] = {}
-    attrs: dict[str, Any] = {}
-    requires_grad: dict[str, list[str]] = {}
+    state = ModelState(disabled=list(nlp.disabled))
     for name, model in components_with_model(nlp):
         for found in walk(model, name):
             if (param := _thinc_param(found)) is not None and found.owner.has_param(param):
-                params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
+                state.params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
-                modules[path] = {
+                state.modules[path] = {
                     key: value for key, value in module_of(shim).state_dict().items() if not is_lazy(value)
                 }
-                requires_grad[path] = [
+                state.requires_grad[path] = [
                     key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
                 ]
             else:
-                modules[path] = _from_bytes(shim.to_bytes())
+                state.shims[path] = _from_bytes(shim.to_bytes())
         # The parser notes there which classes it has met, for example.
-        attrs[name] = [
+        state.attrs[name] = [
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
-    return {
-        "params": params,
-        "modules": modules,
-        "attrs": attrs,
-        "requires_grad": requires_grad,
-        "components": {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)},
-        "disabled": list(nlp.disabled),
-    }
+    state.components = {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)}
+    return state
 
 
 # ---------------------------------------------------------------------- checks
@@ -77,13 +91,13 @@ def layout_of(nlp: Language) -> dict[str, Any]:
         for path, shim in shim_paths(model, name):
             for key, value in module_of(shim).state_dict().items() if _is_torch(shim) else ():
                 modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
-            modules[path] = "a torch module" if _is_torch(shim) else "bytes"
+            modules[path] = "a torch module" if _is_torch(shim) else "another one"
         attrs[name] = sum(1 for _ in model.walk())
     return {
         "params": params,
         "modules": modules,
         "attrs": attrs,
-        "components": {name: "bytes" for name, _ in _other_components(nlp)},
+        "components": {name: "a component" for name, _ in _other_components(nlp)},
         "pipeline": {f"component '{name}'": nlp.get_pipe_meta(name).factory for name in nlp.component_names},
     }
 
@@ -114,45 +128,31 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
         )
 
 
-def check_model(nlp: Language, saved: Any, *, allow_foreign_shims: bool = True) -> None:
+def check_model(nlp: Language, saved: ModelState, *, allow_foreign_shims: bool = True) -> None:
     """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be
     loaded.
     """
-    check_parts("the model", saved, _PARTS)
-    with own_errors("the model"):
-        different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
+    different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
     if different:
         raise StateError(
             "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, "
             f"for {_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or "
             "start from the beginning."
         )
-    if not allow_foreign_shims and (saved["components"] or any(True for _ in _foreign_shims(nlp))):
+    if not allow_foreign_shims and (saved.components or any(True for _ in _foreign_shims(nlp))):
         check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
 
 
-def _layout_of_saved(nlp: Language, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """As `layout_of`. What is of no known form has the shape that nothing has."""
-    modules: dict[str, Any] = {}
-    for path, module in saved["modules"].items():
-        is_torch = isinstance(module, Mapping)
-        modules |= {f"{path}/{key}": _shape(value) for key, value in module.items()} if is_torch else {}
-        modules[path] = "a torch module" if is_torch else "bytes" if _is_bytes(module) else "unknown"
-    are_nodes = {
-        name: isinstance(nodes, list) and all(isinstance(node, Mapping) for node in nodes)
-        for name, nodes in saved["attrs"].items()
-    }
-    components = saved["components"]
+def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
+    """As `layout_of`."""
+    modules: dict[str, Any] = dict.fromkeys(saved.shims, "another one")
+    for path, module in saved.modules.items():
+        modules |= {path: "a torch module"} | {f"{path}/{key}": _shape(value) for key, value in module.items()}
     return {
-        "params": {
-            name: _shape(value) if isinstance(value, torch.Tensor) else "unknown"
-            for name, value in saved["params"].items()
-        },
+        "params": {name: tuple(value.shape) for name, value in saved.params.items()},
         "modules": modules,
-        "attrs": {name: len(nodes) if are_nodes[name] else "unknown" for name, nodes in saved["attrs"].items()},
-        "components": {
-            name: "bytes" if value is None or _is_bytes(value) else "unknown" for name, value in components.items()
-        },
+        "attrs": {name: len(nodes) for name, nodes in saved.attrs.items()},
+        "components": dict.fromkeys(saved.components, "a component"),
         "pipeline": layout_of(nlp)["pipeline"],  # the config tells, which is compared by itself
     }
 
@@ -173,15 +173,15 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[
     return sorted(names)
 
 
-def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
+def is_finite(nlp: Language, saved: ModelState) -> bool:
     """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of
     -inf.
     """
-    params = list(saved["params"].values())
+    params = list(saved.params.values())
     for name, model in components_with_model(nlp):
         for path, shim in shim_paths(model, name):
             if _is_torch(shim):
-                module = saved["modules"].get(path, {})
+                module = saved.modules.get(path, {})
                 params += [module[own] for own, _ in module_of(shim).named_parameters() if own in module]
     return all(bool(param.isfinite().all()) for param in params)
 
@@ -189,25 +189,24 @@ def is_finite(nlp: Language, saved: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------------- going on
 
 
-def restore_setup(nlp: Language, saved: Mapping[str, Any]) -> None:
+def restore_setup(nlp: Language, saved: ModelState) -> None:
     """Disable components, and let torch params learn, as in the run that goes on: a callback may have changed that."""
-    with own_errors("the model"):
-        disabled = set(saved["disabled"])
-        for name in nlp.component_names:
-            if name in disabled and name in nlp.pipe_names:
-                nlp.disable_pipe(name)
-            elif name not in disabled and name not in nlp.pipe_names:
-                nlp.enable_pipe(name)
-        for name, model in components_with_model(nlp):
-            for path, shim in shim_paths(model, name):
-                if path in saved["requires_grad"]:
-                    learns = set(saved["requires_grad"][path])
-                    for key, param in torch_params(shim):
-                        if not is_lazy(param):
-                            param.requires_grad_(key in learns)
+    disabled = set(saved.disabled)
+    for name in nlp.component_names:
+        if name in disabled and name in nlp.pipe_names:
+            nlp.disable_pipe(name)
+        elif name not in disabled and name not in nlp.pipe_names:
+            nlp.enable_pipe(name)
+    for name, model in components_with_model(nlp):
+        for path, shim in shim_paths(model, name):
+            if path in saved.requires_grad:
+                learns = set(saved.requires_grad[path])
+                for key, param in torch_params(shim):
+                    if not is_lazy(param):
+                        param.requires_grad_(key in learns)
 
 
-def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
+def restore_model(nlp: Language, saved: ModelState) -> None:
     """Write saved values where the model has its own. `check_model` comes before.
 
     RAISES (StateError): A value is of another kind than the model's. The model is half of the saved one then.
@@ -215,17 +214,17 @@ def restore_model(nlp: Language, saved: Mapping[str, Any]) -> None:
     with own_errors("the model"):
         for name, model in components_with_model(nlp):
             for found in walk(model, name):
-                if (param := _thinc_param(found)) is not None and found.name in saved["params"]:
-                    _restore_param(found.owner, param, _array(saved["params"][found.name]))
+                if (param := _thinc_param(found)) is not None and found.name in saved.params:
+                    _restore_param(found.owner, param, _array(saved.params[found.name]))
             for path, shim in shim_paths(model, name):
                 if _is_torch(shim):
                     # Params that are not made yet were not saved; all others were looked for by name.
-                    module_of(shim).load_state_dict(saved["modules"][path], strict=False)
+                    module_of(shim).load_state_dict(saved.modules[path], strict=False)
                 else:
-                    shim.from_bytes(_array(saved["modules"][path]).tobytes())
-            for node, attrs in zip(model.walk(), saved["attrs"][name]):
+                    shim.from_bytes(_array(saved.shims[path]).tobytes())
+            for node, attrs in zip(model.walk(), saved.attrs[name]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
-        components = saved["components"]
+        components = saved.components
         for name, proc in _other_components(nlp):
             if name in components:
                 _load_bytes(proc, _array(components[name]).tobytes())
@@ -346,10 +345,6 @@ def _from_bytes(content: bytes) -> torch.Tensor:
 def _array(tensor: torch.Tensor) -> Any:
     """The values of a tensor, wherever it is, where NumPy can have them."""
     return tensor.cpu().numpy()
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 1
 
 
 def _is_writable(array: Any) -> bool:

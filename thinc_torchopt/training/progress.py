@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy
 
-from ..checks import check_count, check_parts, own_errors
-from ..errors import StateError
+from ..checks import MAX_STEPS
+from ..schema import AnyNumber, Count, Limit
+
+# -1: before the first.
+Step = Annotated[int, Limit(f"a whole number from -1 to {MAX_STEPS:,}", lambda step: -1 <= step <= MAX_STEPS)]
+# NumPy's are kept: sums of float32 are other sums than those of float64.
+Loss = (
+    AnyNumber
+    | Annotated[numpy.number, Limit("one of NumPy's", lambda loss: isinstance(loss, (numpy.floating, numpy.integer)))]
+)
 
 
 @dataclass
 class Progress:
-    """How far a run got.
+    """How far a run got; and how that is saved.
 
     step (int): The last step that was done; -1 before the first.
     losses (dict): Of each component, added up since the last evaluation.
@@ -28,16 +36,16 @@ class Progress:
     was_stopped (bool): The run is over because a listener asked for it.
     """
 
-    step: int = -1
+    step: Step = -1
     epoch: int = 0
     words: int = 0
-    losses: dict[str, float] = field(default_factory=dict)
-    results: list[tuple[float, int]] = field(default_factory=list)
-    rollbacks: list[tuple[int, int]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, Loss] = field(default_factory=dict)
+    results: list[tuple[AnyNumber, Step]] = field(default_factory=list)
+    rollbacks: list[tuple[Step, Step]] = field(default_factory=list)
+    counts: dict[str, Count] = field(default_factory=dict)
     seconds: float = 0.0
     in_epoch: int | None = None
-    left_out: int = 0
+    left_out: Count = 0
     was_stopped: bool = False
 
     def is_over(self, patience: int, max_steps: int) -> bool:
@@ -67,40 +75,23 @@ class Progress:
         known = [(-score, step) for score, step in found if score is not None and not math.isnan(score)]
         return [step for _, step in sorted(known)]
 
-    def state_dict(self) -> dict[str, Any]:
-        losses = {name: _save_loss(loss) for name, loss in self.losses.items()}
+    def snapshot(self) -> Progress:
+        """A copy as it can be saved: with what is a number, of whatever kind it was."""
+        losses = {
+            name: loss if isinstance(loss, numpy.number) else _as_float(loss) for name, loss in self.losses.items()
+        }
         results = [(number, step) for score, step in self.results if (number := _as_float(score)) is not None]
-        return {
-            **vars(self),
-            "losses": {name: saved for name, saved in losses.items() if saved is not None},
-            "results": results,
-            "rollbacks": list(self.rollbacks),
-            "counts": dict(self.counts),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """RAISES (StateError): Not such a state. Nothing is changed then."""
-        losses = check_progress(state)
-        self.__dict__.update(state, losses=losses)
-
-
-def check_progress(state: Any) -> dict[str, Any]:
-    """Check the state of a progress. RETURNS (dict): Its losses, of the kinds that they were.
-
-    RAISES (StateError): It is none.
-    """
-    check_parts("the progress", state, _IS_PROGRESS)
-    wrong = [name for name, value in state.items() if not _IS_PROGRESS[name](value)]
-    if wrong:
-        found = repr(state[wrong[0]])
-        raise StateError(
-            f"Can't load the state of the progress: expected another kind of '{wrong[0]}', found {found[:200]}."
+        return replace(
+            self,
+            losses={name: loss for name, loss in losses.items() if loss is not None},
+            results=results,
+            rollbacks=list(self.rollbacks),
+            counts=dict(self.counts),
         )
-    with own_errors("the progress"):
-        return {
-            name: loss if dtype is None else numpy.dtype(dtype).type(loss)
-            for name, (loss, dtype) in state["losses"].items()
-        }
+
+    def go_on_from(self, saved: Progress) -> None:
+        """Be as a saved one."""
+        self.__dict__.update(vars(saved))
 
 
 def _rank(result: tuple[Any, int]) -> tuple[Any, int]:
@@ -117,12 +108,6 @@ def _as_float(value: Any) -> float | None:
         return None
 
 
-def _save_loss(loss: Any) -> list[Any] | None:
-    # Sums of float32 are other sums than those of float64.
-    number = _as_float(loss)
-    return None if number is None else [number, loss.dtype.name if isinstance(loss, numpy.generic) else None]
-
-
 def plain_scores(value: Any) -> Any:
     """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list
     or dict.
@@ -135,65 +120,3 @@ def plain_scores(value: Any) -> Any:
         value = value.tolist()
         return plain_scores(value) if isinstance(value, list) else value
     return value if value is None or isinstance(value, (bool, int, float, str)) else None
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is one that a float can be: JSON has larger ones."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and _as_float(value) is not None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_pair(value: Any, is_first: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and is_first(value[0]) and _is_count(value[1])
-
-
-# In what NumPy may have added up losses; None: a plain number.
-_LOSSES: tuple[str | None, ...] = (None, "float16", "float32", "float64", "int32", "int64")
-
-
-_IS_PROGRESS: dict[str, Callable[[Any], bool]] = {
-    "step": _is_count,
-    "epoch": _is_count,
-    "words": _is_count,
-    "losses": lambda value: (
-        isinstance(value, dict)
-        and all(
-            isinstance(loss, list) and len(loss) == 2 and _is_number(loss[0]) and loss[1] in _LOSSES
-            for loss in value.values()
-        )
-    ),
-    "results": lambda value: isinstance(value, list) and all(_is_pair(result, _is_number) for result in value),
-    "rollbacks": lambda value: isinstance(value, list) and all(_is_pair(rollback, _is_count) for rollback in value),
-    "counts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
-    "seconds": _is_number,
-    "in_epoch": lambda value: value is None or _is_count(value),
-    "left_out": _is_count,
-    "was_stopped": lambda value: isinstance(value, bool),
-}
-
-
-def check_place(saved: Mapping[str, Any], *, is_spacys: bool) -> None:
-    """Check that a run was at a step at which it can have been. To go anywhere else would take for ever.
-
-    is_spacys (bool): Whether it is a run of `spacy train`.
-    RAISES (StateError): It was not.
-    """
-    for part in ("progress", "data", "optimizer", "listeners"):
-        check_parts(f"the {part}", saved[part])
-    batches, done, of_optimizer = (
-        saved["data"].get("position"),
-        saved["progress"].get("step"),
-        saved["optimizer"].get("step"),
-    )
-    steps = check_count("progress.step + 1", done + 1 if type(done) is int else done)
-    check_count("optimizer.step", of_optimizer)
-    left_out = check_count("progress.left_out", saved["progress"].get("left_out", 0))
-    # A loop of the user's own may move its schedules when it likes.
-    if check_count("data.position", batches) != steps + left_out or (is_spacys and of_optimizer != steps):
-        raise StateError(
-            f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
-            f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
-        )

@@ -5,17 +5,34 @@ from __future__ import annotations
 import random
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 
-from ..checks import check_parts, own_errors
+from ..checks import own_errors
 
 # Of Python's and NumPy's global generators, as they give them.
 Generators = tuple[Any, Any]
+
+
+@dataclass
+class GeneratorStates:
+    """How the states of Python's and NumPy's global generators are saved."""
+
+    python: tuple[int, torch.Tensor, float | None]
+    numpy: tuple[str, torch.Tensor, int, int, float]
+
+
+@dataclass
+class RandomState(GeneratorStates):
+    """How the states of all random generators are saved: those, torch's, and torch's on each GPU."""
+
+    cpu: torch.Tensor
+    cuda: list[torch.Tensor]
 
 
 def read_generators() -> Generators:
@@ -27,58 +44,50 @@ def set_generators(generators: Generators) -> None:
     numpy.random.set_state(generators[1])
 
 
-def save_generators(generators: Generators) -> dict[str, Any]:
+def save_generators(generators: Generators) -> GeneratorStates:
     (version, numbers, gauss), (kind, keys, position, has_gauss, cached) = generators
-    return {
-        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
-        "numpy": [kind, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)],
-    }
+    return GeneratorStates(
+        (version, torch.tensor(numbers, dtype=torch.int64), gauss),
+        (kind, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
+    )
 
 
-def load_generators(saved: Mapping[str, Any]) -> Generators:
-    version, numbers, gauss = saved["python"]
-    kind, keys, *rest = saved["numpy"]
+def load_generators(saved: GeneratorStates) -> Generators:
+    version, numbers, gauss = saved.python
+    kind, keys, *rest = saved.numpy
     return (version, tuple(numbers.tolist()), gauss), (kind, keys.numpy().astype("uint32"), *rest)
 
 
-def check_random(saved: Any) -> None:
+def check_generators(saved: GeneratorStates) -> None:
     """Check that random generators can be set to saved states, without doing it.
 
     RAISES (StateError): They can't.
     """
-    check_parts("the random generators", saved, ("global", "torch", "cuda"))
-    with own_errors("the random generators"):
-        check_generators(saved["global"])
-        torch.Generator().set_state(saved["torch"])
-        for state in saved["cuda"]:
-            state.clone()
-
-
-def check_generators(saved: Any) -> None:
-    """As `check_random`, of Python's and NumPy's alone."""
     with own_errors("the random generators"):
         python, of_numpy = load_generators(saved)
         random.Random().setstate(python)
         numpy.random.RandomState().set_state(of_numpy)
+        if isinstance(saved, RandomState):
+            torch.Generator().set_state(saved.cpu)
 
 
-def collect_random() -> dict[str, Any]:
+def collect_random() -> RandomState:
     """The states of all random generators: Python's, NumPy's, torch's, and torch's on each GPU.
 
     CuPy's can't be read: it is seeded anew, here and in the run that goes on, from Python's.
     """
     _reseed_cupy()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"global": save_generators(read_generators()), "torch": torch.get_rng_state(), "cuda": cuda}
+    return RandomState(**vars(save_generators(read_generators())), cpu=torch.get_rng_state(), cuda=cuda)
 
 
-def restore_random(saved: Mapping[str, Any]) -> None:
+def restore_random(saved: RandomState) -> None:
     """Set all random generators to saved states."""
-    set_generators(load_generators(saved["global"]))
+    set_generators(load_generators(saved))
     _reseed_cupy()
-    torch.set_rng_state(saved["torch"].clone())
-    if saved["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([generator.clone() for generator in saved["cuda"]])
+    torch.set_rng_state(saved.cpu.clone())
+    if saved.cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([generator.clone() for generator in saved.cuda])
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
 from ..state import in_main_memory
 from ..types import DistributedSettings
+from .checkpoint_folder import RanksState
 from .config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
 from .data_stream import checksums_of
 from .events import EVENTS, Control, Event
@@ -128,9 +129,9 @@ class Alone:
     def meet(self) -> None:
         """Wait until all ranks are here."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> RanksState | None:
         """What a checkpoint has of it."""
-        return {}
+        return None
 
     def close(self, error: BaseException | None) -> None:
         """The process is through with the run. error (BaseException | None): That ended it."""
@@ -350,8 +351,8 @@ class Ranks(Alone):
     def meet(self) -> None:
         self.group.meet()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"ranks": {"seed": self.seed, "world_size": self.size}}
+    def snapshot(self) -> RanksState:
+        return RanksState(self.seed, self.size)
 
     def close(self, error: BaseException | None) -> None:
         self._optimizer.reduce_by(None)
@@ -375,12 +376,6 @@ class SameWishes:
     def _agree(self, event: Event, control: Control) -> None:
         for name, wish in self._group.broadcast_now(asdict(control)).items():
             setattr(control, name, wish)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
 
 
 def _check_begins_anew(nlp: Language) -> None:

@@ -9,16 +9,14 @@ bit.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from spacy.language import Language
 
 from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..types import RollbackSettings
-from .checkpoint_folder import best_ones, name_of, remove, steps_of, whole_ones
+from .checkpoint_folder import SavedRun, best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
@@ -66,12 +64,6 @@ class Rollback:
         elif control.should_roll_back:
             self._go_back("a listener asked for it")
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}  # how often it went back is part of the progress
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
     def _go_back(self, what: str, *, to_best: bool = False) -> None:
         """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time,
         at an older one.
@@ -103,16 +95,16 @@ class Rollback:
                 f"Can't go back to a checkpoint: {what}; expected an {kind} one with finite params from before that "
                 f"in '{folder}', found none. Lower learn_rate, check the training data, {advice}."
             )
-        step = saved["progress"]["step"]
+        step = saved.progress.step
         try:
-            check_model(self._nlp, saved["model"])
-            self._optimizer.roll_back(saved["optimizer"])
+            check_model(self._nlp, saved.model)
+            self._optimizer.roll_back(saved.optimizer)
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to the checkpoint of step {step}: {what}, and the model has grown since. Lower "
                 f"learn_rate, or check the training data. ({error})"
             ) from error
-        restore_model(self._nlp, saved["model"])
+        restore_model(self._nlp, saved.model)
         if self._ranks.writes:
             paths = steps_of(folder)
             remove(paths[paths.index(folder / name_of(step)) + 1 :])
@@ -127,19 +119,19 @@ class Rollback:
             stacklevel=4,
         )
 
-    def _find_best(self, folder: Path) -> Mapping[str, Any] | None:
+    def _find_best(self, folder: Path) -> SavedRun | None:
         for saved in best_ones(folder, self._progress.ranked()):
-            if is_finite(self._nlp, saved["model"]):
+            if is_finite(self._nlp, saved.model):
                 return saved
         return None
 
-    def _find(self, folder: Path) -> Mapping[str, Any] | None:
+    def _find(self, folder: Path) -> SavedRun | None:
         """The checkpoint to go back to."""
         last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
         tried = None
         for saved in whole_ones(folder):
-            step = saved["progress"]["step"]
-            if saved["optimizer"]["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved["model"]):
+            step = saved.progress.step
+            if saved.optimizer["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved.model):
                 continue
             if step > last or step < came_to:
                 return saved

@@ -10,13 +10,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from spacy.language import Language
 
-from ..checks import check_parts, own_errors
 from ..controller import (
     BestWeightsControl,
     ControllerSettings,
@@ -32,15 +31,13 @@ from ..controller import Control as Wishes
 from ..errors import ConfigWarning, ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model
+from ..schema import Count, Limit, read, write
 from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
 from .ranks import Alone
 
 # spaCy shows what is logged here.
 logger = logging.getLogger("spacy.torchopt")
-
-_WHAT = "the trainer controller"
-_STATE = ("controller", "pending", "untold", "fired", "is_stopped", "has_ended")
 
 # What rules ask for, as the loop calls it.
 _REQUESTS: Final = {
@@ -57,6 +54,7 @@ _TOO_LATE: Final = {
     "should_evaluate": ("on_evaluate", "on_log", "on_save"),
     "should_log": ("on_save",),
 }
+Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request in _TOO_LATE)]
 # Events of a run, and those of them that come once.
 _HELD: Final = ("on_init_end", *EVENTS)
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
@@ -115,7 +113,7 @@ class Rules:
         self._wishes = Wishes(steering=self._steering)
         self._facts = {name: self._facts_of(name) for name in self._controller.events}
         self._pending: list[str] = []  # requests for the next step
-        self._untold: list[dict[str, Any]] = []  # firings that are yet to be logged
+        self._untold: list[Firing] = []  # firings that are yet to be logged
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
         self._has_ended = False
@@ -258,7 +256,7 @@ class Rules:
             control.should_save |= self._optimizer.checkpoint is not None
         self._tell(name, event, control)
         if name == "on_log" and self._untold:
-            event.info["controller"] = list(self._untold)
+            event.info["controller"] = [asdict(firing) for firing in self._untold]
             control.should_log = True
             self._untold.clear()
         if name == "on_log" and self._fired:
@@ -281,7 +279,7 @@ class Rules:
         )
         if not firings:
             return
-        self._untold += [asdict(firing) for firing in firings]
+        self._untold += firings
         self._fired.update({firing.controller: 1 for firing in firings})
         self._pass_on(name, control, firings)
 
@@ -337,28 +335,29 @@ class Rules:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {
-            "controller": self._controller.state_dict(),
-            "pending": list(self._pending),
-            "untold": list(self._untold),
-            "fired": dict(self._fired),
-            "is_stopped": self._is_stopped,
-            "has_ended": self._has_ended,
-        }
+        controller, untold = self._controller.state_dict(), self._untold
+        return write(
+            RulesState(controller, self._pending, untold, dict(self._fired), self._is_stopped, self._has_ended)
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """RAISES (StateError): It is no such state."""
-        check_parts(_WHAT, state, _STATE)
-        with own_errors(_WHAT):
-            unknown = [request for request in state["pending"] if request not in _TOO_LATE]
-            if unknown:
-                raise ValueError(f"expected requests ({', '.join(_TOO_LATE)}), found {unknown[0]!r}")
-            pending, untold = list(state["pending"]), [dict(firing) for firing in state["untold"]]
-            fired = Counter({str(name): int(count) for name, count in state["fired"].items()})
-            self._controller.load_state_dict(state["controller"])
-        self._pending, self._untold, self._fired = pending, untold, fired
-        self._is_stopped = bool(state["is_stopped"])
-        self._has_ended = bool(state["has_ended"])
+        saved = read(RulesState, state, "the state of the trainer controller's rules")
+        self._controller.load_state_dict(saved.controller)
+        self._pending, self._untold, self._fired = saved.pending, saved.untold, Counter(saved.fired)
+        self._is_stopped, self._has_ended = saved.is_stopped, saved.has_ended
+
+
+@dataclass
+class RulesState:
+    """What the rules of a run remember. controller (dict): The state of the controller itself."""
+
+    controller: dict[str, Any]
+    pending: list[Request]
+    untold: list[Firing]
+    fired: dict[str, Count]
+    is_stopped: bool
+    has_ended: bool
 
 
 class RunSteering:

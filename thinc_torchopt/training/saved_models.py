@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from spacy.language import Language
 from spacy.training.loop import create_before_to_disk_callback
@@ -47,12 +45,6 @@ class SavedModels:
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         if control.should_save:
             self._save(event.step)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}  # there are no checkpoints
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def _save(self, step: int) -> None:
         if self._output is None:

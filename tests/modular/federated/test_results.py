@@ -117,13 +117,13 @@ def test_results_are_those_of_one_run(tmp_path):
     ("text", "message"),
     [
         ("{", "expected JSON"),
-        ("3", "expected the parts"),
-        ('"finished"', "expected the parts"),
-        ('{"ended": null, "error": null, "best": null}', "expected the parts"),
-        ('{"ended": 1, "error": null, "best": null, "rounds": []}', "'finished' or 'failed' as 'ended', found 1"),
-        ('{"ended": null, "error": null, "best": null, "rounds": 3}', "a list of rounds"),
-        ('{"ended": null, "error": null, "best": null, "rounds": "two"}', "a list of rounds"),
-        ('{"ended": null, "error": null, "best": null, "rounds": [3]}', "a list of rounds"),
+        ("3", "expected a dict, found 3"),
+        ('"finished"', "expected a dict, found 'finished'"),
+        ('{"ended": null, "error": null, "best": null}', "found one without rounds"),
+        ('{"ended": 1, "error": null, "best": null, "rounds": []}', "'ended' to be 'finished' or 'failed', found 1"),
+        ('{"ended": null, "error": null, "best": null, "rounds": 3}', "'rounds' to be a list, found 3"),
+        ('{"ended": null, "error": null, "best": null, "rounds": "two"}', "'rounds' to be a list, found 'two'"),
+        ('{"ended": null, "error": null, "best": null, "rounds": [3]}', "'rounds/0' to be a dict, found 3"),
     ],
 )
 def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):

@@ -33,10 +33,10 @@ def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[
     }
     return {
         "components": [f"{name} ({nlp.get_pipe_meta(name).factory})" for name in nlp.component_names],
-        "labels": identity["labels"],
+        "labels": identity.labels,
         "params": {name: _form(value) for name, value in weights.collect().items()},
         "settings": settings,
-        "vectors": identity["vectors"],
+        "vectors": identity.vectors,
         "frozen params": weights.checksums(),
         "auxiliary variables": sorted(exchanged),
     }

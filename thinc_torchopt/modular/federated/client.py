@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from thinc.api import require_gpu
 
-from ...errors import ConfigError, MessageError, StateError
+from ...errors import ConfigError, MessageError
+from ...schema import read
 from ...state import put_together, take_apart
 from .agreement import differences
 from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message
@@ -171,6 +172,4 @@ def _read_state(kept: Mapping[str, Any], key: str) -> dict[str, Any]:
             tensor = tensor.view(torch.bfloat16)
         tensors[name.partition(":")[2]] = tensor
     state = put_together(json.loads(str(kept[key]["values"])), tensors)
-    if not isinstance(state, dict):
-        raise StateError(f"Can't go on from the state of round {kept[key]['round']}: expected a dict, found another.")
-    return state
+    return read(dict[str, Any], state, f"the state of round {kept[key]['round']}")

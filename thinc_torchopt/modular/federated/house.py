@@ -236,12 +236,6 @@ class _Losses:
         for component, loss in event.run.losses.items():
             self.sums[component] = self.sums.get(component, 0.0) + loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
 
 def aux_names(optimizer: Modular) -> list[str]:
     """Of the auxiliary variables that its modules send and take."""

@@ -10,11 +10,13 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import StateError
+from ...schema import AnyNumber, Count, read, write
 from ...state import replacing, write_text
 from ...training import RunLock, is_in_use
 from .house import House
@@ -24,7 +26,35 @@ LOG = logging.getLogger("flwr.thinc-torchopt")
 
 RESULT = "result.json"
 LAST, BEST = "model-last", "model-best"
-_KEYS = ("ended", "error", "best", "rounds")
+
+
+Ended = Literal["finished", "failed"] | None
+
+
+@dataclass
+class Round:
+    """A row of the results.
+
+    round (int): Which made the model. clients (dict): What each reported. failed (dict): Why others were left out.
+    repeated (list): The same of each attempt that was not accepted. score, scores: Of the model, when they are known.
+    """
+
+    round: Count
+    clients: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, Any] = field(default_factory=dict)
+    repeated: list[Any] = field(default_factory=list)
+    score: AnyNumber | None = None
+    scores: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """What is in result.json."""
+
+    ended: Ended
+    error: str | None
+    best: Count | None
+    rounds: list[Round]
 
 
 class Results:
@@ -42,19 +72,19 @@ class Results:
         self._lock.take()
         if (before := set_aside(path)) is not None:
             LOG.warning("The results of a run before were in '%s': they are in '%s' now", path, before)
-        self.rounds: list[dict[str, Any]] = [_row(0)]
+        self.rounds = [Round(0)]
         self.best: int | None = None
         self._write()
 
-    def begin_round(self) -> dict[str, Any]:
-        """RETURNS (dict): The row of the round, to be filled."""
-        self.rounds.append(_row(len(self.rounds)))
-        return self.rounds[-1]
+    def begin_round(self) -> None:
+        """Begin a row, to be filled."""
+        self.rounds.append(Round(len(self.rounds)))
 
     def score(self, row: int, score: float, scores: Mapping[str, float], house: House, weights: Tensors) -> None:
         """Note how good a model is, and save it if it is the best. weights (Tensors): Its weights, for this house."""
-        self.rounds[row]["score"], self.rounds[row]["scores"] = score, dict(scores)
-        if self.best is None or score > self.rounds[self.best]["score"]:
+        self.rounds[row].score, self.rounds[row].scores = score, dict(scores)
+        best = None if self.best is None else self.rounds[self.best].score
+        if best is None or score > best:
             self.best = row
             self._save(BEST, house, weights, scores)
         self._write()
@@ -82,9 +112,9 @@ class Results:
         with replacing(self._path / name) as unfinished:
             nlp.to_disk(unfinished)
 
-    def _write(self, ended: str | None = None, error: str | None = None) -> None:
+    def _write(self, ended: Ended = None, error: str | None = None) -> None:
         self._lock.check()
-        content = dict(zip(_KEYS, (ended, error, self.best, self.rounds)))
+        content = write(Result(ended, error, self.best, self.rounds))
         write_text(self._path / RESULT, json.dumps(content, indent=2) + "\n")
 
 
@@ -107,16 +137,11 @@ def read_result(folder: Path) -> dict[str, Any]:
             "or writes elsewhere: see 'output' in [tool.flwr.app.config]."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, "JSON", repr(error)) from error
-    if not isinstance(found, dict) or set(found) != set(_KEYS):
-        raise _damaged(path, f"the parts {sorted(_KEYS)}", sorted(found) if isinstance(found, dict) else found)
-    ended, rounds = found.pop("ended"), found["rounds"]
-    if ended not in (None, "finished", "failed"):
-        raise _damaged(path, "null, 'finished' or 'failed' as 'ended'", ended)
-    if not isinstance(rounds, list) or not all(isinstance(row, dict) and set(row) == set(_row(0)) for row in rounds):
-        raise _damaged(path, f"a list of rounds with {sorted(_row(0))}", rounds)
+        raise StateError(f"Can't load '{path}': expected JSON, found something else ({error!r}).") from error
+    result = read(Result, found, f"'{path}'")
     # Asked twice, as a run may end or begin in between.
-    return {"status": ended or _STATUS[in_use or is_in_use(folder)], **found}
+    status = result.ended or _STATUS[in_use or is_in_use(folder)]
+    return {"status": status, **{name: part for name, part in write(result).items() if name != "ended"}}
 
 
 _STATUS = {True: "running", False: "killed", None: "unknown"}
@@ -135,18 +160,3 @@ def set_aside(folder: Path) -> Path | None:
     for path in left:
         path.rename(place / path.name)
     return place
-
-
-def _damaged(path: Path, expected: str, found: Any) -> StateError:
-    text = found if isinstance(found, str) else repr(found)
-    return StateError(
-        f"Can't read '{path}': expected {expected}, found {text[:200]}. It is damaged, or was written by something "
-        "else."
-    )
-
-
-def _row(number: int) -> dict[str, Any]:
-    """round: Which made the model. clients: What each reported. failed: Why others were left out. repeated: The same of
-    each attempt that was not accepted. score, scores: Of the model, when they are known.
-    """
-    return {"round": number, "clients": {}, "failed": {}, "repeated": [], "score": None, "scores": {}}

@@ -120,7 +120,7 @@ class ModularStrategy(Strategy):
         found = [(report, reply) for report, (_, reply) in zip(reports, found)]
         self._note_score(server_round - 1, reports)
         row = self._results.rounds[server_round]
-        row["clients"] = {
+        row.clients = {
             report.name: {
                 "examples": report.examples,
                 "claimed_examples": said.examples,
@@ -157,14 +157,14 @@ class ModularStrategy(Strategy):
         RAISES (FederationError): It was the last one.
         """
         row, s = self._results.rounds[server_round], self._settings
-        self._silent = row["failed"]
-        row["repeated"].append(row["failed"])
-        row["failed"] = {}
+        self._silent = row.failed
+        row.repeated.append(row.failed)
+        row.failed = {}
         expected = (
             f"expected usable reports of at least {s.min_clients} clients, found {len(names) or 'none'}"
             f"{': ' if names else ''}{', '.join(names)}"
         )
-        attempts = len(row["repeated"])
+        attempts = len(row.repeated)
         if attempts < s.attempts:
             LOG.warning(
                 "Round %s is not accepted: %s. It is repeated: attempt %s of %s",
@@ -177,7 +177,7 @@ class ModularStrategy(Strategy):
         times = "" if attempts == 1 else f", in each of {attempts} attempts"
         raise FederationError(
             f"Can't accept round {server_round}: {expected}{times}. "
-            f"{' '.join(f'{name}: {reason}' for name, reason in row['repeated'][-1].items())} Look into the logs of "
+            f"{' '.join(f'{name}: {reason}' for name, reason in row.repeated[-1].items())} Look into the logs of "
             "these clients, set 'timeout_seconds' in [federated] higher if they are late, or 'min_clients' lower."
         )
 
@@ -344,7 +344,7 @@ class ModularStrategy(Strategy):
         self, replies: Iterable[Message], weights: dict[str, torch.Tensor] | None
     ) -> list[tuple[Report, Message]]:
         """The reports that can be used, with their messages. Why others can't be is noted."""
-        found, failed = _by_node(self._sent, replies), self._results.rounds[-1]["failed"]
+        found, failed = _by_node(self._sent, replies), self._results.rounds[-1].failed
         reports = []
         for message in self._sent:
             node = message.metadata.dst_node_id
