@@ -69,7 +69,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
 
 
 def test_package_learn_rate_has_one_writer():
-    """Nothing but learn_rate/controller.py writes the `lr` of a torch param group."""
+    """Nothing but learn_rate/writer.py writes the `lr` of a torch param group."""
     writers = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -87,7 +87,7 @@ def test_package_learn_rate_has_one_writer():
                     and target.slice.value == "lr"
                 ):
                     writers.append(path.name)
-    assert writers == ["controller.py"]
+    assert writers == ["writer.py"]
 
 
 def private_names(tree):

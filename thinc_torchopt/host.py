@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from spacy.language import Language
 
 # ---------------------------------------------------------------------- thinc
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.learn_rate.conservative import CircuitBreaker
 
 
@@ -112,7 +112,7 @@ def test_circuit_breaker_goes_on_in_another_process():
 def test_circuit_breaker_refuses_another_state(state):
     breaker, _ = make(failures=1)
     breaker.failed()
-    with pytest.raises(ConfigError, match="Can't load the state of a circuit breaker"):
+    with pytest.raises(StateError, match="Can't load the state of the circuit breaker"):
         breaker.load_state_dict(state)
     assert breaker.state == "open"
 

@@ -8,7 +8,7 @@ becomes of it when the param grows; state_beside.py is about what belongs to no 
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
 from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
-from .state_beside import BESIDE, collect_beside, map_tensors, restore_beside
+from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
 from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
 from .state_roles import Roles, library_of
@@ -34,7 +34,6 @@ from .torch_classes import (
 __all__ = [
     "AN_ALGORITHM",
     "ASGD",
-    "BESIDE",
     "IN_ALGORITHM",
     "LBFGS",
     "SGD",
@@ -55,6 +54,7 @@ __all__ = [
     "Roles",
     "Rprop",
     "SparseAdam",
+    "StateBeside",
     "ThincAdam",
     "ThincSGD",
     "as_plain",

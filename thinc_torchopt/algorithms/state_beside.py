@@ -7,6 +7,7 @@ a `state_dict` of their own. What is private is taken for caches, compiled steps
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -16,15 +17,22 @@ from torch import Tensor
 
 from ..errors import StateError
 
-# The parts of what an optimizer keeps beside its params and groups.
-BESIDE = ("attributes", "parts", "state")
 # Attributes of an optimizer that are kept elsewhere, or are no state.
 _NO_STATE = ("state", "param_groups", "defaults", "grad_scale", "found_inf")
 # What files take: see state/trees.py.
 _PLAIN = (type(None), bool, int, float, str, bytes, set, frozenset, Tensor, numpy.generic, numpy.ndarray)
 
 
-def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -> dict[str, Any]:
+@dataclass
+class StateBeside:
+    """Attributes, parts that have a `state_dict`, and what stands in `state` under names."""
+
+    attributes: dict[str, Any]
+    parts: dict[str, Any]
+    state: dict[str, Any]
+
+
+def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -> StateBeside:
     """What an optimizer keeps beside its params and groups: counters, most of the time. Tensors are shared.
 
     options (Collection[str]): Attributes of these names are settings.
@@ -44,17 +52,20 @@ def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -
         elif not callable(value) and not isinstance(value, ModuleType):
             attributes[name] = value
             check_plain(value, where)
-    state = {key: value for key, value in optimizer.state.items() if type(key) is str}
+    in_state: Mapping[Any, Any] = optimizer.state
+    state = {key: value for key, value in in_state.items() if type(key) is str}
     check_plain(state, f"the state of {type(optimizer).__name__}")
-    return {kind: values for kind, values in zip(BESIDE, (attributes, parts, state)) if values}
+    return StateBeside(attributes, parts, state)
 
 
-def restore_beside(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None:
     """Give an optimizer what `collect_beside` took. Tensors are copied. What is not among it stays.
 
     RAISES (StateError): The state of another optimizer.
     """
-    attributes, parts, state = (map_tensors(Tensor.clone, saved.get(kind, {})) for kind in BESIDE)
+    attributes, parts, state = (
+        map_tensors(Tensor.clone, part) for part in (saved.attributes, saved.parts, saved.state)
+    )
     has_parts = all(hasattr(getattr(optimizer, name, None), "load_state_dict") for name in parts)
     if not has_parts or not all(_may_be_state(name) and not hasattr(type(optimizer), name) for name in attributes):
         raise StateError(

@@ -11,16 +11,21 @@ group, whichever blocks these are from.
 
 from .blocks import without_policy
 from .cascade import Cascade
-from .freezing import FrozenGrads
+from .freezing import FreezeChange, FreezeChanges, FrozenGrads
 from .group import Group
 from .plan import Plan
+from .rate_changes import RateChange, RateChanges
 from .settings import ParamSettings
 
 __all__ = [
     "Cascade",
+    "FreezeChange",
+    "FreezeChanges",
     "FrozenGrads",
     "Group",
     "ParamSettings",
     "Plan",
+    "RateChange",
+    "RateChanges",
     "without_policy",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
-from ..algorithms import collect_beside
+from ..algorithms import StateBeside, collect_beside
 from ..learn_rate import FromFunction, RateWriter, WatchedOptimizer
 from ..params import Param
 from .building import Builder
@@ -75,6 +74,6 @@ class BuiltAlgorithm:
         """See `Stepper.in_eval_form`."""
         return self.stepper.in_eval_form(self.groups)
 
-    def state_beside(self) -> dict[str, Any]:
+    def state_beside(self) -> StateBeside:
         """What the algorithm keeps beside params and groups: see algorithms/state_beside.py."""
         return collect_beside(self.optimizer, self.algorithm.options)

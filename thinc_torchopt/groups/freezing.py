@@ -3,53 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Optional
 
 import torch
 
-from ..checks import check_number
 from ..params import Param, Pattern, matches_any
+from ..schema import NotNegative, write
 from .settings import ParamSettings
+
+
+@dataclass
+class FreezeChange:
+    """One change. params (list[str]): Patterns over names. until (float | None): The first step to train them. None:
+    they are frozen from now on.
+    """
+
+    params: list[str]
+    until: Optional[NotNegative]
 
 
 class FreezeChanges:
     """What was frozen and unfrozen in the course of a training, in this order, beside what the settings say."""
 
-    def __init__(self) -> None:
-        self._changes: list[tuple[list[Pattern], float]] = []
+    def __init__(self, changes: Iterable[FreezeChange] = ()):
+        self._changes = list(changes)
+        self._patterns = [self._patterns_of(change) for change in self._changes]
 
-    def add(self, patterns: Sequence[Pattern], frozen_until: float) -> None:
-        """frozen_until (float): Infinite: frozen from now on. Or the step that comes, which is the first to train
-        them.
-        """
-        self._changes.append((list(patterns), frozen_until))
+    @staticmethod
+    def _patterns_of(change: FreezeChange) -> list[Pattern]:
+        return [Pattern(text, "the saved state") for text in change.params]
+
+    def add(self, patterns: Sequence[Pattern], until: int | None) -> None:
+        """patterns, until: As in `FreezeChange`; the step is the one that comes."""
+        self._changes.append(FreezeChange([pattern.text for pattern in patterns], until))
+        self._patterns.append(list(patterns))
 
     def applied(self, param: Param, settings: ParamSettings) -> ParamSettings:
         """The settings of a param after all changes."""
-        for patterns, until in self._changes:
+        for change, patterns in zip(self._changes, self._patterns):
             if matches_any(patterns, param.names):
-                is_frozen = math.isinf(until)
-                until = until if is_frozen else min(settings.frozen_until, until)
+                until = math.inf if change.until is None else min(settings.frozen_until, change.until)
                 settings = replace(settings, frozen_until=until)
         return settings
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [
-            {"params": [pattern.text for pattern in patterns], "until": None if math.isinf(until) else until}
-            for patterns, until in self._changes
-        ]
-
-    def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
-        self._changes = [
-            (
-                [Pattern(str(text), "the saved state") for text in change["params"]],
-                math.inf if change["until"] is None else check_number("until", change["until"]),
-            )
-            for change in state
-        ]
+        return [write(change) for change in self._changes]
 
 
 class FrozenGrads:

@@ -207,7 +207,6 @@ class Plan:
         old = params[0].group
         if old is not None and old.owner is algorithm:
             entry.update(deepcopy(old.state))
-            entry["lr"] = old.watched.applied_rate
             group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
         return group
 
@@ -287,7 +286,7 @@ class Plan:
         patterns (Sequence[Pattern]): Over names.
         RETURNS (list[Param]): Those for which that is a change.
         """
-        self.freeze_changes.add(patterns, math.inf if frozen else float(self._step))
+        self.freeze_changes.add(patterns, None if frozen else self._step)
         changed = [
             param
             for param in self._params.values()

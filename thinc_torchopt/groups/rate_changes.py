@@ -7,15 +7,13 @@ its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Optional
 
-from ..checks import Section
 from ..params import Param
-
-_SECTION = Section("the saved state", verb="load")
+from ..schema import NotNegative, write
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,9 @@ class RateChange:
     """
 
     groups: tuple[str, ...]
-    factor: float = 1.0
-    min_rate: float = 0.0
-    rate: float | None = None
+    factor: NotNegative = 1.0
+    min_rate: NotNegative = 0.0
+    rate: Optional[NotNegative] = None
 
     def matches(self, names: Collection[str]) -> bool:
         """Whether it is for params with one of these names of blocks and groups."""
@@ -53,8 +51,8 @@ class RateChange:
 class RateChanges:
     """All changes, in their order."""
 
-    def __init__(self) -> None:
-        self._changes: list[RateChange] = []
+    def __init__(self, changes: Iterable[RateChange] = ()):
+        self._changes = list(changes)
 
     def add(self, change: RateChange) -> None:
         """Note a change. Those that come to the same are noted together, so that there are few however often rules make
@@ -85,15 +83,4 @@ class RateChanges:
         return [change for change in self._changes if change.matches(names)]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [asdict(change) for change in self._changes]
-
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        self._changes = [
-            RateChange(
-                tuple(map(str, change["groups"])),
-                _SECTION.number("factor", change["factor"]),
-                _SECTION.number("min_rate", change["min_rate"]),
-                None if change["rate"] is None else _SECTION.number("rate", change["rate"]),
-            )
-            for change in state
-        ]
+        return [write(change) for change in self._changes]

@@ -24,13 +24,11 @@ from .policies import (
 )
 from .policy_rate import NEW_PARAMS_FACTOR
 from .watch import WatchedOptimizer, warn_of_steps_without
-from .writer import SAVED as SAVED_BY_WRITER
-from .writer import RateWriter, driver_of
+from .writer import RateWriter, WriterState, driver_of
 
 __all__ = [
     "NAMED",
     "NEW_PARAMS_FACTOR",
-    "SAVED_BY_WRITER",
     "Adaptive",
     "CircuitBreaker",
     "Constant",
@@ -46,6 +44,7 @@ __all__ = [
     "Warmup",
     "WatchedGroup",
     "WatchedOptimizer",
+    "WriterState",
     "driver_of",
     "kind_of",
     "settings_of",

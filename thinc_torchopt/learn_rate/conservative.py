@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
 
 from ..errors import ConfigError
+from ..schema import Count, read, write
 
 # The clean steps, in a row, after which conservative mode ends.
 CLEAN_STEPS = 100
@@ -157,39 +159,54 @@ class CircuitBreaker:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` takes, for JSON. Times are kept as durations: clocks differ between processes."""
-        seconds_open = None if self._opened_at is None else self._clock() - self._opened_at
-        return {
-            "is_on": self.conservative,
-            "times": self.times,
-            "in_a_row": self._writes_in_a_row,
-            "steps": self._steps,
-            "failures": self._writes,
-            "clean_steps": self._clean_steps,
-            "failed_since_step": self._wrote_since_step,
-            "breaker": {"failures_in_a_row": self._in_a_row, "seconds_open": seconds_open},
-        }
+        return write(self._state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    @property
+    def _state(self) -> BreakerState:
+        return BreakerState(
+            is_on=self.conservative,
+            times=self.times,
+            in_a_row=self._writes_in_a_row,
+            steps=self._steps,
+            failures=self._writes,
+            clean_steps=self._clean_steps,
+            failed_since_step=self._wrote_since_step,
+            failures_in_a_row=self._in_a_row,
+            seconds_open=None if self._opened_at is None else self._clock() - self._opened_at,
+        )
+
+    def load_state_dict(self, state: Any) -> None:
         """Go on from where another one was.
 
-        RAISES (ConfigError): It is not the state of a circuit breaker. Nothing has changed then.
+        RAISES (StateError): It is not the state of a circuit breaker. Nothing has changed then.
         """
-        try:
-            breaker, seconds_open = state["breaker"], state["breaker"]["seconds_open"]
-            loaded = {
-                "conservative": bool(state["is_on"]),
-                "times": int(state["times"]),
-                "_in_a_row": int(breaker["failures_in_a_row"]),
-                "_opened_at": None if seconds_open is None else self._clock() - float(seconds_open),
-                "_writes_in_a_row": int(state["in_a_row"]),
-                "_wrote_since_step": bool(state["failed_since_step"]),
-                "_steps": int(state["steps"]),
-                "_clean_steps": int(state["clean_steps"]),
-                "_writes": int(state["failures"]),
-            }
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"Can't load the state of a circuit breaker: expected what its state_dict gives, found {error!r} in "
-                f"{state!r}."
-            ) from None
-        vars(self).update(loaded)
+        self.load(read(BreakerState, state, "the state of the circuit breaker"))
+
+    def load(self, state: BreakerState) -> None:
+        """As `load_state_dict`, what was read."""
+        self.conservative, self.times = state.is_on, state.times
+        self._writes_in_a_row, self._in_a_row = state.in_a_row, state.failures_in_a_row
+        self._steps, self._clean_steps, self._writes = state.steps, state.clean_steps, state.failures
+        self._wrote_since_step = state.failed_since_step
+        self._opened_at = None if state.seconds_open is None else self._clock() - state.seconds_open
+
+
+@dataclass
+class BreakerState:
+    """What a circuit breaker is saved as.
+
+    is_on, times: Whether rates are conservative, and how often that has begun.
+    steps, failures, clean_steps: Counted since then.
+    in_a_row, failed_since_step: Of what other code wrote. failures_in_a_row: Of all failures.
+    seconds_open: For how long it has been open. None: it is closed.
+    """
+
+    is_on: bool
+    times: Count
+    in_a_row: Count
+    steps: Count
+    failures: Count
+    clean_steps: Count
+    failed_since_step: bool
+    failures_in_a_row: Count
+    seconds_open: Optional[float]

@@ -17,20 +17,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
-from ..checks import Section
-from ..errors import ConfigError, LearnRateWarning
+from ..errors import ConfigError, LearnRateWarning, StateError
+from ..schema import Count, NotNegative, check_names, read, refuse, write
 from .by_name import PolicyReader
 from .groups import Group, WatchedGroup, rate_of
 from .new_params import append_group, find_parent
-from .policies import Policy, PolicyLike, Warmup, check_rate, source_of
+from .policies import Policy, PolicyLike, Warmup, check_rate
 from .policy_rate import PolicyRate, policy_rate_of
 from .watch import Hooked, WatchedOptimizer, warn_of_steps
-from .writer import SAVED, RateWriter
+from .writer import RateWriter, WriterState
+
+_WHAT = "the state of the learn rate controller"
 
 
 class LearnRateController(RateWriter):
@@ -273,39 +276,46 @@ class LearnRateController(RateWriter):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a run needs to continue exactly, for JSON."""
-        return {**super().state_dict(), "groups": {id: _state_of(watched) for id, watched in self._groups.items()}}
+        groups = {id: write(_saved(watched)) for id, watched in self._groups.items()}
+        return {**super().state_dict(), "groups": groups}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Load the state of another run, and write its last rates.
 
         state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
-        RAISES (ConfigError): The state of another controller. Everything is checked before anything is changed.
+        RAISES (StateError): The state of another controller. Everything is checked before anything is changed.
         """
-        self._check_state(state)
-        super().load_state_dict(state)
+        saved = read(ControllerState, state, _WHAT)
+        check_names(saved.groups, self._groups, _WHAT, "groups")
+        self._check_groups(saved.groups)
+        self.load(saved, _WHAT)
         loaded = set()
-        for watched in self._groups.values():
-            saved, policy = state["groups"][watched.id], source_of(policy_rate_of(watched).policy)
-            if hasattr(policy, "load_state_dict") and id(policy) not in loaded:
-                policy.load_state_dict(saved["policy_state"])
-                loaded.add(id(policy))
-            watched.rate, watched.applied_rate = saved["rate"], saved["applied_rate"]
-            policy_rate_of(watched).load_state_dict(saved)
+        for id_of, watched in self._groups.items():
+            found, rate = saved.groups[id_of], policy_rate_of(watched)
+            if rate.keeper is not None and id(rate.keeper) not in loaded:
+                rate.keeper.load_state_dict(found.policy_state)
+                loaded.add(id(rate.keeper))
+            watched.rate, watched.applied_rate = found.rate, found.applied_rate
+            rate.start, rate.base, rate.factor, rate.held_rate = found.start, found.base, found.factor, found.held_rate
         self.write_last_rates()
 
-    def _check_state(self, state: Any) -> None:
-        """RAISES (ConfigError): A state can't be loaded."""
-        _check_keys("parts", (*SAVED, "groups"), state)
-        groups = state["groups"]
-        _check_keys("param groups", self._groups, groups)
-        for watched in self._groups.values():
-            _check_group(watched, groups[watched.id])
-        other = {id: found for id, found in self._groups.items() if groups[id]["checksum"] != found.checksum}
-        if other and _are_swapped(other, {id: groups[id]["checksum"] for id in other}):
-            raise ConfigError(
-                f"Can't load the state of the learn rate controller: expected param groups {sorted(other)} in the "
-                "order in which they were saved, found them in another. Build the optimizer with the groups in the "
-                "same order."
+    def _check_groups(self, saved: Mapping[str, GroupState]) -> None:
+        """RAISES (StateError): They are of other groups. A warning: they have other params, shapes or options."""
+        for id_of, watched in self._groups.items():
+            found, rate = saved[id_of], policy_rate_of(watched)
+            for name, here, there in (
+                ("policy", rate.kind, found.policy),
+                ("parent", None if rate.parent is None else rate.parent.id, found.parent),
+            ):
+                if here != there:
+                    refuse(_WHAT, f"groups/{id_of}/{name}", repr(here), repr(there))
+            if hasattr(rate.keeper, "check_state_dict"):
+                rate.keeper.check_state_dict(found.policy_state)
+        other = {id: found for id, found in self._groups.items() if saved[id].checksum != found.checksum}
+        if other and _are_swapped(other, {id: saved[id].checksum for id in other}):
+            raise StateError(
+                f"Can't load {_WHAT}: expected param groups {sorted(other)} in the order in which they were saved, "
+                "found them in another. Build the optimizer with the groups in the same order."
             )
         if other:
             warnings.warn(
@@ -317,18 +327,48 @@ class LearnRateController(RateWriter):
             )
 
 
-def _state_of(watched: WatchedGroup) -> dict[str, Any]:
-    kept = {"rate": watched.rate, "applied_rate": watched.applied_rate, "checksum": watched.checksum}
-    return {**kept, **policy_rate_of(watched).state_dict()}
+@dataclass
+class GroupState:
+    """What a param group is saved as, with its policy. The numbers are those of `WatchedGroup` and `PolicyRate`.
+
+    parent (str | None): The id of the group that it follows.
+    checksum (str): Of its identity.
+    policy (str): What kind it is. policy_state (Any): Of its own, or of its source.
+    """
+
+    rate: NotNegative
+    applied_rate: NotNegative
+    checksum: str
+    start: Count
+    base: NotNegative
+    factor: NotNegative
+    held_rate: Optional[NotNegative]
+    parent: Optional[str]
+    policy: str
+    policy_state: Any
 
 
-def _check_group(watched: WatchedGroup, state: Any) -> None:
-    """RAISES (ConfigError): It is not the state of a group, or of another one."""
-    Section("the saved learn rates", verb="load").parts(watched.id, state, _state_of(watched))
-    check = Section(f"the saved learn rate of param group '{watched.id}'", takes_texts=False, verb="load")
-    for name in ("rate", "applied_rate"):
-        check.number(name, state[name])
-    policy_rate_of(watched).check_state_dict(state)
+@dataclass
+class ControllerState(WriterState):
+    """What a controller is saved as. groups (dict[str, GroupState]): By id."""
+
+    groups: dict[str, GroupState]
+
+
+def _saved(watched: WatchedGroup) -> GroupState:
+    rate = policy_rate_of(watched)
+    return GroupState(
+        watched.rate,
+        watched.applied_rate,
+        watched.checksum,
+        rate.start,
+        rate.base,
+        rate.factor,
+        rate.held_rate,
+        None if rate.parent is None else rate.parent.id,
+        rate.kind,
+        None if rate.keeper is None else rate.keeper.state_dict(),
+    )
 
 
 def _are_swapped(groups: Mapping[str, WatchedGroup], saved: Mapping[str, str]) -> bool:
@@ -340,17 +380,3 @@ def _are_swapped(groups: Mapping[str, WatchedGroup], saved: Mapping[str, str]) -
             return False
         left.remove(found)
     return True
-
-
-def _check_keys(what: str, expected: Collection[str], found: Any) -> None:
-    if not isinstance(found, Mapping):
-        raise ConfigError(
-            f"Can't load the state of the learn rate controller: expected a dict of {what}, found {found!r}."
-        )
-    missing, unexpected = [key for key in expected if key not in found], [key for key in found if key not in expected]
-    if missing or unexpected:
-        raise ConfigError(
-            f"Can't load the state of the learn rate controller: expected the {what} {sorted(expected)}, found none "
-            f"for {missing}, and unexpected ones for {unexpected}. Register the same optimizers, and add the same "
-            "params, before you load."
-        )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from ..schema import Count, NotNegative, refuse
 
 MAX_SNAPSHOTS = 1000
 
@@ -35,24 +37,42 @@ class History(deque[Snapshot]):
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
 
-    def state_dict(self) -> dict[str, Any]:
-        """All snapshots, for JSON, with what they share kept once."""
+    @property
+    def state(self) -> HistoryState:
+        """All snapshots, with what they share kept once."""
         places: dict[tuple[tuple[str, str], ...], int] = {}
         snapshots = []
         for epoch, step, rates, checksums, time in self:
             place = places.setdefault(tuple(checksums.items()), len(places))
-            snapshots.append([epoch, step, place, list(rates.values()), time])
-        return {
-            "layouts": [{"ids": [id for id, _ in of], "checksums": [sum for _, sum in of]} for of in places],
-            "snapshots": snapshots,
-        }
+            snapshots.append(SavedSnapshot(epoch, step, place, list(rates.values()), time))
+        return HistoryState([dict(layout) for layout in places], snapshots)
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> History:
-        """RAISES (KeyError | IndexError | TypeError | ValueError): It is not the state of a history."""
-        layouts = [dict(zip(saved["ids"], saved["checksums"])) for saved in state["layouts"]]
+    def of(cls, state: HistoryState, what: str) -> History:
+        """RAISES (StateError): Snapshots have other groups than they say. what (str): Whose state, for the error."""
         history = cls()
-        for epoch, step, place, rates, time in state["snapshots"]:
-            checksums = layouts[place]
-            history.append(Snapshot(epoch, int(step), dict(zip(checksums, map(float, rates))), checksums, float(time)))
+        for i, found in enumerate(state.snapshots):
+            layout = state.layouts[found.layout] if found.layout < len(state.layouts) else {}
+            if len(layout) != len(found.rates):
+                refuse(what, f"history/snapshots/{i}", f"one of {len(layout)} rates", f"{len(found.rates)}")
+            history.append(Snapshot(found.epoch, found.step, dict(zip(layout, found.rates)), layout, found.time))
         return history
+
+
+@dataclass
+class SavedSnapshot:
+    """A snapshot without what others share. layout (int): Which one of the groups' ids and checksums."""
+
+    epoch: Optional[float]
+    step: Count
+    layout: Count
+    rates: list[NotNegative]
+    time: float
+
+
+@dataclass
+class HistoryState:
+    """What a history is saved as. layouts (list): Checksums by the ids of groups."""
+
+    layouts: list[dict[str, str]]
+    snapshots: list[SavedSnapshot]

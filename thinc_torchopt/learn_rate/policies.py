@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, Union
+from dataclasses import dataclass
+from typing import Any, Optional, Protocol, Union
 
 from ..checks import Section
 from ..errors import ConfigError
 from ..schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
+from ..schema import Count, read, write
 
 # Adaptive remembers the rates of so many bases.
 _MAX_BASES = 100
@@ -176,30 +178,26 @@ class Adaptive:
             self._rates.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best": self.best,
-            "bad": self._plateau.bad,
-            "cooling": self._plateau.cooling,
-            "reductions": self.reductions,
-        }
+        return write(AdaptiveState(self.best, self._plateau.bad, self._plateau.cooling, self.reductions))
 
     def check_state_dict(self, state: Any) -> None:
-        check = Section("the learn rate policy 'adaptive'", takes_texts=False, verb="load")
-        check.parts("policy_state", state, self.state_dict())
-        if state["best"] is not None:
-            check.number("best", state["best"], at_least=-math.inf)
-        for name in ("bad", "cooling", "reductions"):
-            check.whole(name, state[name])
+        read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state_dict(state)
-        self._plateau.best = self._worst if state["best"] is None else state["best"]
-        self._plateau.bad, self._plateau.cooling, self._plateau.value = (
-            state["bad"],
-            state["cooling"],
-            state["reductions"],
-        )
+    def load_state_dict(self, state: Any) -> None:
+        found = read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
+        self._plateau.best = self._worst if found.best is None else found.best
+        self._plateau.bad, self._plateau.cooling, self._plateau.value = found.bad, found.cooling, found.reductions
         self._rates.clear()
+
+
+@dataclass
+class AdaptiveState:
+    """What `Adaptive` is saved as."""
+
+    best: Optional[float]
+    bad: Count
+    cooling: Count
+    reductions: Count
 
 
 class Constant:
@@ -260,15 +258,23 @@ class FromSchedule:
         return {"schedule": self._schedule.state_dict(), "is_due": self._is_due}
 
     def check_state_dict(self, state: Any) -> None:
-        Section(f"the schedule of '{self._schedule.name}'", verb="load").parts(
-            "policy_state", state, ("schedule", "is_due")
-        )
-        self._schedule.check_state_dict(state["schedule"])
+        self._schedule.check_state_dict(self._read(state).schedule)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state_dict(state)
-        self._schedule.load_state_dict(state["schedule"])
-        self._is_due = bool(state["is_due"])
+    def load_state_dict(self, state: Any) -> None:
+        found = self._read(state)
+        self._schedule.load_state_dict(found.schedule)
+        self._is_due = found.is_due
+
+    def _read(self, state: Any) -> FromScheduleState:
+        return read(FromScheduleState, state, f"the state of the schedule of '{self._schedule.name}'")
+
+
+@dataclass
+class FromScheduleState:
+    """What `FromSchedule` is saved as. is_due (bool): The schedule is still to move."""
+
+    schedule: dict[str, Any]
+    is_due: bool
 
 
 def source_of(policy: Policy) -> Any:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from ..checks import Section
 from .groups import WatchedGroup
 from .policies import Frozen, Policy, check_rate, kind_of, source_of
 
 # Params that come in mid-training learn at this part of their parent's rate.
 NEW_PARAMS_FACTOR = 0.1
-# What is kept beside the policy.
-_SAVED = ("start", "base", "factor", "held_rate")
 
 
 class PolicyRate:
@@ -58,36 +54,16 @@ class PolicyRate:
         else:
             self.held_rate = rate
 
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes, for JSON; and by what to know the policy, with its own state."""
+    @property
+    def kind(self) -> str:
+        """What states call the policy."""
+        return kind_of(self.policy)
+
+    @property
+    def keeper(self) -> Any:
+        """What keeps a state: the policy, or its source, which other groups may share. None: nothing does."""
         source = source_of(self.policy)
-        return {
-            **{name: getattr(self, name) for name in _SAVED},
-            "parent": None if self.parent is None else self.parent.id,
-            "policy": kind_of(self.policy),
-            "policy_state": source.state_dict() if hasattr(source, "state_dict") else None,
-        }
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """state (Mapping): With all keys. RAISES (ConfigError): The state of another group, or the policy can't load
-        its part.
-        """
-        expected = self.state_dict()
-        check = Section(f"the saved learn rate of param group '{self._where}'", takes_texts=False, verb="load")
-        for name in ("parent", "policy"):
-            if state[name] != expected[name]:
-                advice = "Register the same optimizers with the same policies before you load."
-                check.refuse(name, repr(expected[name]), state[name], advice)
-        for name in _SAVED:
-            if state[name] is not None or name != "held_rate":
-                check.number(name, state[name])
-        if hasattr(source_of(self.policy), "check_state_dict"):
-            source_of(self.policy).check_state_dict(state["policy_state"])
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All but the policy's, which other groups may share."""
-        for name in _SAVED:
-            setattr(self, name, state[name])
+        return source if hasattr(source, "state_dict") else None
 
 
 def policy_rate_of(watched: WatchedGroup) -> PolicyRate:

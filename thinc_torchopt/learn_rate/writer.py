@@ -14,6 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -21,10 +22,11 @@ import torch
 
 from ..checks import Section
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from ..schema import Count, NotNegative, write
 from ..types import OnOutsideWrite
-from .conservative import CircuitBreaker
+from .conservative import BreakerState, CircuitBreaker
 from .groups import Group, WatchedGroup, rate_of
-from .history import History, Snapshot
+from .history import History, HistoryState, Snapshot
 from .integrity import Difference, find, find_rates
 from .policies import Constant, check_rate, source_of
 from .policy_rate import PolicyRate
@@ -33,8 +35,6 @@ from .watch import WatchedOptimizer
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10
-# What `state_dict` of a writer has.
-SAVED = ("step_count", "outside_writes", "scale", "mode", "history")
 
 # All that have, or had, an optimizer to drive.
 _known: WeakSet[RateWriter] = WeakSet()
@@ -226,8 +226,12 @@ class RateWriter:
         """
         own = {id(group) for _, group in groups}
         there = {id(group) for group in of.optimizer.param_groups}
+        before = set(of.groups)
         came = [watched for watched in of.groups if id(watched.group) in there - own]
         of.groups = [of.bind(watched, group) for watched, group in groups] + came
+        for watched, _ in groups:
+            if watched not in before:
+                self._write(watched, watched.applied_rate)
         self._optimizers[of.name] = of
         self._settle(of)
 
@@ -401,22 +405,26 @@ class RateWriter:
             "outside_writes": self.outside_writes,
             "scale": self.scale,
             "mode": self.breaker.state_dict(),
-            "history": self.history.state_dict(),
+            "history": write(self.history.state),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another one was.
+    def load(self, state: WriterState, what: str) -> None:
+        """Go on from where another one was. Rates are written by `write_last_rates`.
 
-        state (Mapping): With all parts of `state_dict`.
-        RAISES (ConfigError): They are not such. Everything is checked before anything is changed.
+        what (str): Whose state it is, for errors.
+        RAISES (StateError): Snapshots have other groups than they say. Nothing has changed then.
         """
-        try:
-            history = History.from_state_dict(state["history"])
-            step_count, outside_writes = int(state["step_count"]), int(state["outside_writes"])
-            scale = check_rate(float(state["scale"]), "scale")
-            self.breaker.load_state_dict(state["mode"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"Can't load the state of the learn rate controller: expected what state_dict gives, found {error!r}."
-            ) from error
-        self.history, self.step_count, self.outside_writes, self.scale = history, step_count, outside_writes, scale
+        self.history = History.of(state.history, what)
+        self.step_count, self.outside_writes, self.scale = state.step_count, state.outside_writes, state.scale
+        self.breaker.load(state.mode)
+
+
+@dataclass
+class WriterState:
+    """What a writer is saved as."""
+
+    step_count: Count
+    outside_writes: Count
+    scale: NotNegative
+    mode: BreakerState
+    history: HistoryState

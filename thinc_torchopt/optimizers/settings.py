@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ..checks import check_number, check_parts
+from ..checks import check_number
 from ..errors import ScheduleWarning
 from ..schedules import Schedule, Schedules, current
 from ..types import FloatOrSchedule
@@ -85,17 +85,13 @@ class MovingSettings:
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step_count, "settings": dict(self._values), "schedules": self.schedules.state_dict()}
 
-    @staticmethod
-    def check_state_dict(saved: Mapping[str, Any]) -> dict[str, float]:
-        """RETURNS (dict): The values. RAISES (StateError, ConfigError): They are no such values."""
-        check_parts("the settings", saved["settings"], ("learn_rate", "grad_clip"))
-        return {name: check_number(name, value) for name, value in saved["settings"].items()}
+    def load(self, values: Mapping[str, float], schedules: Mapping[str, Any], step: int) -> None:
+        """Go on where another run stood.
 
-    def load_state_dict(self, saved: Mapping[str, Any], step: int) -> None:
-        """Go on where another run stood. step (int): How many steps it had made.
-
-        RAISES (ScheduleError): It had other schedules. Nothing has changed then.
+        values (Mapping[str, float]): Of that step.
+        schedules (Mapping[str, Any]): Their states.
+        step (int): How many steps it had made.
+        RAISES (StateError, ScheduleError): It had other schedules. Nothing has changed then.
         """
-        values = self.check_state_dict(saved)
-        self.schedules.load_state_dict(saved["schedules"], at_most=step)
-        self.step_count, self._values = step, values
+        self.schedules.load_state_dict(schedules, at_most=step)
+        self.step_count, self._values = step, dict(values)

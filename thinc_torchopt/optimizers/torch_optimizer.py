@@ -27,7 +27,7 @@ from thinc.api import Model, Optimizer
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
-from ..checks import OPTIMIZER, check_count, check_parts, check_version, own_errors
+from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
 from ..gradients import JOINT, Guard, Reduce, rollback_settings
@@ -35,7 +35,8 @@ from ..groups import Cascade, FrozenGrads
 from ..learn_rate import RateWriter
 from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
-from ..state import by_name, match, read_folder, write_folder
+from ..schema import check_version, read
+from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
     CheckpointSettings,
@@ -643,7 +644,7 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             guard = {"guard": self._step.guard.state_dict()}
-            return {"version": by_name.VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
+            return {"version": VERSION, **self._settings.state_dict(), **guard, **self._trained.state_dict()}
 
     def load_state_dict(
         self,
@@ -668,20 +669,19 @@ class TorchOptimizer(Optimizer):
                 "Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found "
                 f"{on_growth!r}."
             )
-        check_version("the optimizer", saved, by_name.VERSION)
-        check_parts("the optimizer", saved, by_name.PARTS)
-        self._settings.check_state_dict(saved)
-        step = check_count("step", saved["step"])
+        check_version(saved, VERSION, WHAT)
+        state = read(SavedState, saved, WHAT)
         with self._lock:
             # Built beside the current one, and replaces it once everything has succeeded.
-            trained, guard = self._no_params(step), copy(self._step.guard)
+            trained, guard = self._no_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
-                trained.load(nlp, exclude, saved, on_growth, paths)
-                guard.load_state_dict(saved["guard"], paths)
-                by_name.check_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
-                self._settings.load_state_dict(saved, step)
-            by_name.restore_scalers(trained.table.pipeline.shim_paths(), saved["grad_scalers"])
+                trained.load(nlp, exclude, state, on_growth, paths)
+                guard.load_state_dict(state.guard, paths)
+                shims = trained.table.pipeline.shim_paths()
+                by_name.check_scalers(shims, state.grad_scalers)
+                self._settings.load(vars(state.settings), state.schedules, state.step)
+            by_name.restore_scalers(shims, state.grad_scalers)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 
@@ -696,7 +696,7 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             self._trained.table.pipeline.get()
-            self._trained.roll_back(saved)
+            self._trained.roll_back(read(SavedState, saved, WHAT))
             self._trained.writer.scale *= 1.0 if self.rollback is None else self.rollback.factor
             self._step.guard.bad_in_a_row = 0
 

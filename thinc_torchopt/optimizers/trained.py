@@ -14,11 +14,11 @@ from typing import Any, Literal
 from spacy.language import Language
 
 from ..averages import AveragedParams, Averages, AverageSettings
-from ..checks import check_parts
 from ..errors import CheckpointWarning, GrowthWarning
-from ..groups import Cascade, FrozenGrads, Plan
-from ..learn_rate import SAVED_BY_WRITER, RateWriter
+from ..groups import Cascade, FreezeChanges, FrozenGrads, Plan, RateChanges
+from ..learn_rate import RateWriter
 from ..params import Param, ParamTable, Pattern
+from ..state import WHAT, SavedState
 from ..state import by_name as state
 from ..state import match as state_match
 from ..types import Key, OnGrowth, OnOutsideWrite
@@ -125,67 +125,64 @@ class TrainedParams:
         self,
         nlp: Language,
         exclude: Collection[str],
-        saved: Mapping[str, Any],
+        saved: SavedState,
         on_growth: Literal["mean", "zero"] | None = None,
         paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not
         among them.
 
-        saved (Mapping): From `state_dict`. What fails leaves this one half loaded: throw it away.
+        saved (SavedState): What fails leaves this one half loaded: throw it away.
         on_growth: As in `TorchOptimizer.load_state_dict`.
         paths (Mapping[str, str]): New names by old ones: see state_match.py.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
-        self.plan.freeze_changes.load_state_dict(saved["freeze_changes"])
-        self.plan.rate_changes.load_state_dict(saved["rate_changes"])
-        state.check_param_parts(saved["params"])
-        state.check_group_parts(saved["groups"])
+        self.plan.freeze_changes = FreezeChanges(saved.freeze_changes)
+        self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
             saved = state_match.rename(saved, paths)
-        self.table.take_in(nlp, exclude, saved=saved["params"], joins_now=may_grow)
+        self.table.take_in(nlp, exclude, saved=saved.params, joins_now=may_grow)
         if may_grow:
             saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
-        known = [param for param in self.params if not may_grow or param.name in saved["params"]]
-        state.check_params(known, saved["params"], may_grow=may_grow)
-        origins = state.origins_of(self.plan, saved["groups"])
+        known = [param for param in self.params if not may_grow or param.name in saved.params]
+        state.check_params(known, saved.params, may_grow=may_grow)
+        origins = state.origins_of(self.plan, saved.groups)
         self.plan.take_ids(origins)
-        state.check_settings(known, saved["params"], saved["groups"], may_grow=may_grow)
-        state.check_groups(origins, saved["groups"])
-        state.check_param_states(known, saved["params"])
-        state.restore_params(known, saved["params"], on_growth=on_growth or "mean")
-        state.restore_groups(origins, saved["groups"])
-        state.restore_policies(self.plan, saved["policies"], may_grow=may_grow)
-        state.restore_algorithms(self.plan, saved["algorithms"], origins, saved["groups"])
-        check_parts("the learning rates", saved["learn_rates"], SAVED_BY_WRITER)
-        self.writer.load_state_dict(saved["learn_rates"])
+        state.check_settings(known, saved.params, saved.groups, may_grow=may_grow)
+        state.check_groups(origins, saved.groups)
+        state.check_param_states(known, saved.params)
+        state.restore_params(known, saved.params, on_growth=on_growth or "mean")
+        state.restore_groups(origins, saved.groups)
+        state.restore_policies(self.plan, saved.policies, may_grow=may_grow)
+        state.restore_algorithms(self.plan, saved.algorithms, origins, saved.groups)
+        self.writer.load(saved.learn_rates, WHAT)
         self.writer.write_last_rates()
-        if self.averages is not None and saved["averages"] is not None:
+        if self.averages is not None and saved.averages is not None:
             self.averages.load_state_dict(
-                saved["averages"], self.params, self.table.pipeline.shim_paths(), may_grow=may_grow
+                saved.averages, self.params, self.table.pipeline.shim_paths(), may_grow=may_grow
             )
-        elif (self.averages is None) != (saved["averages"] is None):
+        elif (self.averages is None) != (saved.averages is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
 
-    def roll_back(self, saved: Mapping[str, Any]) -> None:
+    def roll_back(self, saved: SavedState) -> None:
         """Take back the states and averages of all params, and gradient scalers. Learning rates and their history go on
         as they are.
 
-        saved (Mapping): From `state_dict`, of this run.
+        saved (SavedState): Of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
-        state.check_params(self.params, saved["params"])
-        if self.averages is not None and saved["averages"] is not None:
-            self.averages.load_state_dict(saved["averages"], self.params, self.table.pipeline.shim_paths())
+        state.check_params(self.params, saved.params)
+        if self.averages is not None and saved.averages is not None:
+            self.averages.load_state_dict(saved.averages, self.params, self.table.pipeline.shim_paths())
         thawed_since = [
-            param for param in self.params if param.group is not None and not saved["params"][param.name]["updates"]
+            param for param in self.params if param.group is not None and not saved.params[param.name].updates
         ]
         for param in thawed_since:
             param.steps = 0
@@ -195,9 +192,9 @@ class TrainedParams:
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
         self.plan.forget_lists()
         for param in goes_on:
-            param.steps = saved["params"][param.name]["updates"]
-        state.restore_params(goes_on, saved["params"])
-        origins = state.origins_of(self.plan, saved["groups"])
-        state.restore_groups(origins, saved["groups"], with_rates=False)
-        state.restore_algorithms(self.plan, saved["algorithms"], origins, saved["groups"])
-        state.restore_scalers(self.table.pipeline.shim_paths(), saved["grad_scalers"])
+            param.steps = saved.params[param.name].updates
+        state.restore_params(goes_on, saved.params)
+        origins = state.origins_of(self.plan, saved.groups)
+        state.restore_groups(origins, saved.groups, with_rates=False)
+        state.restore_algorithms(self.plan, saved.algorithms, origins, saved.groups)
+        state.restore_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)

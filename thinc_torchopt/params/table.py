@@ -42,6 +42,18 @@ class Found(NamedTuple):
     holder: Model | Shim | None = None
 
 
+class SavedParam(Protocol):
+    """A param as another run saved it: see state/forms.py."""
+
+    shape: list[int]
+    dtype: str
+    shim: str | None
+    updates: int
+    joined_at: int | None
+    rate_factor: float
+    held_rate: float | None
+
+
 class Plan(Keeper, Protocol):
     """Which torch optimizer and group updates which param, as far as this table knows it: see groups/plan.py."""
 
@@ -81,7 +93,7 @@ class ParamTable:
         # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
         # begins anew.
         self._joined: dict[str, int | None] = {}
-        self._saved: Mapping[str, Mapping[str, Any]] = {}  # rows of another run, by name, while they are taken in
+        self._saved: Mapping[str, SavedParam] = {}  # rows of another run, by name, while they are taken in
         self._released: dict[str, Released | None] = {}
 
     def take_in(
@@ -89,7 +101,7 @@ class ParamTable:
         nlp: Language,
         exclude: Collection[str],
         *,
-        saved: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        saved: Mapping[str, SavedParam] = MappingProxyType({}),
         joins_now: bool = False,
     ) -> None:
         """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among
@@ -107,7 +119,7 @@ class ParamTable:
         for _, shim in self.pipeline.shim_paths():
             scale_passes_apart(shim)
         if joins_now:
-            updates = max((found["updates"] for found in saved.values()), default=0)
+            updates = max((found.updates for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
         components = components_to_train(nlp, exclude)
         excluded = [proc.model for name, proc in nlp.components if name in exclude and hasattr(proc, "model")]
@@ -176,18 +188,16 @@ class ParamTable:
         return Found(id(param), param, shim)
 
     def _find_of_shims(
-        self, saved: Mapping[str, Mapping[str, Any]], components: Iterable[tuple[str, Model]]
+        self, saved: Mapping[str, SavedParam], components: Iterable[tuple[str, Model]]
     ) -> Iterator[Found]:
         """What shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
         paths = {path: shim for name, model in components for path, shim in shim_paths(model, name)}
         for name, found in saved.items():
-            if "shim" in found:
-                shim = paths.get(name.removesuffix(f"/{clean(found['shim'])}"))
-                if shim is not None and (key := ("shim", shim.id, found["shim"])) not in self.by_key:
+            if found.shim is not None:
+                shim = paths.get(name.removesuffix(f"/{clean(found.shim)}"))
+                if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
-                    yield Found(
-                        key, torch.zeros(found["shape"], dtype=getattr(torch, found["dtype"].removeprefix("torch.")))
-                    )
+                    yield Found(key, torch.zeros(found.shape, dtype=getattr(torch, found.dtype.removeprefix("torch."))))
 
     def follow(self) -> None:
         """Go over to what took the place of params in the pipeline since the last update, as a copied model's do;
@@ -329,8 +339,8 @@ class ParamTable:
                 if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 if (saved := self._saved.get(name)) is not None:
-                    param.joined_at, param.steps = saved["joined_at"], saved["updates"]
-                    param.rate_factor, param.held_rate = saved["rate_factor"], saved["held_rate"]
+                    param.joined_at, param.steps = saved.joined_at, saved.updates
+                    param.rate_factor, param.held_rate = saved.rate_factor, saved.held_rate
                     known.append(param)
                 elif (old := self._released.get(name)) is not None:
                     param.joined_at = old.joined_at

@@ -1,7 +1,7 @@
 """The state of an optimizer by lasting names, and folders of tensors that are whole or not there.
 
-Open by_name.py first: what a saved state consists of. match.py fits it to a pipeline that has changed, preserve.py does
-the same for a bare torch loop, files.py and trees.py write and read it.
+Open forms.py first: what a saved state consists of. by_name.py collects and restores it, match.py fits it to a pipeline
+that has changed, preserve.py does the same for a bare torch loop, files.py and trees.py write and read it.
 """
 
 from . import by_name, match
@@ -17,6 +17,7 @@ from .files import (
     write_folder,
     write_text,
 )
+from .forms import VERSION, WHAT, SavedParam, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
 from .trees import in_main_memory, put_together, take_apart
 
@@ -24,6 +25,10 @@ __all__ = [
     "MANIFEST",
     "TENSORS",
     "VALUES",
+    "VERSION",
+    "WHAT",
+    "SavedParam",
+    "SavedState",
     "StateMapping",
     "by_name",
     "check_folder",

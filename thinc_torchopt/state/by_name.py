@@ -5,7 +5,6 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,32 +12,16 @@ from typing import Any, Literal
 import torch
 from thinc.api import Shim
 
-from ..algorithms import BESIDE, library_of, restore_beside
-from ..checks import check_count, check_parts
-from ..errors import ConfigError, StateError
+from ..algorithms import StateBeside, library_of, restore_beside
+from ..errors import StateError
 from ..groups import Group, Plan
 from ..host import is_scaling, scaler_of
 from ..learn_rate import kind_of, source_of
 from ..params import Param
+from ..schema import check_names, refuse, write
+from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy
 
-VERSION = 1
 _OURS = __name__.partition(".")[0]
-PARTS = (
-    "version",
-    "step",
-    "settings",
-    "schedules",
-    "guard",
-    "learn_rates",
-    "params",
-    "groups",
-    "policies",
-    "algorithms",
-    "averages",
-    "grad_scalers",
-    "freeze_changes",
-    "rate_changes",
-)
 
 
 def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
@@ -47,8 +30,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
         param.name: {
             "shape": list(param.shape),
             "dtype": str(param.dtype),
-            # The name under which a shim with a store of its own calls its optimizer.
-            **({"shim": param.key[2]} if param.is_of_shim else {}),  # type: ignore[index]
+            "shim": param.key[2] if param.is_of_shim else None,  # type: ignore[index]
             "updates": param.steps,
             "joined_at": param.joined_at,
             "label": param.settings.label,
@@ -61,7 +43,7 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
 
 
 def restore_params(
-    params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]], *, on_growth: Literal["mean", "zero"] = "mean"
+    params: Iterable[Param], saved: Mapping[str, SavedParam], *, on_growth: Literal["mean", "zero"] = "mean"
 ) -> None:
     """Give params their states in torch. `check_params` comes before.
 
@@ -72,7 +54,7 @@ def restore_params(
         found = saved[param.name]
         if param.group is not None:
             param.group.owner.states.take(
-                param, found["state"], shape=found["shape"], dtype=_saved_dtype(found), on_growth=on_growth
+                param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth
             )
 
 
@@ -93,28 +75,9 @@ def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_group_parts(saved: Any) -> None:
-    """RAISES (StateError): It is no such state as `collect_groups` gives."""
-    check_parts("the param groups", saved)
-    for group_id, part in saved.items():
-        check_parts(
-            f"param group '{group_id}'",
-            part,
-            ("algorithm", "path", "params", "state", "rate", "applied_rate"),
-        )
-        for name in ("rate", "applied_rate"):
-            _check_rate(f"{name} of param group '{group_id}'", part[name])
-        check_parts(f"param group '{group_id}' in torch", part["state"])
-        if not isinstance(part["params"], list):
-            raise StateError(
-                f"Can't load the state of param group '{group_id}': expected a list of params, found "
-                f"{part['params']!r}."
-            )
-
-
-def origins_of(groups: Plan, saved: Mapping[str, Mapping[str, Any]]) -> dict[Group, str]:
+def origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
     """The id of the saved group from which most params of a group are, if they are from any."""
-    by_name = {name: group_id for group_id, part in saved.items() for name in part["params"]}
+    by_name = {name: group_id for group_id, part in saved.items() for name in part.params}
     origins: dict[Group, str] = {}
     for group in groups.groups:
         if found := Counter(by_name[param.name] for param in group.params if param.name in by_name):
@@ -122,40 +85,38 @@ def origins_of(groups: Plan, saved: Mapping[str, Mapping[str, Any]]) -> dict[Gro
     return origins
 
 
-def restore_groups(
-    origins: Mapping[Group, str], saved: Mapping[str, Mapping[str, Any]], *, with_rates: bool = True
-) -> None:
+def restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup], *, with_rates: bool = True) -> None:
     """Give param groups what was kept of those from which they are. `check_groups` comes before."""
     for group, group_id in origins.items():
         part = saved[group_id]
         if with_rates:
-            group.watched.rate, group.watched.applied_rate = part["rate"], part["applied_rate"]
+            group.watched.rate, group.watched.applied_rate = part.rate, part.applied_rate
         # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
         is_kept = not type(group.owner.optimizer).__module__.startswith("torch.optim")
-        for name, value in part["state"].items() if is_kept else ():
+        for name, value in part.state.items() if is_kept else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def collect_algorithms(groups: Plan) -> dict[str, dict[str, Any]]:
     """What algorithms keep beside params and groups, by their config path."""
-    found = {algorithm.name: algorithm.state_beside() for algorithm in groups.algorithms}
-    return {name: part for name, part in found.items() if part}
+    return {algorithm.name: write(algorithm.state_beside()) for algorithm in groups.algorithms}
 
 
 def restore_algorithms(
-    groups: Plan, saved: Any, origins: Mapping[Group, str], saved_groups: Mapping[str, Mapping[str, Any]]
+    groups: Plan,
+    saved: Mapping[str, StateBeside],
+    origins: Mapping[Group, str],
+    saved_groups: Mapping[str, SavedGroup],
 ) -> None:
     """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over.
 
     origins (Mapping[Group, str]), saved_groups (Mapping): The block of an algorithm may have had another name then.
     RAISES (StateError): It is of others, or damaged.
     """
-    check_parts("the algorithms", saved)
-    paths = {group.owner.name: saved_groups[group_id]["path"] for group, group_id in origins.items()}
+    paths = {group.owner.name: saved_groups[group_id].path for group, group_id in origins.items()}
     for algorithm in groups.algorithms:
         path = paths.get(algorithm.name, algorithm.name)
         if path in saved:
-            check_parts(f"the algorithm '{algorithm.name}'", saved[path], (), optional=BESIDE)
             restore_beside(algorithm.optimizer, saved[path])
 
 
@@ -168,31 +129,21 @@ def collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_policies(groups: Plan, saved: Any, *, may_grow: bool = False) -> None:
+def restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow: bool = False) -> None:
     """Let policies go on. may_grow (bool): There may be others.
 
-    RAISES (ConfigError): There are others, or the state is of another one. Nothing has changed then.
+    RAISES (StateError): There are others, or the state is of another one. Nothing has changed then.
     """
-    check_parts("the policies", saved)
     here = collect_policies(groups)
-    if here.keys() != saved.keys() and not may_grow:
-        raise ConfigError(
-            f"Can't load the state of the learn rate policies: expected those of {sorted(here)}, found those of "
-            f"{sorted(saved)}. The policies in the config have changed since it was saved. Change them back, or start "
-            "with a new optimizer."
-        )
+    if not may_grow:
+        check_names(saved, here, WHAT, "policies")
     both = {where: source_of(policy) for where, policy in groups.rates.policies.items() if where in saved}
     for where, policy in both.items():
-        check_parts(f"the policy of {where}", saved[where], ("kind", "state"))
-        if saved[where]["kind"] != here[where]["kind"]:
-            raise ConfigError(
-                f"Can't load the state of the policy of {where}: expected one of kind {here[where]['kind']!r}, found "
-                f"{saved[where]['kind']!r}. The config has changed since it was saved. Change it back, or start with a "
-                "new optimizer."
-            )
-        policy.check_state_dict(saved[where]["state"])
+        if saved[where].kind != here[where]["kind"]:
+            refuse(WHAT, f"policies/{where}/kind", repr(here[where]["kind"]), repr(saved[where].kind))
+        policy.check_state_dict(saved[where].state)
     for where, policy in both.items():
-        policy.load_state_dict(saved[where]["state"])
+        policy.load_state_dict(saved[where].state)
 
 
 def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
@@ -204,18 +155,15 @@ def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, An
     }
 
 
-def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Any) -> None:
+def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
     """RAISES (StateError): Saved states are not such as gradient scalers have."""
-    check_parts("the gradient scalers", saved)
     here = collect_scalers(shims)
-    for path, found in saved.items():
-        check_parts(f"the gradient scaler of '{path}'", found, here.get(path))
-        for name, value in here.get(path, {}).items():
-            if not _is_like(found[name], value):
-                raise StateError(
-                    f"Can't load the state of the gradient scaler of '{path}': expected '{name}' to be like {value!r}, "
-                    f"found {found[name]!r}."
-                )
+    for path in here.keys() & saved.keys():
+        where = f"grad_scalers/{path}"
+        check_names(saved[path], here[path], WHAT, where)
+        for name, value in here[path].items():
+            if not _is_like(saved[path][name], value):
+                refuse(WHAT, f"{where}/{name}", f"like {value!r}", repr(saved[path][name]))
 
 
 def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
@@ -230,17 +178,7 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
             setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
 
 
-def check_param_parts(saved: Any) -> None:
-    """RAISES (StateError): It is no such state as `collect_params` gives."""
-    if not isinstance(saved, Mapping) or not all(isinstance(found, Mapping) for found in saved.values()):
-        raise StateError(
-            f"Can't load the state of the optimizer: expected the params by name, found {type(saved).__name__}."
-        )
-    for name, found in saved.items():
-        _check_param(name, found)
-
-
-def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = False) -> None:
+def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, may_grow: bool = False) -> None:
     """Check that a saved state is one of these params. may_grow (bool): Their shapes may be others.
 
     RAISES (StateError): Params are missing or unexpected, or have another shape. All of them are named.
@@ -248,9 +186,9 @@ def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = Fals
     by_name = {param.name: param for param in params}
     missing, unexpected = sorted(by_name.keys() - saved.keys()), sorted(saved.keys() - by_name.keys())
     reshaped = [
-        f"{name} is {_shape(param.shape)}, was {_shape(saved[name].get('shape'))}"
+        f"{name} is {_shape(param.shape)}, was {_shape(saved[name].shape)}"
         for name, param in by_name.items()
-        if not may_grow and name in saved and has_grown(param, saved[name])
+        if not may_grow and name in saved and saved[name].shape != list(param.shape)
     ]
     problems = [
         f"{len(found)} {what} ({', '.join(found[:5])}{', ...' if len(found) > 5 else ''})"
@@ -269,15 +207,10 @@ def check_params(params: Collection[Param], saved: Any, *, may_grow: bool = Fals
         )
 
 
-def has_grown(param: Param, saved: Mapping[str, Any]) -> bool:
-    """Whether a param has another shape than in a saved state."""
-    return saved.get("shape") != list(param.shape)
-
-
 def check_settings(
     params: Iterable[Param],
-    saved: Mapping[str, Mapping[str, Any]],
-    saved_groups: Mapping[str, Mapping[str, Any]],
+    saved: Mapping[str, SavedParam],
+    saved_groups: Mapping[str, SavedGroup],
     *,
     may_grow: bool = False,
 ) -> None:
@@ -286,7 +219,7 @@ def check_settings(
     may_grow (bool): The blocks may be others.
     RAISES (StateError): They are not.
     """
-    there = {name: part["algorithm"] for part in saved_groups.values() for name in part["params"]}
+    there = {name: part.algorithm for part in saved_groups.values() for name in part.params}
     here = {param.name: param.group.owner.algorithm.label for param in params if param.group is not None}
     changed = [name for name in here if there.get(name, here[name]) != here[name]]
     if changed:
@@ -300,19 +233,19 @@ def check_settings(
         return
     labels = {param.name: param.settings.label for param in params}
     # Blocks may have other names, if the same params are together.
-    new_labels = {saved[name]["label"]: label for name, label in sorted(labels.items(), reverse=True)}
-    old_labels = {label: saved[name]["label"] for name, label in sorted(labels.items(), reverse=True)}
+    new_labels = {saved[name].label: label for name, label in sorted(labels.items(), reverse=True)}
+    old_labels = {label: saved[name].label for name, label in sorted(labels.items(), reverse=True)}
     moved = sorted(
         name
         for name in here.keys() | there.keys()
         if (name in here) != (name in there)
-        or new_labels[saved[name]["label"]] != labels[name]
-        or old_labels[labels[name]] != saved[name]["label"]
+        or new_labels[saved[name].label] != labels[name]
+        or old_labels[labels[name]] != saved[name].label
     )
     if moved:
         first = moved[0]
         expected = f"in the param group '{labels[first]}'" if first in here else "in none"
-        found = f"in '{saved[first]['label']}'" if first in there and first in saved else "in none"
+        found = f"in '{saved[first].label}'" if first in there and first in saved else "in none"
         more = f", and {len(moved) - 1} more in others" if len(moved) > 1 else ""
         raise StateError(
             f"Can't load the state of the optimizer: expected param '{first}' {expected}, found it {found}{more}. "
@@ -321,13 +254,13 @@ def check_settings(
         )
 
 
-def check_groups(origins: Mapping[Group, str], saved: Mapping[str, Mapping[str, Any]]) -> None:
+def check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
     """Check that saved param groups have what algorithms keep there.
 
     RAISES (StateError): They have something else.
     """
     for group, group_id in origins.items():
-        kept, of_group = group.state, saved[group_id]["state"]
+        kept, of_group = group.state, saved[group_id].state
         wrong = [
             name
             for name in of_group
@@ -341,7 +274,7 @@ def check_groups(origins: Mapping[Group, str], saved: Mapping[str, Mapping[str, 
             )
 
 
-def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str, Any]]) -> None:
+def check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
     """Check that a saved state has what the algorithm keeps of each param, with the options that it has now, in the
     right form.
 
@@ -350,68 +283,40 @@ def check_param_states(params: Iterable[Param], saved: Mapping[str, Mapping[str,
     examples: dict[tuple[int, int], dict[str, Any]] = {}
     for param in params:
         found = saved[param.name]
-        if param.group is None or (not found["state"] and not found["updates"]):
+        if param.group is None or (not found.state and not found.updates):
             continue
-        n_dimensions = len(found["shape"])
+        n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:
             examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
         example, label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum, which may be yet to come.
-            example = {name: value for name, value in example.items() if name in found["state"]}
-        missing = sorted(example.keys() - found["state"].keys())
+            example = {name: value for name, value in example.items() if name in found.state}
+        missing = sorted(example.keys() - found.state.keys())
         if missing:
             raise StateError(
                 f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the "
-                f"options that it has now, found {sorted(found['state'])}. The options have changed since it was "
+                f"options that it has now, found {sorted(found.state)}. The options have changed since it was "
                 "saved. Change them back, or start with a new optimizer."
             )
         # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
         is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
         for name, expected in example.items() if is_known else ():
-            if not _has_form_of(found["state"][name], expected, found["shape"]):
+            if not _has_form_of(found.state[name], expected, found.shape):
                 raise StateError(
                     f"Can't load the state of param '{param.name}': expected '{name}' as {label} keeps it of a param "
-                    f"of shape {_shape(found['shape'])}, found {_describe(found['state'][name])}. It is damaged, or of "
+                    f"of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
                     f"another version of {label}."
                 )
 
 
-def _check_rate(what: str, found: Any) -> None:
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0.0 <= found < math.inf:
-        raise StateError(
-            f"Can't load the state of the optimizer: expected '{what}' to be a number of at least 0, found {found!r}."
-        )
-
-
-def _check_param(name: str, found: Mapping[str, Any]) -> None:
-    check_parts(
-        f"param '{name}'",
-        found,
-        ("shape", "dtype", "updates", "joined_at", "label", "rate_factor", "held_rate", "state"),
-        optional=("shim",),
-    )
-    if not isinstance(found["shape"], list):
-        raise StateError(
-            f"Can't load the state of param '{name}': expected its shape as a list, found {found['shape']!r}."
-        )
-    for size in found["shape"]:
-        check_count(f"{name} shape", size)
-    check_count(f"{name} updates", found["updates"])
-    if not isinstance(_saved_dtype(found), torch.dtype):
-        raise StateError(f"Can't load the state of param '{name}': expected its dtype, found {found['dtype']!r}.")
-    _check_rate(f"{name} rate_factor", found["rate_factor"])
-    if found["held_rate"] is not None:
-        _check_rate(f"{name} held_rate", found["held_rate"])
-    if found["joined_at"] is not None:
-        check_count(f"{name} joined_at", found["joined_at"])
-    check_parts(f"param '{name}' in torch", found["state"])
-
-
-def _saved_dtype(found: Mapping[str, Any]) -> Any:
-    """The dtype that a param had when it was saved, or None."""
-    return getattr(torch, str(found["dtype"]).removeprefix("torch."), None)
+def _dtype_of(found: SavedParam) -> torch.dtype:
+    """RAISES (StateError): torch has no such dtype."""
+    dtype = getattr(torch, found.dtype.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        refuse(WHAT, "dtype", "a dtype of torch's", repr(found.dtype))
+    return dtype
 
 
 def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:

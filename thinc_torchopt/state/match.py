@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError
 from ..params import Param, clean, escape
+from .forms import SavedState
 
 
 def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
@@ -19,15 +21,15 @@ def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
     return {_as_path(old): _as_path(new) for old, new in renamed.items()}
 
 
-def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+def rename(saved: SavedState, paths: Mapping[str, str]) -> SavedState:
     """A state with other names.
 
-    saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
+    saved (SavedState): It stays as it is.
     paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params
         are, up to a whole name.
     RAISES (ConfigError): There is no such name, or two would become one.
     """
-    new = {name: _renamed(name, paths) for name in saved["params"]}
+    new = {name: _renamed(name, paths) for name in saved.params}
     for old in paths:
         if not any(_is_below(name, old) for name in new):
             raise ConfigError(
@@ -44,37 +46,37 @@ def rename(saved: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]
     def by_name(part: Mapping[str, Any]) -> dict[str, Any]:
         return {_renamed(name, paths): value for name, value in part.items()}
 
-    averages = saved["averages"]
-    return {
-        **saved,
-        "params": by_name(saved["params"]),
-        "groups": {
-            group_id: {**part, "params": sorted(_renamed(name, paths) for name in part["params"])}
-            for group_id, part in saved["groups"].items()
+    averages = saved.averages
+    return replace(
+        saved,
+        params=by_name(saved.params),
+        groups={
+            group_id: replace(part, params=[_renamed(name, paths) for name in part.params])
+            for group_id, part in saved.groups.items()
         },
-        "averages": averages
+        averages=averages
         and {
             name: by_name(part) if isinstance(part, Mapping) and name != "settings" else part
             for name, part in averages.items()
         },
-        "grad_scalers": by_name(saved["grad_scalers"]),
-    }
+        grad_scalers=by_name(saved.grad_scalers),
+    )
 
 
-def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[str]) -> tuple[dict[str, Any], str]:
+def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) -> tuple[SavedState, str]:
     """Select the part of a state that belongs to these params.
 
-    saved (Mapping): From `TrainedParams.state_dict`. It stays as it is.
+    saved (SavedState): It stays as it is.
     params (Collection[Param]): All of the pipeline.
     paths (Collection[str]): Of its shims.
-    RETURNS (tuple[dict, str]): The state of those that are in both; and what was dropped, and begins anew, in words;
-        empty if nothing.
+    RETURNS (tuple[SavedState, str]): The state of those that are in both; and what was dropped, and begins anew, in
+        words; empty if nothing.
     """
     trained = {param.name for param in params if param.group is not None}
-    kept = {param.name for param in params} & saved["params"].keys()
+    kept = {param.name for param in params} & saved.params.keys()
     # Of a param that is frozen now there is nothing to keep.
     dropped = [
-        name for name, found in saved["params"].items() if name not in kept or (name not in trained and found["state"])
+        name for name, found in saved.params.items() if name not in kept or (name not in trained and found.state)
     ]
     new = [name for name in trained if name not in kept]
 
@@ -84,24 +86,25 @@ def fit(saved: Mapping[str, Any], params: Collection[Param], paths: Collection[s
         return {name: value for name, value in part.items() if name in kept_and_trained or _is_buffer_of(name, paths)}
 
     groups = {}
-    for group_id, part in saved["groups"].items():
-        if members := [name for name in part["params"] if name in kept_and_trained]:
-            groups[group_id] = {**part, "params": members}
-    averages = saved["averages"]
+    for group_id, part in saved.groups.items():
+        if members := [name for name in part.params if name in kept_and_trained]:
+            groups[group_id] = replace(part, params=members)
+    averages = saved.averages
     if averages is not None:
         averages = {
             name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()
         }
         averages["module_steps"] = {path: steps for path, steps in averages["module_steps"].items() if path in paths}
-    fitted = {
-        **saved,
-        "params": {name: saved["params"][name] for name in saved["params"] if name in kept},
-        "groups": groups,
-    }
-    return {**fitted, "averages": averages}, "; ".join(
+    fitted = replace(
+        saved,
+        params={name: found for name, found in saved.params.items() if name in kept},
+        groups=groups,
+        averages=averages,
+    )
+    return fitted, "; ".join(
         f"{what}: {_describe(names, all_names)}"
         for what, names, all_names in (
-            ("dropped", dropped, saved["params"]),
+            ("dropped", dropped, saved.params),
             ("begin anew", new, [param.name for param in params]),
         )
         if names

@@ -1,0 +1,95 @@
+"""The form of an optimizer's saved state: see schema.py. Params, and what belongs to them, go by lasting names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ..algorithms import StateBeside
+from ..groups import FreezeChange, RateChange
+from ..learn_rate import WriterState
+from ..schema import Count, NotNegative
+
+VERSION = 1
+WHAT = "the state of the optimizer"
+
+
+@dataclass
+class SavedParam:
+    """One param.
+
+    shim (str | None): The name under which a shim with a store of its own calls its optimizer.
+    updates (int): How many it had.
+    joined_at, rate_factor, held_rate: As in `Param`. label: Of its settings.
+    state (dict): What torch keeps of it.
+    """
+
+    shape: list[Count]
+    dtype: str
+    shim: Optional[str]
+    updates: Count
+    joined_at: Optional[Count]
+    label: str
+    rate_factor: NotNegative
+    held_rate: Optional[NotNegative]
+    state: dict[str, Any]
+
+
+@dataclass
+class SavedGroup:
+    """One param group.
+
+    algorithm, path (str): What optimizes it, and its config path.
+    params (list[str]): Their names.
+    state (dict): What the algorithm keeps in it.
+    rate, applied_rate (float): The last ones, without and with the scale of the run.
+    """
+
+    algorithm: str
+    path: str
+    params: list[str]
+    state: dict[str, Any]
+    rate: NotNegative
+    applied_rate: NotNegative
+
+
+@dataclass
+class SavedPolicy:
+    """The policy of a block that keeps a state. kind (str): What it is called."""
+
+    kind: str
+    state: Any
+
+
+@dataclass
+class SavedSettings:
+    """The values of settings that schedules may move."""
+
+    learn_rate: NotNegative
+    grad_clip: NotNegative
+
+
+@dataclass
+class SavedState:
+    """All of it.
+
+    step (int): Of the schedules.
+    params, groups: By name, and by id. Params stand in the order in which they were first seen.
+    policies: By the config path of the block. algorithms: What they keep beside params and groups, by config path.
+    averages, grad_scalers (by the path of the shim), guard, schedules: As those who have them write them.
+    """
+
+    version: int
+    step: Count
+    settings: SavedSettings
+    schedules: dict[str, Any]
+    guard: dict[str, Any]
+    learn_rates: WriterState
+    params: dict[str, SavedParam]
+    groups: dict[str, SavedGroup]
+    policies: dict[str, SavedPolicy]
+    algorithms: dict[str, StateBeside]
+    averages: Optional[dict[str, Any]]
+    grad_scalers: dict[str, dict[str, Any]]
+    freeze_changes: list[FreezeChange]
+    rate_changes: list[RateChange]
