@@ -115,9 +115,9 @@ def refuse(what: str, path: str, expected: str, found: str, *, error: type[State
 
 
 def _read(kind: Any, value: Any, what: str, path: str) -> Any:
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any or (value is None and NoneType in args):
+    if _test_of(kind)(value):
         return value
+    origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         kinds = tuple(one for one in args if one is not NoneType)
         if len(kinds) == 1:
@@ -126,22 +126,46 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
         _check_type(value, Mapping, "a dict", what, path)
         parts = _kinds_of(kind)
         check_names(value, parts, what, path)
-        return kind(**{name: _read(part, value[name], what, _below(path, name)) for name, part in parts.items()})
+        found = {
+            name: item if _test_of(part)(item := value[name]) else _read(part, item, what, _below(path, name))
+            for name, part in parts.items()
+        }
+        return kind(**found)
     elif origin is dict:
         _check_type(value, Mapping, "a dict", what, path)
-        return {name: _read(args[1], item, what, _below(path, name)) for name, item in value.items()}
+        test = _test_of(args[1])
+        return {
+            name: item if test(item) else _read(args[1], item, what, _below(path, name)) for name, item in value.items()
+        }
     elif origin in (list, tuple):
         _check_type(value, (list, origin), "a list", what, path)
         kinds = _kinds_of_items(kind, value)
         if len(kinds) != len(value):
             refuse(what, path, f"a list of {len(kinds)}", f"one of {len(value)}")
-        return origin(_read(kinds[i], item, what, _below(path, str(i))) for i, item in enumerate(value))
+        return origin(
+            item if _test_of(kinds[i])(item) else _read(kinds[i], item, what, _below(path, str(i)))
+            for i, item in enumerate(value)
+        )
     else:
         kinds = (kind,)
     limits = [_limit_of(one) for one in kinds]
     if not any(_is_a(cls, value) and limit.fits(value) for cls, limit in limits):
         refuse(what, path, " or ".join(limit.words for _, limit in limits), _shown(value))
     return value
+
+
+@cache
+def _test_of(kind: Any) -> Callable[[Any], bool]:
+    """A quick test of whether a value is one that there can be, as most are. If not, `_read` looks closer."""
+    if kind is Any:
+        return lambda value: True
+    if get_origin(kind) in (Union, UnionType):
+        tests = [_test_of(one) for one in get_args(kind)]
+        return lambda value: any(test(value) for test in tests)
+    if kind in _LIMITS or get_origin(kind) is Annotated:
+        cls, limit = _limit_of(kind)
+        return lambda value: type(value) is cls and limit.fits(value)
+    return lambda value: False
 
 
 def _check_type(value: Any, cls: Any, expected: str, what: str, path: str) -> None:

@@ -7,7 +7,7 @@ from thinc.api import Linear, chain
 
 from thinc_torchopt import Algorithm, TorchOptimizer
 from thinc_torchopt.algorithms.pytorch_optimizer import create
-from thinc_torchopt.algorithms.state_beside import check_plain, collect_beside, map_tensors, restore_beside
+from thinc_torchopt.algorithms.state_beside import StateBeside, check_plain, collect_beside, map_tensors, restore_beside
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
@@ -48,10 +48,10 @@ def test_state_beside_refuses_what_no_file_takes(value):
 @pytest.mark.parametrize(
     "saved",
     [
-        {"attributes": {"step": 1}},
-        {"attributes": {"param_groups": []}},
-        {"attributes": {"_state": {}}},
-        {"parts": {"total_step": {}}},
+        StateBeside({"step": 1}, {}, {}),
+        StateBeside({"param_groups": []}, {}, {}),
+        StateBeside({"_state": {}}, {}, {}),
+        StateBeside({}, {"total_step": {}}, {}),
     ],
 )
 def test_state_beside_params_writes_to_nothing_else(saved):
@@ -67,10 +67,10 @@ def test_state_beside_params_and_nothing_more():
     params = [torch.ones(2, 2, requires_grad=True)]
     assert collect_beside(
         library.StableSPAM(params), {"maximize", "gamma1", "gamma2", "theta", "t_max", "update_proj_gap"}
-    ) == {"attributes": {"total_step": 0, "warmup": None}}
+    ) == StateBeside({"total_step": 0, "warmup": None}, {}, {})
     beside = collect_beside(library.SPAM(params), {})
-    assert beside["state"] == {"total_step": 0, "current_step": 51} and beside["parts"].keys() == {"warmup"}
-    assert collect_beside(torch.optim.Adam(params, fused=True), {}) == {}
+    assert beside.state == {"total_step": 0, "current_step": 51} and beside.parts.keys() == {"warmup"}
+    assert collect_beside(torch.optim.Adam(params, fused=True), {}) == StateBeside({}, {}, {})
 
 
 @pytest.mark.parametrize("name", ["madgrad", "stablespam", "spam"])

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import dataclass, field
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from thinc_torchopt.controller import EVENTS, Metric, TrainerController, controller_metrics, register_metric_handlers
 from thinc_torchopt.controller.plain import plain
-from thinc_torchopt.errors import ControllerError
+from thinc_torchopt.errors import ControllerError, StateError
 from thinc_torchopt.registry import registry
 
 
@@ -327,6 +328,37 @@ def test_own_metrics():
 
     with pytest.raises(ControllerError, match=r"a method compute\(\.\.\., \*\*kwargs\)"):
         watch("TestDeaf")
+
+
+@dataclass
+class Counted:
+    steps: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+def test_metrics_remember_what_is_in_their_memory():
+    class Counting(Metric):
+        events = ("on_step_end",)
+
+        def __init__(self):
+            super().__init__()
+            self.memory = Counted()
+
+        def compute(self, event_name, **kwargs):
+            self.memory.steps += 1
+            self.memory.names.append(event_name)
+            return self.memory.steps
+
+    first, second = Counting(), Counting()
+    first.compute("on_step_end")
+    state = first.state_dict()
+    assert state == {"steps": 1, "names": ["on_step_end"]}
+    second.load_state_dict(state)
+    assert second.compute("on_step_end") == 2 and state["names"] == ["on_step_end"]
+    for wrong in ({**state, "steps": "x"}, {"steps": 1}, {**state, "more": 1}):
+        with pytest.raises(StateError, match="the state of the metric Counting: expected"):
+            second.load_state_dict(wrong)
+    assert second.memory == Counted(2, ["on_step_end"] * 2)
 
 
 def test_plain_copies_and_converts():

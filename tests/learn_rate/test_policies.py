@@ -150,7 +150,7 @@ def test_learn_rate_policies_schedules_move_when_told():
     other = FromSchedule(schedules.warmup_cosine(1.0, 0, 10))
     other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
     assert other.rate(0, 1.0) == policy.rate(0, 1.0)
-    for bad in ({"position": 2}, {"schedule": {"position": 2}, "is_due": False}, None):
+    for bad in ({"position": 2}, {"schedule": {"position": 2, "source": None}, "is_due": False}, None):
         with pytest.raises(StateError, match="learn_rate"):
             other.load_state_dict(bad)
 
