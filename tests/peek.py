@@ -9,11 +9,10 @@ from spacy.language import Language
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.averages import Averages
 from thinc_torchopt.averages.settings import AverageSettings
-from thinc_torchopt.gradients import Guard
-from thinc_torchopt.groups import Plan
 from thinc_torchopt.params import Param
 from thinc_torchopt.schedules.schedule import Schedules
 from thinc_torchopt.training import log_numbers
+from thinc_torchopt.update import Guard, Plan
 
 
 def averages_in(optimizer: TorchOptimizer) -> Averages:

@@ -590,10 +590,10 @@ for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
 NOT_HERE |= {
-    "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/groups/test_param_groups.py"
+    "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/settings/test_param_groups.py"
 }
 # What no step shows, but what is told of the optimizer: the reason, and where it is tested.
-SPIKES = "what is usual is known after more updates than these: tests/gradients/test_guard.py"
+SPIKES = "what is usual is known after more updates than these: tests/update/test_guard.py"
 GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
 SAVES = "the training loop saves: tests/training/test_checkpoint.py"
 ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"

@@ -34,8 +34,8 @@ from thinc_torchopt.optimizers import drop_ins
 from thinc_torchopt.schedules import plateau
 
 from ..conftest import HAS_MUON, needs_gpu
-from ..groups.test_param_groups import Encoder
 from ..models import backprop, params_of, same, slots, toy_pipeline
+from ..settings.test_param_groups import Encoder
 
 ALGORITHMS = {
     name: getattr(torch_optimizers, name)

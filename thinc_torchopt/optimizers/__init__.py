@@ -1,5 +1,4 @@
-"""The optimizer, as thinc and spaCy know it. Open torch_optimizer.py first, then step.py: one update, from top to
-bottom.
+"""The optimizer, as thinc and spaCy know it. Open torch_optimizer.py first, then update/: one update, from top to bottom.
 
 trained.py is all that an optimizer has of its params, drop_ins.py offers thinc's own optimizers at torch's speed.
 """

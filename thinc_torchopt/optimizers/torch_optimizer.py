@@ -30,12 +30,11 @@ from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen
 from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
-from ..gradients import JOINT, Guard, Reduce, rollback_settings
-from ..groups import Cascade, FrozenGrads
 from ..learn_rate import RateWriter
 from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
 from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
 from ..schema import check_version, read
+from ..settings import Cascade, MovingSettings
 from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
@@ -50,11 +49,9 @@ from ..types import (
     ParamInfo,
     SkipDecay,
 )
+from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
 from .lock import lock_for
-from .noted import NotedGrads
 from .registered import registered
-from .settings import MovingSettings
-from .step import Step, name_of_set
 from .trained import TrainedParams
 
 _A_CHECKPOINT = (

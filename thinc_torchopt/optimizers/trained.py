@@ -15,13 +15,14 @@ from spacy.language import Language
 
 from ..averages import AveragedParams, Averages, AverageSettings
 from ..errors import CheckpointWarning, GrowthWarning
-from ..groups import Cascade, FreezeChanges, FrozenGrads, Plan, RateChanges
 from ..learn_rate import RateWriter
 from ..params import Param, ParamTable, Pattern
+from ..settings import Cascade, FreezeChanges, RateChanges
 from ..state import WHAT, SavedState
 from ..state import by_name as state
 from ..state import match as state_match
 from ..types import Key, OnGrowth, OnOutsideWrite
+from ..update import FrozenGrads, Plan
 
 
 class TrainedParams:

@@ -17,7 +17,8 @@ from ..host import module_of
 from ..types import Key
 
 if TYPE_CHECKING:
-    from ..groups import Group, ParamSettings
+    from ..settings import ParamSettings
+    from ..update import Group
 
 
 # Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower

@@ -55,7 +55,7 @@ class SavedParam(Protocol):
 
 
 class Plan(Keeper, Protocol):
-    """Which torch optimizer and group updates which param, as far as this table knows it: see groups/plan.py."""
+    """Which torch optimizer and group updates which param, as far as this table knows it: see update/plan.py."""
 
     def sync(
         self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True

@@ -14,11 +14,11 @@ from thinc.api import Shim
 
 from ..algorithms import StateBeside, library_of, restore_beside
 from ..errors import StateError
-from ..groups import Group, Plan
 from ..host import is_scaling, scaler_of
 from ..learn_rate import kind_of, source_of
 from ..params import Param
 from ..schema import check_names, refuse, write
+from ..update import Group, Plan
 from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy
 
 _OURS = __name__.partition(".")[0]

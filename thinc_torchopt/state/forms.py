@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ..algorithms import StateBeside
-from ..groups import FreezeChange, RateChange
 from ..learn_rate import WriterState
 from ..schema import Count, NotNegative
+from ..settings import FreezeChange, RateChange
 
 VERSION = 1
 WHAT = "the state of the optimizer"

@@ -152,7 +152,7 @@ class _Apart:
         part is copied.
         """
         if tensor.numel() == 1 and tensor.untyped_storage().nbytes() > tensor.itemsize:
-            tensor = tensor.clone()  # the count of one param, where those of all are one tensor: see groups/direct.py
+            tensor = tensor.clone()  # the count of one param, where those of all are one tensor: see update/direct.py
         sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         for name in sharing:
             other = self.tensors[name]

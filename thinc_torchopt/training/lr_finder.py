@@ -33,7 +33,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
-from ..groups import without_policy
+from ..settings import without_policy
 from .loop import train_while_improving
 
 Place = tuple[str, ...]

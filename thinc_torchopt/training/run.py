@@ -15,11 +15,11 @@ from spacy.training.loop import subdivide_batch
 
 from .. import hooks
 from ..errors import PipelineError
-from ..gradients import grad_norms, total_norm
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
 from ..types import BatchSize
+from ..update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .components import grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream

@@ -14,12 +14,12 @@ from thinc.api import PyTorchShim, fix_random_seed, registry
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
-from thinc_torchopt.gradients.clipping import total_norm
-from thinc_torchopt.gradients.guard import MIN_UPDATES, Guard
-from thinc_torchopt.gradients.norms import grad_norms
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
+from thinc_torchopt.update.clipping import total_norm
+from thinc_torchopt.update.guard import MIN_UPDATES, Guard
+from thinc_torchopt.update.norms import grad_norms
 
 from ..models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ..peek import guard_in

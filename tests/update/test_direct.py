@@ -13,8 +13,8 @@ from thinc.api import Linear, Model, chain
 from tests.models import toy_examples, toy_pipeline
 from thinc_torchopt import TorchOptimizer, kernels
 from thinc_torchopt.algorithms import Algorithm
-from thinc_torchopt.groups import direct
 from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
+from thinc_torchopt.update import direct
 
 # Every option that torch's kernels take.
 CLASSES = {

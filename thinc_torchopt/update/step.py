@@ -16,15 +16,21 @@ to BatchNorm's statistics is put back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinc.api import Shim
 
-from ..gradients import JOINT, Guard, KeptBuffers, Reduce, Verdict, clip_grads, norms_of_grads, total_norm
 from ..params import Param, clear_grads
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
-from .trained import TrainedParams
+from .buffers import KeptBuffers
+from .clipping import clip_grads
+from .guard import JOINT, Guard, Verdict
+from .norms import norms_of_grads, total_norm
+from .reduce import Reduce
+
+if TYPE_CHECKING:
+    from ..optimizers.trained import TrainedParams
 
 
 class Step:

@@ -27,7 +27,7 @@ from ..params import Param, Pattern, layers_of, matches_any
 from ..schedules import Schedule, Schedules, is_moving
 from ..types import Blocks, FloatOrSchedule, SkipDecay
 from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, Block, BlockReader, patterns_of
-from .settings import ParamSettings
+from .param_settings import ParamSettings
 
 _DECAYS = ("weight_decay", "L2")
 

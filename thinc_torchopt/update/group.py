@@ -9,8 +9,7 @@ import torch
 from ..learn_rate import Policy, WatchedGroup
 from ..params import Param
 from ..schedules import is_moving
-from .rates import Rates
-from .settings import ParamSettings
+from ..settings import ParamSettings, Rates
 
 if TYPE_CHECKING:
     from .built_algorithm import BuiltAlgorithm

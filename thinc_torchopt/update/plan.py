@@ -23,15 +23,12 @@ from ..errors import ConfigError
 from ..learn_rate import RateWriter
 from ..params import Param, Pattern, Released, unique
 from ..schedules import current
+from ..settings import Cascade, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
 from ..types import Key, OnGrowth, ParamInfo
 from .building import Builder
 from .built_algorithm import BuiltAlgorithm
-from .cascade import Cascade
-from .freezing import FreezeChanges, FrozenGrads
+from .frozen_grads import FrozenGrads
 from .group import Group
-from .rate_changes import RateChange, RateChanges
-from .rates import Rates
-from .settings import ParamSettings
 from .stepping import Stepper
 
 Chosen = list[tuple[Stepper, list[tuple[Group, Sequence[Param]]]]]

@@ -11,8 +11,7 @@ from ..algorithms import Algorithm, OptionRanges, small_matrix
 from ..errors import ConfigError
 from ..params import Param
 from ..schedules import current, is_moving
-from .rates import Rates
-from .settings import ParamSettings
+from ..settings import ParamSettings, Rates
 
 
 class Builder:

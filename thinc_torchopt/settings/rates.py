@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy
 from ..schedules import current
-from .settings import ParamSettings
+from .param_settings import ParamSettings
 
 
 class Rates:

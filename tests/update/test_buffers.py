@@ -11,7 +11,7 @@ from thinc.api import Linear, PyTorchShim, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import GradSpikeWarning, NonFiniteGradWarning
-from thinc_torchopt.gradients.buffers import KeptBuffers
+from thinc_torchopt.update.buffers import KeptBuffers
 
 from ..models import toy_examples, toy_pipeline
 

@@ -14,13 +14,13 @@ import torch
 
 from .. import kernels
 from ..errors import ConfigError
-from ..gradients import scale_grads
 from ..host import is_hooked_before_step
 from ..learn_rate import RateWriter
 from ..params import Param
 from ..schedules import current
 from ..types import BatchSize
 from .building import Builder
+from .clipping import scale_grads
 from .direct import DirectStep
 from .group import Group
 
