@@ -1,15 +1,17 @@
-"""The optimizer, as thinc and spaCy know it. Open torch_optimizer.py first, then update/: one update, from top to bottom.
+"""The optimizer, as thinc and spaCy know it. Open torch_optimizer.py first.
 
 trained.py is all that an optimizer has of its params, drop_ins.py offers thinc's own optimizers at torch's speed.
 """
 
 from .drop_ins import SGD, Adam, RAdam
 from .torch_optimizer import TorchOptimizer, create_optimizer
+from .trained import TrainedParams
 
 __all__ = [
     "SGD",
     "Adam",
     "RAdam",
     "TorchOptimizer",
+    "TrainedParams",
     "create_optimizer",
 ]

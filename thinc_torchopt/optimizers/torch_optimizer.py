@@ -5,7 +5,7 @@ One training step:
  1. `nlp.update` adds up gradients in thinc's nodes and torch's params.
  2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its
     gradient.
- 3. `step` makes one update of them: see step.py.
+ 3. `step` makes one update of them: see update/step.py.
  4. `step_schedules` moves every schedule on by one.
 
 In spaCy's training loop (see training/loop.py) step 2 notes the gradients of all components, and step 3 comes once:

@@ -30,7 +30,7 @@ from .norms import norms_of_grads, total_norm
 from .reduce import Reduce
 
 if TYPE_CHECKING:
-    from ..optimizers.trained import TrainedParams
+    from ..optimizers import TrainedParams
 
 
 class Step:
