@@ -115,9 +115,12 @@ def refuse(what: str, path: str, expected: str, found: str, *, error: type[State
 
 
 def _read(kind: Any, value: Any, what: str, path: str) -> Any:
-    if _test_of(kind)(value):
-        return value
+    quick = _quick_of(kind)
+    if quick.fits(value):
+        return quick.copy(value)
     origin, args = get_origin(kind), get_args(kind)
+    if value is None and NoneType in args:
+        return None
     if origin in (Union, UnionType):
         kinds = tuple(one for one in args if one is not NoneType)
         if len(kinds) == 1:
@@ -127,25 +130,21 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
         parts = _kinds_of(kind)
         check_names(value, parts, what, path)
         found = {
-            name: item if _test_of(part)(item := value[name]) else _read(part, item, what, _below(path, name))
+            name: quick.copy(item)
+            if (quick := _quick_of(part)).fits(item := value[name])
+            else _read(part, item, what, _below(path, name))
             for name, part in parts.items()
         }
         return kind(**found)
     elif origin is dict:
         _check_type(value, Mapping, "a dict", what, path)
-        test = _test_of(args[1])
-        return {
-            name: item if test(item) else _read(args[1], item, what, _below(path, name)) for name, item in value.items()
-        }
+        return {name: _read(args[1], item, what, _below(path, name)) for name, item in value.items()}
     elif origin in (list, tuple):
         _check_type(value, (list, origin), "a list", what, path)
         kinds = _kinds_of_items(kind, value)
         if len(kinds) != len(value):
             refuse(what, path, f"a list of {len(kinds)}", f"one of {len(value)}")
-        return origin(
-            item if _test_of(kinds[i])(item) else _read(kinds[i], item, what, _below(path, str(i)))
-            for i, item in enumerate(value)
-        )
+        return origin(_read(kinds[i], item, what, _below(path, str(i))) for i, item in enumerate(value))
     else:
         kinds = (kind,)
     limits = [_limit_of(one) for one in kinds]
@@ -154,18 +153,31 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
     return value
 
 
+class _Quick(NamedTuple):
+    """How most values are read: those that are of the very types that there can be. fits (Callable): Whether one is."""
+
+    fits: Callable[[Any], bool]
+    copy: Callable[[Any], Any] = lambda value: value
+
+
 @cache
-def _test_of(kind: Any) -> Callable[[Any], bool]:
-    """A quick test of whether a value is one that there can be, as most are. If not, `_read` looks closer."""
+def _quick_of(kind: Any) -> _Quick:
+    """The quick way, for a kind that has one. `_read` looks closer at what does not fit."""
+    origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
-        return lambda value: True
-    if get_origin(kind) in (Union, UnionType):
-        tests = [_test_of(one) for one in get_args(kind)]
-        return lambda value: any(test(value) for test in tests)
-    if kind in _LIMITS or get_origin(kind) is Annotated:
+        return _Quick(lambda value: True)
+    if kind in _LIMITS or origin is Annotated:
         cls, limit = _limit_of(kind)
-        return lambda value: type(value) is cls and limit.fits(value)
-    return lambda value: False
+        return _Quick(lambda value: type(value) is cls and limit.fits(value))
+    if origin in (Union, UnionType) and all(one in _LIMITS or get_origin(one) is Annotated for one in args):
+        tests = [_quick_of(one).fits for one in args]
+        return _Quick(lambda value: any(test(value) for test in tests))
+    if origin is list and (args[0] in _LIMITS or get_origin(args[0]) is Annotated):
+        test = _quick_of(args[0]).fits
+        return _Quick(lambda value: type(value) is list and all(map(test, value)), list)
+    if kind == dict[str, Any]:
+        return _Quick(lambda value: type(value) is dict and all(type(key) is str for key in value), dict)
+    return _Quick(lambda value: False)
 
 
 def _check_type(value: Any, cls: Any, expected: str, what: str, path: str) -> None:

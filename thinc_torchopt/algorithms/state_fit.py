@@ -92,7 +92,12 @@ def fit_param_state(
     fitted = {}
     is_same = old == new and old_dtype in (None, new_param.dtype)
     for key, value in state.items():
-        if is_same and isinstance(value, Tensor) and _is_like(value, new_param):
+        if (
+            is_same
+            and isinstance(value, Tensor)
+            and value.device == new_param.device
+            and (value.ndim == 0 or (value.shape == new_param.shape and value.stride() == new_param.stride()))
+        ):
             fitted[key] = value
             continue
         role = role_of(roles, key)
@@ -116,11 +121,6 @@ def fit_param_state(
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
     return {key: value.flatten() if in_rows and _has_shape(value, new) else value for key, value in fitted.items()}
-
-
-def _is_like(value: Tensor, param: Tensor) -> bool:
-    """Whether a state tensor lies in memory as its param does."""
-    return value.shape == param.shape and value.stride() == param.stride() and value.device == param.device
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:

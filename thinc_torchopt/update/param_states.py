@@ -41,7 +41,10 @@ class ParamStates:
         RAISES (StateError): It does not fit.
         """
         fitted = self._fit(param, state, param.tensor, shape, dtype, on_growth)
-        self._optimizer.state[param.tensor] = map_tensors(torch.Tensor.clone, fitted)
+        self._optimizer.state[param.tensor] = {
+            name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
+            for name, value in fitted.items()
+        }
 
     def drop(self, param: Param) -> None:
         """Forget the state of a param."""
