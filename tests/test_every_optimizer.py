@@ -42,8 +42,9 @@ from thinc_torchopt.modular.registered import (
 )
 from thinc_torchopt.modular.registered import create as create_modular
 from thinc_torchopt.optimizers import drop_ins
+from thinc_torchopt.schema import read, write
 from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.random_state import collect_random, restore_random
+from thinc_torchopt.training.random_state import RandomState, collect_random, restore_random
 
 from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
@@ -217,7 +218,8 @@ def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
         run.steps(0, 5)
         run.optimizer.to_disk(tmp_path / f"{i}-optimizer")
         write_folder(
-            tmp_path / f"{i}-model", {"weights": [param.detach() for param in run.weights], "random": collect_random()}
+            tmp_path / f"{i}-model",
+            {"weights": [param.detach() for param in run.weights], "random": write(collect_random())},
         )
         before = bits(run.weights)
         run.steps(5, 5)
@@ -240,7 +242,7 @@ def go_on(layout, folder):
             for param, value in zip(run.weights, model["weights"]):
                 param.copy_(value)
         run.optimizer.from_disk(folder / f"{i}-optimizer")
-        restore_random(model["random"])
+        restore_random(read(RandomState, model["random"], "the random state"))
         run.steps(5, 5)
         found[name] = bits(run.weights)
     torch.save(found, folder / "found.pt")

@@ -15,6 +15,7 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
+from thinc_torchopt.learn_rate import Adaptive
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
@@ -372,26 +373,18 @@ def test_loop_shows_what_others_write_to_learning_rates_and_when_rates_are_held(
     assert optimizer.controller.outside_writes == 5 and optimizer.controller.conservative
 
 
-def test_loop_tells_the_controller_epoch_losses_and_scores():
+def test_loop_tells_the_controller_epoch_losses_and_scores(monkeypatch):
     """Policies of a foreign torch optimizer hear them as well. Nobody asks for them otherwise, and then they are not
     computed.
     """
 
-    class Recorder:
-        def __init__(self):
-            self.seen = []
-
-        def rate(self, step, base):
-            return base
-
-        def observe(self, metrics):
-            self.seen.append(metrics)
-
+    seen = []
+    monkeypatch.setattr(Adaptive, "observe", lambda self, metrics: seen.append(metrics))
     nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples, optimizer, recorder = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01), Recorder()
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    block = {"params": ["tagger/*"], "policy": "adaptive"}
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, param_groups={"a": block})
     assert not optimizer.controller.goes_by_metrics
-    optimizer.controller.register_optimizer("other", torch.optim.SGD([torch.ones(2)], lr=0.1), recorder)
+    nlp.initialize(lambda: examples, sgd=optimizer)
     assert optimizer.controller.goes_by_metrics
     options = {
         "dropout": 0.0,
@@ -410,7 +403,7 @@ def test_loop_tells_the_controller_epoch_losses_and_scores():
         losses.append((sum(info["losses"].values()), is_best is not None))
     steps = [total - (0.0 if i == 0 or losses[i - 1][1] else losses[i - 1][0]) for i, (total, _) in enumerate(losses)]
     scores = {"tag_acc": 0.5, "ents_f": None, "score": 0.5}
-    assert [seen for seen in recorder.seen if "loss" not in seen] == [scores, scores]
+    assert [metrics for metrics in seen if "loss" not in metrics] == [scores, scores]
     # The losses of a step are the difference of two sums, of single precision among others.
-    assert [seen["loss"] for seen in recorder.seen if "loss" in seen] == pytest.approx(steps, rel=1e-5)
+    assert [metrics["loss"] for metrics in seen if "loss" in metrics] == pytest.approx(steps, rel=1e-5)
     assert [snapshot.epoch for snapshot in optimizer.controller.history] == [0, 0, 1, 1, 2]

@@ -156,6 +156,8 @@ class TrainedParams:
         state.check_settings(known, saved.params, saved.groups, may_grow=may_grow)
         state.check_groups(origins, saved.groups)
         state.check_param_states(known, saved.params)
+        if not may_grow:
+            state.warn_of_options(origins, saved.groups)
         state.restore_params(known, saved.params, on_growth=on_growth or "mean")
         state.restore_groups(origins, saved.groups)
         state.restore_policies(self.plan, saved.policies, may_grow=may_grow)

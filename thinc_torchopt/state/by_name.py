@@ -5,6 +5,7 @@ A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes i
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from thinc.api import Shim
 
 from ..algorithms import StateBeside, library_of, restore_beside
-from ..errors import StateError
+from ..errors import CheckpointWarning, StateError
 from ..host import is_scaling, scaler_of
 from ..learn_rate import kind_of, source_of
 from ..params import Param
@@ -21,6 +22,8 @@ from ..schema import check_names, refuse, write
 from ..update import Group, Plan
 from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy
 
+# They say how torch computes, and not what.
+_SWITCHES = ("fused", "foreach", "capturable", "differentiable")
 _OURS = __name__.partition(".")[0]
 
 
@@ -67,12 +70,39 @@ def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
             "algorithm": group.owner.algorithm.label,
             "path": group.owner.name,
             "params": sorted(param.name for param in group.params),
+            "options": _options_of(group),
             "state": group.state,
             "rate": group.watched.rate,
             "applied_rate": group.watched.applied_rate,
         }
         for group in groups.groups
     }
+
+
+def _options_of(group: Group) -> dict[str, Any]:
+    """Those that are saved: numbers, texts, and tuples of such, as lists."""
+    options = {
+        name: list(value) if isinstance(value := group.entry[name], tuple) else value
+        for name in group.settings.options
+        if name in group.entry and name not in group.moving and name not in _SWITCHES
+    }
+    plain = (bool, int, float, str, type(None), list)
+    return {name: value for name, value in options.items() if isinstance(value, plain)}
+
+
+def warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
+    """Warn of groups whose options are others than when they were saved."""
+    for group, group_id in origins.items():
+        here, there = _options_of(group), saved[group_id].options
+        changed = [f"{name} is {here[name]!r}, was {there[name]!r}" for name in here if here[name] != there.get(name)]
+        if changed:
+            warnings.warn(
+                CheckpointWarning(
+                    f"Param group '{group.id}' has other options than when its state was saved: {'; '.join(changed)}. "
+                    "Those of the config are used."
+                ),
+                stacklevel=4,
+            )
 
 
 def origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:

@@ -41,6 +41,7 @@ class SavedGroup:
 
     algorithm, path (str): What optimizes it, and its config path.
     params (list[str]): Their names.
+    options (dict): Its options that nothing moves, but for switches that depend on the machine.
     state (dict): What the algorithm keeps in it.
     rate, applied_rate (float): The last ones, without and with the scale of the run.
     """
@@ -48,6 +49,7 @@ class SavedGroup:
     algorithm: str
     path: str
     params: list[str]
+    options: dict[str, Any]
     state: dict[str, Any]
     rate: NotNegative
     applied_rate: NotNegative
