@@ -225,13 +225,8 @@ def test_checks_of_a_section_know_their_limits():
         (lambda: section.number("x", -1, below=1.0), "expected a number of at least 0 and below 1, found -1."),
         (lambda: section.number("x", "1"), "expected a number of at least 0, found '1'."),
         (lambda: section.whole("x", "1"), "expected a whole number of at least 0, found '1'."),
-        (
-            lambda: section.parts("x", {"a": 1}, ("a", "b"), "Do."),
-            "expected a section with ['a', 'b'], found ['a']. Do.",
-        ),
-        (lambda: section.parts("x", 1, ("a",)), "expected a section with ['a'], found 1."),
     ]:
         with pytest.raises(ConfigError) as error:
             call()
         assert str(error.value).endswith(said)
-    assert section.parts("x", {"a": 1}, ("a",)) == {"a": 1} and Section("[a.b]").number("x", "1") == 1.0
+    assert Section("[a.b]").number("x", "1") == 1.0

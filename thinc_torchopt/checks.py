@@ -119,14 +119,6 @@ class Section:
             self.refuse(name, "a section, or in Python a dict with texts as keys", value)
         return value
 
-    def parts(self, name: str, value: Any, keys: Collection[str], advice: str = "") -> Mapping[str, Any]:
-        """A section with these keys, and no others. RAISES (ConfigError): It is not."""
-        if not isinstance(value, Mapping) or set(value) != set(keys):
-            self.refuse(
-                name, f"a section with {sorted(keys)}", sorted(value) if isinstance(value, Mapping) else value, advice
-            )
-        return value
-
 
 OPTIMIZER = Section("[training.optimizer]")
 
@@ -138,46 +130,6 @@ def check_number(name: str, value: Any) -> float:
     RAISES (ConfigError): Not a number, negative, or not finite.
     """
     return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
-
-
-def check_parts(
-    what: str, found: Any, expected: Collection[str] | None = None, *, optional: Collection[str] = ()
-) -> None:
-    """Check that a part of a state is a dict with texts as keys.
-
-    what (str): Whose state, for the error.
-    expected (Collection[str]): The keys that it must have, all of them and no others. None: any.
-    optional (Collection[str]): Keys that it may have: what is not in all of them.
-    RAISES (StateError): It is not.
-    """
-    is_dict = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)
-    if not is_dict or (expected is not None and set(found) - set(optional) != set(expected)):
-        raise StateError(
-            f"Can't load the state of {what}: expected "
-            f"{'a dict' if expected is None else f'the parts {sorted(expected)}'}, found "
-            f"{sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__}."
-        )
-
-
-def check_version(what: str, found: Any, newest: int) -> None:
-    """Check that a state says of what version it is, and that this package can read that. Before anything else: the
-    rest may be another.
-
-    what (str): Whose state, for the error.
-    newest (int): The one that this package writes. Older ones are read too.
-    RAISES (StateError): It does not, or is newer.
-    """
-    version = found.get("version") if isinstance(found, Mapping) else None
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise StateError(
-            f"Can't load the state of {what}: expected a state of at least version 1, found version {version!r}. It is "
-            "damaged, or was written by something else."
-        )
-    if version > newest:
-        raise StateError(
-            f"Can't load the state of {what}: expected at most version {newest}, found version {version}. It was "
-            "written by a newer thinc-torchopt: install that one."
-        )
 
 
 @contextmanager
@@ -197,15 +149,3 @@ def own_errors(what: str) -> Iterator[None]:
             f"Can't load the state of {what}: expected what this package writes, found something else ({error!r}). It "
             "is damaged, or was written by something else."
         ) from error
-
-
-def check_count(what: str, found: Any) -> int:
-    """Check that a value is a number of steps or updates, and return it.
-
-    RAISES (StateError): It is not.
-    """
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MAX_STEPS:
-        raise StateError(
-            f"Can't load the state of the optimizer: expected '{what}' to be a number of steps, found {found!r}."
-        )
-    return found
