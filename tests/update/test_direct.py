@@ -183,7 +183,15 @@ def replace_moments(optimizer):
         state["step"] = state["step"] + 3.0
 
 
-def test_direct_holds_on_to_no_state_that_a_rollback_replaced():
+def load_into_torchs(optimizer):
+    """By hand, as a user may do it."""
+    inner(optimizer).load_state_dict(copy.deepcopy(inner(optimizer).state_dict()))
+
+
+@pytest.mark.parametrize(
+    "replace", [lambda optimizer: optimizer.roll_back(copy.deepcopy(optimizer.state_dict())), load_into_torchs]
+)
+def test_direct_holds_on_to_no_state_that_was_replaced(replace):
     """Else it would take memory twice until the next step, in the forward pass of all times."""
     nlp = toy_pipeline(["tagger"], shared=False)
     tagger = nlp.get_pipe("tagger").model = chain(Linear(4, 3), Linear(2, 4)).initialize()
@@ -196,7 +204,7 @@ def test_direct_holds_on_to_no_state_that_a_rollback_replaced():
         tagger.finish_update(optimizer)
     before = [weakref.ref(state["exp_avg"]) for state in inner(optimizer).state.values()]
     assert before
-    optimizer.roll_back(copy.deepcopy(optimizer.state_dict()))
+    replace(optimizer)
     assert not any(moment() is not None for moment in before)
 
 

@@ -41,6 +41,8 @@ class BuiltAlgorithm:
         # For groups that others put in.
         self._watched.policy = FromFunction(lambda step: builder.rates.default())
         self._watched.hook_in()
+        # Nothing holds on to the states that are replaced.
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self.stepper.direct.forget())
         optimizer.param_groups = []
         if hasattr(optimizer, "tell_names"):
             optimizer.tell_names(self._names)

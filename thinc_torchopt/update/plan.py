@@ -289,9 +289,9 @@ class Plan:
             for param in self._params.values()
             if (param.group is None) != (self._settings_of(param).frozen_until > self._step)
         ]
+        self.sync(changed)
         for param in changed:
             param.steps = 0
-        self.sync(changed)
         return changed
 
     def change_rates(self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0) -> None:
