@@ -471,3 +471,32 @@ def test_cascade_a_config_trains_and_tells_of_them(corpus, tmp_path, capsys):
     explain(CONFIGS / "muon.cfg", paths, code_path=None, use_gpu=-1)
     text = " ".join(capsys.readouterr().out.split())
     assert "The params of 'embeddings_and_heads' are optimized by torch.AdamW.v1." in text
+
+
+def test_cascade_of_a_copied_optimizer_knows_its_own_schedules():
+    """Settings that are alike are one object, which tells schedules apart by what they are in this process."""
+    nlp, module = two_parts()
+    rates = Counted()
+    blocks = {"one": {"params": ["*/0/*"], "learn_rate": rates}, "two": {"params": ["*/late"], "learn_rate": rates}}
+    optimizer = TorchOptimizer(SGD(), 0.1, param_groups=blocks, new_params_warmup=0)
+    optimizer.introduce(nlp)
+    steps(nlp, optimizer, 1)
+    other = copy.deepcopy(optimizer)
+    other.introduce(nlp)
+    module[1].register_parameter("late", torch.nn.Parameter(torch.ones(2)))
+    other.initialize(nlp)
+    assert [len(group["params"]) for group in other.torch_optimizers["algorithm"].param_groups] == [3, 2]
+
+
+class Counted:
+    """A schedule that can be copied."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.count += 1
+        return 1.0 / self.count

@@ -1,4 +1,4 @@
-"""How the learn rate controller fares: a circuit breaker, which also says when learning rates are conservative.
+"""How the writer of learning rates fares: a circuit breaker, which also says when learning rates are conservative.
 
 Two things are counted. What the machine is to blame for, a step that is too slow for example, opens the breaker, and
 that is all. What other code writes to param groups opens it too; and so many of these in a row turn conservative mode

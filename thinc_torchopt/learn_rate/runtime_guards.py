@@ -1,4 +1,4 @@
-"""How much work the learn rate controller may take: what takes more is counted.
+"""How much work the writer of learning rates may take: what takes more is counted.
 
 It changes nothing else: a run on a slow machine has the rates, and the results, of one on a fast machine. Measured is
 the CPU time of the thread, in which a machine that is busy with other things does not count. It is no warning, and is

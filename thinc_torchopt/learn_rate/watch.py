@@ -1,4 +1,4 @@
-"""A torch optimizer as the learn rate controller left it: which groups there are, and in which order.
+"""A torch optimizer as the writer of learning rates left it: which groups there are, and in which order.
 
 Nothing here writes a rate.
 """

@@ -84,6 +84,10 @@ class Cascade:
                 f"'{algorithm.label}'. Remove the setting, or choose another algorithm."
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what was found so far: a copy has schedules of its own."""
+        return {**self.__dict__, "_known": {}}
+
     @property
     def goes_by_name(self) -> bool:
         """Whether any setting depends on the name of a param."""
@@ -193,7 +197,7 @@ class Cascade:
         skips_decay = bool(param.is_bias_or_norm and self._decays)
         joined_at = param.joined_at if self._new_params is not None else None
         layer, layer_scale = self._layer_of(param)
-        alike = (first, algorithm, *map(id, blocks), enabled, skips_decay, joined_at, layer, layer_scale)
+        alike = (first, algorithm, *blocks, enabled, skips_decay, joined_at, layer, layer_scale)
         if alike not in self._known:
             values: dict[str, Any] = {}
             for block in blocks:

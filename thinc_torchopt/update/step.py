@@ -85,7 +85,7 @@ class Step:
         grad_clip (float): The largest norm, or value. 0: no clipping.
         together (str): Under what the guard counts it.
         lr_scale (float): Multiplies all learning rates.
-        epoch, metrics: For the controller of learning rates.
+        epoch, metrics: For the writer of learning rates.
         spoiled_by (Exception | None): Why not all gradients could be computed. The update is skipped then.
         batch_size (BatchSize | None): For algorithms that normalize gradients.
         RETURNS (bool): Whether it was made.

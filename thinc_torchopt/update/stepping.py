@@ -31,7 +31,7 @@ class Stepper:
     """Lets a torch optimizer step.
 
     builder (Builder): What it was built by.
-    optimizer (torch.optim.Optimizer): With groups as `TorchGroup.entry`.
+    optimizer (torch.optim.Optimizer): As it was built.
     writer (RateWriter): Writes the learning rates.
     """
 
