@@ -13,7 +13,7 @@ from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD
-from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.settings.rate_changes import RateChange, RateChanges
 
 from ..models import toy_pipeline
@@ -132,6 +132,22 @@ def test_rate_changes_that_can_not_be_change_nothing():
         optimizer.set_learn_rates(["one"], -1.0)
     assert rates_of(optimizer) == {"a1": 0.1, "a2": 0.1, "b1": 0.1, "b2": 0.5, "c": 0.1}
     assert nlp and optimizer.state_dict()["rate_changes"] == []
+
+
+@pytest.mark.parametrize("policy", ["restore", "adopt", "raise"])
+def test_rate_changes_lose_nothing_that_others_wrote(policy):
+    """The group to which they wrote is another one after the change."""
+    nlp, module, optimizer = setting(on_outside_write=policy)
+    update(nlp, module, optimizer)
+    optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 0.4
+    expectation = pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
+    with expectation:
+        optimizer.scale_learn_rates(["one"], 0.5)
+    if policy != "raise":
+        others = 0.4 if policy == "adopt" else 0.1
+        expected = {"a1": others / 2, "a2": others / 2, "b1": others, "b2": 0.5, "c": others}
+        assert rates_of(optimizer) == pytest.approx(expected)
+        assert optimizer.controller.outside_writes == 1
 
 
 def test_rate_changes_are_few_however_often_rules_make_them():

@@ -107,8 +107,10 @@ class Plan:
         new (Iterable[Param]): Those that came. They take part in what rules did before.
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
         RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
-            no such names. Nothing has changed then.
+            no such names. Nothing has changed then. (LearnRateIntegrityError): Other code wrote a rate.
         """
+        for algorithm in self.algorithms:  # what was written to a group that goes would be lost
+            self._writer.check_rates(algorithm.name)
         new = list(new)
         changed = [*changed, *new]
         if changed and self._cascade.goes_by_name and not names_are_lasting:
