@@ -149,6 +149,10 @@ class TrainedParams:
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
+            for param in self.params:
+                if param.group is None:  # it is frozen now, and will begin anew
+                    param.steps = 0
+        self.plan.keep_apart({id: part.params for id, part in saved.groups.items()})
         known = [param for param in self.params if not may_grow or param.name in saved.params]
         state.check_params(known, saved.params, may_grow=may_grow)
         origins = state.origins_of(self.plan, saved.groups)

@@ -47,6 +47,7 @@ class Param:
     rate_factor (float): What rules, and rates of others that were adopted, made of its learning rate: by what that is
         multiplied.
     held_rate (float | None): Its learning rate, if rules or others set one.
+    lineage (int): Tells apart what was in different groups of an algorithm that keeps a state in each.
     row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
@@ -70,6 +71,7 @@ class Param:
         "is_torch",
         "joined_at",
         "key",
+        "lineage",
         "module",
         "name",
         "rate_factor",
@@ -103,6 +105,7 @@ class Param:
         self.group: Group | None = None
         self.rate_factor = 1.0
         self.held_rate: Optional[float] = None
+        self.lineage = 0
         self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0
@@ -151,7 +154,8 @@ class Param:
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Go over to a tensor on another device, of another dtype, or in another memory order."""
-        self.drop_grad()
+        # A torch param is the same one as before: its gradient is torch's, and may be about to be noted.
+        self.grad_source = self.grad_copy = self.flat_grad = None
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
 
     @property

@@ -38,6 +38,11 @@ class FreezeChanges:
         self._changes.append(FreezeChange([pattern.text for pattern in patterns], until))
         self._patterns.append(list(patterns))
 
+    def forget_last(self) -> None:
+        """Undo the last `add`."""
+        self._changes.pop()
+        self._patterns.pop()
+
     def applied(self, param: Param, settings: ParamSettings) -> ParamSettings:
         """The settings of a param after all changes."""
         for change, patterns in zip(self._changes, self._patterns):

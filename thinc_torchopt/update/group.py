@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ class Group:
     owner (BuiltAlgorithm): Whose it is.
     rates (Rates): Of the settings.
     id (str): By which the writer of rates knows it.
+    frozen_alike (Callable): Frozen params that would be in it.
 
     Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `takes_factor` (whether
     a fused kernel takes a factor for the gradients too, of which it knows 32 bits: too few for wider params).
@@ -37,13 +39,21 @@ class Group:
     is_frozen = False
 
     def __init__(
-        self, key: Key, params: list[Param], entry: dict[str, Any], owner: BuiltAlgorithm, rates: Rates, id: str
+        self,
+        key: Key,
+        params: list[Param],
+        entry: dict[str, Any],
+        owner: BuiltAlgorithm,
+        rates: Rates,
+        id: str,
+        frozen_alike: Callable[[Group], Iterable[Param]],
     ):
         self.key = key
         self.params = params
         self.entry = entry
         self.owner = owner
         self._rates = rates
+        self._frozen_alike = frozen_alike
         self.watched = WatchedGroup(id, self, entry["lr"])
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
 
@@ -103,7 +113,7 @@ class Group:
         return first.rate_factor * self._rates.at_next_step(settings, updates)
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:
-        for param in self.params:
+        for param in (*self.params, *self._frozen_alike(self)):
             if ratio is None or param.held_rate is not None:
                 param.held_rate = rate
             else:

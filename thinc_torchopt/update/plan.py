@@ -81,6 +81,7 @@ class Plan:
             for i, found in enumerate(cascade.candidates)
         ]
         self._built: dict[int, BuiltAlgorithm] = {}
+        self._n_lineages = 0
         self._next_thaw = math.inf  # the step at which a param that is frozen now is trained again
 
     @property
@@ -148,10 +149,13 @@ class Plan:
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
         """Equal for params that are in one group: their settings, whether they can be fused, and what rules made of
-        their rates.
+        their rates. Groups in which an algorithm keeps a state stay apart once they are.
         """
-        is_fused = self._builders[param.settings.algorithm].fuses(param.tensor, param.settings)
-        return param.settings.key, is_fused, param.rate_factor, param.held_rate
+        builder = self._builders[param.settings.algorithm]
+        is_fused, lineage = builder.fuses(param.tensor, param.settings), 0
+        if builder.algorithm.counts_for_group:
+            lineage = param.lineage
+        return param.settings.key, is_fused, lineage, param.rate_factor, param.held_rate
 
     @staticmethod
     def _build(
@@ -186,6 +190,7 @@ class Plan:
                     ids.add(id)
                     group = self._new_group(key, params, entries[i][key], algorithm, id)
                 taken[i][group] = params
+        self._rename({group: params for groups in taken.values() for group, params in groups.items()})
         for algorithm in self._built.values():
             for group in algorithm.groups:
                 for param in group.params:
@@ -202,12 +207,40 @@ class Plan:
         """Make a group. If its first param is from another one of this algorithm, it goes on with what was kept in
         that.
         """
-        group = Group(key, params, entry, algorithm, self.rates, id)
         old = params[0].group
-        if old is not None and old.owner is algorithm:
-            entry.update(deepcopy(old.state))
-            group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
+        if old is None or old.owner is not algorithm:
+            return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
+        if algorithm.algorithm.counts_for_group:
+            self._n_lineages += 1
+            for param in params:
+                param.lineage = self._n_lineages
+            key = self._key_of(params[0])
+        # Of the same settings: what others wrote there, too.
+        kept = old.entry if old.key[:2] == key[:2] else old.state
+        entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
+        group = Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
+        group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
         return group
+
+    @staticmethod
+    def _rename(groups: Mapping[Group, list[Param]]) -> None:
+        """Give groups other ids if the label by which they are called is now that of another one's params."""
+        labels = {group: {param.settings.label for param in params} for group, params in groups.items()}
+        known = set().union(*labels.values())
+        wrong = [group for group, own in labels.items() if group.id in known - own]
+        ids = {group.id for group in groups if group not in wrong}
+        for group in wrong:
+            group.watched.id = unique(groups[group][0].settings.label, ids)
+            ids.add(group.id)
+
+    def _frozen_alike(self, group: Group) -> list[Param]:
+        """Frozen params that would be in a group."""
+        settings, *_, factor, held = group.key
+        return [
+            param
+            for param in self.frozen_params
+            if (param.settings.key, param.rate_factor, param.held_rate) == (settings, factor, held)
+        ]
 
     def _settings_of(self, param: Param) -> ParamSettings:
         return self.freeze_changes.applied(param, self._cascade.settings_of(param))
@@ -248,6 +281,23 @@ class Plan:
             param.group.owner.states.move(param, new)
         param.put_on(new)
 
+    def keep_apart(self, saved: Mapping[str, Collection[str]]) -> None:
+        """Part params that were in different groups of an algorithm that keeps a state in each.
+
+        saved (Mapping[str, Collection[str]]): The names of the params of each group in another run, by its id.
+        """
+        origins = {name: id for id, names in saved.items() for name in names}
+        is_due = False
+        for group in self.groups:
+            lineages: dict[str, int] = {}
+            for param in group.params if group.owner.algorithm.counts_for_group else ():
+                if (origin := origins.get(param.name)) is not None:
+                    param.lineage = lineages.setdefault(origin, self._n_lineages + len(lineages) if lineages else 0)
+            self._n_lineages += len(lineages)
+            is_due |= len(lineages) > 1
+        if is_due:
+            self.sync()
+
     def take_ids(self, ids: Mapping[Group, str]) -> None:
         """Give groups the ids that they had in another run, each to the first one that it is for. Others get free ones.
 
@@ -284,14 +334,16 @@ class Plan:
 
         patterns (Sequence[Pattern]): Over names.
         RETURNS (list[Param]): Those for which that is a change.
+        RAISES (ConfigError): A param that is to be trained can't be. Nothing has changed then.
         """
+        before = {param: param.group is None for param in self._params.values()}
         self.freeze_changes.add(patterns, None if frozen else self._step)
-        changed = [
-            param
-            for param in self._params.values()
-            if (param.group is None) != (self._settings_of(param).frozen_until > self._step)
-        ]
-        self.sync(changed)
+        try:
+            self.sync(before)
+        except BaseException:
+            self.freeze_changes.forget_last()
+            raise
+        changed = [param for param, was_frozen in before.items() if (param.group is None) != was_frozen]
         for param in changed:
             param.steps = 0
         return changed
@@ -377,8 +429,8 @@ class Plan:
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
             for label in group.labels:
-                settings, _, *rates = group.key
-                by_label.setdefault(label, {}).setdefault((settings, *rates), group)
+                settings, *_, factor, held = group.key
+                by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
         found = {
             label if len(groups) == 1 else group.id: group.watched.applied_rate
             for label, groups in by_label.items()

@@ -99,6 +99,7 @@ class Stepper:
             if self.algorithm.counts_for_group:
                 for _ in self._groups_by_count(chosen):
                     self._step_once()
+                self._part_groups()
             else:
                 for tensors in self._parts(chosen):
                     with self._only_grads_of(tensors):
@@ -183,6 +184,18 @@ class Stepper:
             optimizer.param_groups = all_groups
             for entry, tensors in before:
                 entry["params"] = tensors
+
+    def _part_groups(self) -> None:
+        """Give each group tensors of its own: some algorithms put one into all groups of a step, where an idle group
+        would have it move in the steps of others.
+        """
+        seen: set[int] = set()
+        for entry in self.optimizer.param_groups:
+            for name, value in entry.items():
+                if isinstance(value, torch.Tensor):
+                    if id(value) in seen:
+                        entry[name] = value.clone()
+                    seen.add(id(value))
 
     @torch.no_grad()
     def in_eval_form(self, groups: Iterable[Group]) -> list[tuple[Param, torch.Tensor]]:
