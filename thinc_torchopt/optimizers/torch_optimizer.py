@@ -657,8 +657,9 @@ class TorchOptimizer(Optimizer):
             state, and new ones get this; state of what is gone or frozen is dropped, what came begins anew, and a
             warning lists both. None: all is as it was.
         renamed (Mapping[str, str]): The new names of components, or of parts of names of params, by their old ones.
-        RAISES (StateError): It is of another pipeline, or not a state. (ScheduleError, ConfigError): It is of other
-            settings. (PipelineError): The optimizer does not know its pipeline.
+        RAISES (StateError): It is of another pipeline, or of other settings, or not a state. (ScheduleError): A
+            schedule is further than the state: build the optimizer anew. (ConfigError): An argument that can't be.
+            (PipelineError): The optimizer does not know its pipeline.
         """
         nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
