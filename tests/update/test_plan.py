@@ -169,6 +169,10 @@ def test_plan_groups_with_a_state_stay_apart_and_resume_apart():
     optimizer.scale_learn_rates(["B"], 0.5)  # the same rates again
     assert [float(group["d"]) for group in groups_of(optimizer)] == found
     for name in TWO:
+        nlp.get_pipe(name).model = nlp.get_pipe(name).model.copy()
+    optimizer.introduce(nlp)
+    assert [float(group["d"]) for group in groups_of(optimizer)] == found
+    for name in TWO:
         other_nlp.get_pipe(name).model.from_bytes(nlp.get_pipe(name).model.to_bytes())
     other = told(other_nlp, create("prodigy"), 1.0)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))

@@ -42,7 +42,7 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """What a param leaves to the one that takes its name.
 
-    steps, joined_at, rate_factor, held_rate: As of the `Param`. state, average (Any): What was kept of it, or
+    steps, joined_at, rate_factor, held_rate, lineage: As of the `Param`. state, average (Any): What was kept of it, or
         None.
     """
 
@@ -52,6 +52,7 @@ class Released(NamedTuple):
     joined_at: Optional[int]
     rate_factor: float
     held_rate: Optional[float]
+    lineage: int
     state: Any
     average: Any
 

@@ -344,7 +344,7 @@ class ParamTable:
                     known.append(param)
                 elif (old := self._released.get(name)) is not None:
                     param.joined_at = old.joined_at
-                    param.rate_factor, param.held_rate = old.rate_factor, old.held_rate
+                    param.rate_factor, param.held_rate, param.lineage = old.rate_factor, old.held_rate, old.lineage
                     known.append(param)
                 else:
                     param.joined_at = self._joined.get(name)
@@ -422,6 +422,7 @@ class ParamTable:
             param.joined_at,
             param.rate_factor,
             param.held_rate,
+            param.lineage,
             state,
             average,
         )
