@@ -137,10 +137,14 @@ def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[i
 def keep_state(
     kept: MutableMapping[str, Any], before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
 ) -> None:
-    """Keep the states after two rounds. Both are made first, and put in their place in the end."""
-    records = {key: _state_record(*one) for key, one in ((_BEFORE, before), (_NOW, now)) if one[1] is not None}
-    kept.pop(_BEFORE, None)
-    kept.update(records)
+    """Keep the states after two rounds. What can't be kept changes nothing: `before` was kept already."""
+    record = _state_record(*now)
+    round, state = before
+    if state is None:
+        kept.pop(_BEFORE, None)
+    else:
+        kept[_BEFORE] = _state_record(round, state)
+    kept[_NOW] = record
 
 
 def _state_record(round: int, state: Mapping[str, Any]) -> ConfigRecord:

@@ -1,7 +1,7 @@
 """Modules that keep nothing of a gradient: they clip it, or take its mean away."""
 
 import math
-from typing import Any, ClassVar, List, Optional
+from typing import Any, ClassVar, List, Literal, Optional
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class L2Clipping(Module):
 
     name = "l2-clipping"
     ranges: ClassVar[Ranges] = {"max_norm": "at_least_0"}
-    scope = "tensor"
+    scope: ClassVar[Literal["tensor", "all"]] = "tensor"
     is_pure = True
     clips = True
 
