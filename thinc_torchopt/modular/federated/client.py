@@ -55,19 +55,8 @@ def train(message: Message, context: Context) -> Message:
     score, scores, dev_examples = house.evaluate(task.weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
     outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
-    report = Report(
-        name,
-        score,
-        scores,
-        dev_examples,
-        outcome.examples,
-        outcome.steps,
-        outcome.words,
-        outcome.skipped,
-        outcome.losses,
-        outcome.aux_vars,
-        outcome.weights,
-    )
+    told = {what: value for what, value in vars(outcome).items() if what != "state"}
+    report = Report(name, score, scores, dev_examples, **told)
     reply = Message(report_records(report), reply_to=message)
     keep_state(context.state, (round, state), (task.plan.round, outcome.state))
     return reply
