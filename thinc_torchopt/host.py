@@ -144,6 +144,14 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def put_buffer_back(module: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
+    """Let a module have a buffer again, with values of before: a forward pass may have written to it, or put another in
+    its place.
+    """
+    buffer.data.copy_(values)
+    buffers_of(module)[name] = buffer
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was written to, as far as torch counts.
 

@@ -3,7 +3,16 @@
 
 They hang on thinc's registry class, so that thinc's, spaCy's and everybody's config system sees them. The group of
 entry points of each is its name after `thinc_`: other packages can add their own.
+
+What is registered is a function: confection reads and checks the signatures of functions, and not those of classes.
 """
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from typing import Any, get_type_hints
 
 from thinc.api import registry
 
@@ -11,4 +20,24 @@ for _name in ("torch_optimizers", "gradient_modules", "regularizers", "controlle
     if not hasattr(registry, _name):
         registry.create(_name, entry_points=True)
 
-__all__ = ["registry"]
+
+def arguments_of(cls: type) -> list[Parameter]:
+    """What a class is built with, with annotations as objects."""
+    init = cls.__init__  # type: ignore[misc]
+    hints = get_type_hints(init)
+    _, *arguments = inspect.signature(init).parameters.values()
+    return [argument.replace(annotation=hints.get(argument.name, Any)) for argument in arguments]
+
+
+def signed(
+    function: Callable[..., Any], name: str, arguments: Sequence[Parameter], returns: type, doc: str | None
+) -> Callable[..., Any]:
+    """A function that takes keyword arguments, with the name, arguments and docstring that confection is to see."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": returns}
+    function.__signature__ = inspect.Signature(arguments, return_annotation=returns)  # type: ignore[attr-defined]
+    return function
+
+
+__all__ = ["arguments_of", "registry", "signed"]

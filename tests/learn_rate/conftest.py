@@ -2,11 +2,11 @@ import math
 
 import pytest
 
-from thinc_torchopt.learn_rate import runtime_guards
+from thinc_torchopt.learn_rate import watchdog
 
 
 @pytest.fixture(autouse=True)
 def no_hurry(request, monkeypatch):
     """On a busy machine anything may take too long for a budget, which is logged: see test_runtime_guards.py."""
     if not request.module.__name__.endswith("test_runtime_guards"):
-        monkeypatch.setattr(runtime_guards, "BUDGETS", dict.fromkeys(runtime_guards.BUDGETS, math.inf))
+        monkeypatch.setattr(watchdog, "BUDGETS", dict.fromkeys(watchdog.BUDGETS, math.inf))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.learn_rate.conservative import CircuitBreaker
+from thinc_torchopt.learn_rate.watchdog import CircuitBreaker
 
 
 class Clock:

@@ -539,7 +539,7 @@ def test_report_errors_of_the_output(tmp_path):
         ("report", "found ''"),
         ("folder.html", "a folder"),
     ]:
-        with pytest.raises(ConfigError, match=f"Can't write the report .*{found}"):
+        with pytest.raises(ConfigError, match=f"Can't write .*{found}"):
             write_report(runs, tmp_path / name)
     with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
         write_report(runs, tmp_path / "file" / "report.html")

@@ -16,7 +16,7 @@ can't take (kernels.py) are updated without it, also where `fused` is true.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Dict, List, Literal, Optional, Tuple, Union, get_type_hints
+from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 
 import torch
 
@@ -24,13 +24,14 @@ from .. import kernels
 from ..checks import Section
 from ..errors import ConfigError
 from ..kernels import FusedKernel
+from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
 from .state_roles import Roles, register_roles
 
 AlgorithmFactory = Callable[..., Algorithm]
 
-_NOT_OFFERED = {"self", "params", "lr", "differentiable"}
+_NOT_OFFERED = {"params", "lr", "differentiable"}
 _CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
 
 
@@ -87,11 +88,7 @@ def _offer(
             Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
         return Algorithm(label, build, taken, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
 
-    factory.__name__ = factory.__qualname__ = name
-    factory.__doc__ = f"torch.optim.{name}.\n\n    SOURCE: {source}\n    "
-    factory.__annotations__ = {param.name: param.annotation for param in params} | {"return": Algorithm}
-    factory.__signature__ = inspect.Signature(params, return_annotation=Algorithm)  # type: ignore[attr-defined]
-    return factory
+    return signed(factory, name, params, Algorithm, f"torch.optim.{name}.\n\n    SOURCE: {source}\n    ")
 
 
 def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Optimizer]:
@@ -109,12 +106,10 @@ def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Opt
 
 def _config_params(cls: type) -> list[inspect.Parameter]:
     """The arguments of a torch class as those of a config block."""
-    init = cls.__init__  # type: ignore[misc]
-    hints = get_type_hints(init)
     return [
-        param.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_config_type(param, hints.get(name)))
-        for name, param in inspect.signature(init).parameters.items()
-        if name not in _NOT_OFFERED
+        param.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_config_type(param))
+        for param in arguments_of(cls)
+        if param.name not in _NOT_OFFERED
     ]
 
 
@@ -122,7 +117,7 @@ def _any(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
 
 
-def _config_type(param: inspect.Parameter, hint: Any) -> Any:
+def _config_type(param: inspect.Parameter) -> Any:
     """The type that confection checks an argument against."""
     default = param.default
     if param.name in _CHOICES:
@@ -130,7 +125,7 @@ def _config_type(param: inspect.Parameter, hint: Any) -> Any:
     if isinstance(default, tuple):
         item: Any = Union[FloatOrSchedule, None] if None in default else FloatOrSchedule
         return Union[Tuple[(item,) * len(default)], List[item], Dict[str, item]]
-    if isinstance(default, bool) or hint is int:
+    if isinstance(default, bool) or param.annotation is int:
         return type(default)
     return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
 

@@ -3,7 +3,7 @@ settings.py.
 
 Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the
 first value. Nor do those of rows that come with a new label; what rows there were goes on as if nothing had come
-(regions.py).
+(kept.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from ..host import module_of
 from ..params import Param, Released
 from ..schema import Positive, check_names, read, refuse, write
 from ..types import Key, OnGrowth
-from .kept import Average, BufferAverages
-from .regions import Region, check_regions, regions_of_grown
+from .kept import Average, BufferAverages, Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
 
 # Averages and values, by the share that is taken from the values.

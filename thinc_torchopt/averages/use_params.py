@@ -13,7 +13,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..errors import ParamError
-from ..host import buffers_of, module_of
+from ..host import buffers_of, module_of, put_buffer_back
 from ..types import Key
 from .averages import AveragedParams
 
@@ -104,14 +104,8 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     for owner in module.modules():
         for name, buffer in buffers_of(owner).items():
             if buffer is not None:
-                # A forward pass may write to it, or put another in its place.
-                restore.callback(_put_back, owner, name, buffer, buffer.clone())
+                restore.callback(put_buffer_back, owner, name, buffer, buffer.clone())
     live = [old for old, _ in swaps]
     # Copies go where the averages are: if that is not where the params are, then because there is no room.
     restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
     kernels.copy_(live, [new for _, new in swaps])
-
-
-def _put_back(owner: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
-    buffer.data.copy_(values)
-    buffers_of(owner)[name] = buffer

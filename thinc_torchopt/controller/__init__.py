@@ -2,11 +2,11 @@
 
 A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries;
 definition_file.py reads a definition, definition.py checks it; rules.py holds rules, which compiler.py and guard.py
-keep from doing harm; metrics.py, run_metrics.py and operations.py hold what a definition can name. settings.py is what
-a config says of it. plain.py copies values, messages.py fills texts with them, webhook.py sends them.
+keep from doing harm; metrics.py, run_metrics.py and operations.py hold what a definition can name. plain.py copies
+values, messages.py fills texts with them, webhook.py sends them.
 """
 
-from .controller import Firing, TrainerController
+from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
 from .definition import ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
@@ -26,7 +26,6 @@ from .operations import (
     register_operation_handlers,
 )
 from .rules import Rule
-from .settings import ControllerSettings, trainer_controller
 
 __all__ = [
     "EVENTS",

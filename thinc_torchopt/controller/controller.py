@@ -10,18 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Dict, Union
 
 from ..checks import own_errors
 from ..errors import ControllerError
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
 from .definition import ControllerSpec, Definition, Source, load, told
+from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
+from .operations import LearnRateControl
 from .plain import plain
 from .rules import Rule, shown
 
@@ -353,3 +356,33 @@ def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[st
     """Of any class with `compute`."""
     keys_in_run = getattr(metric, "keys_in_run", None)
     return getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
+
+
+# ---------------------------------------------------------------------- what a config says of it
+
+
+class ControllerSettings:
+    """A definition that was read and checked. `build` makes a controller by it, for one run.
+
+    Public: `content` (what stands in it), `names_groups` (whether it changes the learning rates of some param groups,
+    and not of others).
+    """
+
+    def __init__(self, definition: Union[str, Path, Dict[str, Any]]):
+        self.content = read_definition(definition)
+        checked = TrainerController(definition)  # finds all faults, and names the file
+        operations = [part.instance for part in checked.definition.operations.values()]
+        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in operations)
+
+    def build(self) -> TrainerController:
+        return TrainerController(self.content)
+
+
+def trainer_controller(definition: Union[str, Path, Dict[str, Any]]) -> ControllerSettings:
+    """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
+
+    definition (str | Path | dict): A YAML or JSON file, below the current folder; or what would stand in it. See
+        docs/controller.md.
+    RAISES (ControllerError): It can't work. All that is wrong with it stands in one message.
+    """
+    return ControllerSettings(definition)

@@ -9,16 +9,21 @@ Everything that is wrong is found at once, and stands in one error, each fault w
 
 from __future__ import annotations
 
+import inspect
 import keyword
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final, Union
 
 from ..errors import ControllerError
+from ..registry import registry
+from . import run_metrics  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
 from .events import EVENTS
@@ -26,7 +31,7 @@ from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
-from .parts import Part, arguments_of, build, check_action, names_of, prepare, registered
+from .plain import plain
 from .rules import Rule
 
 MAX_FAULTS: Final = 20  # that a message shows
@@ -35,9 +40,19 @@ _KEYS: Final = ("controller_metrics", "operations", "controllers")
 _PART: Final = ("name", "class", "arguments")
 _CONTROLLER: Final = ("name", "triggers", "rule", "operations", "patience", "config", "cooldown", "max_firings")
 _MODES: Final = ("reset_on_failure", "no_reset_on_failure")
+_REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
 _RESERVED: Final = FUNCTIONS | FIELDS
 
 Source = Union[str, Path, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A metric or an operation. arguments (dict): As they stand in the definition."""
+
+    instance: Any
+    kind: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -126,8 +141,10 @@ class _Reader:
                 operations[name] = Part(HFControls(), "HFControls", {})
         for i, item in enumerate(_list_of(content.get("operations"))):
             if isinstance(item, Mapping) and item.get("name") in list(operations):
+                operation = operations[item["name"]].instance
                 with self._noting(f"operations[{i}].arguments"):
-                    prepare(operations[item["name"]].instance, known)
+                    if hasattr(operation, "prepare"):
+                        operation.prepare(known)
         controllers = []
         names: set[str] = set()
         if "controllers" not in content:
@@ -166,7 +183,7 @@ class _Reader:
 
     def _parts(self, content: Mapping[str, Any], section: str, base: type) -> tuple[dict[str, Part], set[str]]:
         """Metrics or operations by name; and all names, also of those that could not be made."""
-        known = names_of(section)
+        known = _names_of(section)
         found: dict[str, Part] = {}
         names: set[str] = set()
         for i, item in self._items(content, section, _PART, ("name", "class")):
@@ -184,12 +201,12 @@ class _Reader:
                 continue
             cls = None
             with self._noting(f"{place}.class"):
-                cls = registered(section, kind)
+                cls = getattr(registry, _REGISTRIES[section]).get(kind)
             if cls is None:
                 continue
             with self._noting(f"{place}.arguments"):
-                arguments = arguments_of(item.get("arguments"))
-                instance = build(cls, kind, arguments, base)
+                arguments = _arguments_of(item.get("arguments"))
+                instance = _build(cls, kind, arguments, base)
                 if is_named:
                     found[item["name"]] = Part(instance, kind, arguments)
         return found, names
@@ -225,7 +242,7 @@ class _Reader:
             known = sorted(operation_names | operations.keys()) if isinstance(operation_names, set) else []
             if operation in operations:
                 with self._noting(f"{place}.operations[{i}]"):
-                    check_action(operations[operation].instance, operation, action)
+                    _check_action(operations[operation].instance, operation, action)
                     actions.append((operation, action))
             elif operation not in operation_names:
                 self._fault(
@@ -362,3 +379,58 @@ def _is_usable(name: str) -> bool:
         and "__" not in name
         and name not in _RESERVED
     )
+
+
+# ---------------------------------------------------------------------- what a definition names
+
+
+def _names_of(section: str) -> list[str]:
+    """What there is in a registry. Entry points are not loaded: one of them may fail."""
+    found = copy(getattr(registry, _REGISTRIES[section]))
+    found.entry_points = False
+    return sorted({*found.get_all(), *(point.name for point in entry_points(group="_".join(found.namespace)))})
+
+
+def _arguments_of(arguments: Any) -> dict[str, Any]:
+    if arguments is not None and not (
+        isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments)
+    ):
+        raise ValueError(f"expected arguments by name, found {short(arguments)}")
+    return plain(arguments or {}, is_strict=True)
+
+
+def _build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
+    """Build a metric or an operation, and check that it can be used. RAISES (Exception): It can't."""
+    if not isinstance(cls, type):
+        raise TypeError(f"expected '{kind}' to be a class, found {type(cls).__name__}")
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(cls).parameters) or "none"
+        raise TypeError(f"expected the arguments of '{kind}' ({known}), found others: {error}") from None
+    instance = cls(**plain(arguments))
+    if base is Metric:
+        events = getattr(instance, "events", ())
+        if not events or isinstance(events, str) or not all(event in EVENTS for event in events):
+            raise ValueError(f"expected '{kind}' to have `events` among {', '.join(EVENTS)}, found {short(events)}")
+        _check_method(kind, "compute", getattr(instance, "compute", None))
+        if not instance.validate():
+            raise ValueError(f"expected arguments with which '{kind}' works, found some that its validate() refuses")
+    return instance
+
+
+def _check_method(kind: str, name: str, method: Any) -> None:
+    if not callable(method) or all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()):
+        raise TypeError(f"expected '{kind}' to have a method {name}(..., **kwargs), found none")
+
+
+def _check_action(operation: Any, name: str, action: str) -> None:
+    """RAISES (Exception): The operation has no such action, or can't take it."""
+    actions = sorted(method for method in dir(operation) if method.startswith("should_") and method != "should_")
+    if action not in actions:
+        raise ValueError(
+            f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}"
+        )
+    _check_method(name, action, getattr(operation, action))
+    if hasattr(operation, "validate") and not operation.validate(action):
+        raise ValueError(f"expected an action that '{name}' can take as it is set up, found {short(action)}")

@@ -1,14 +1,13 @@
 """The control of learning rates. Start reading in writer.py, the only writer of the `lr` of torch's param groups.
 
-watch.py, groups.py: what optimizers and their groups were like when it left them. integrity.py: what has changed since.
-conservative.py, runtime_guards.py: how it fares. history.py: what is kept.
-controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py, policy_rate.py, new_params.py.
+watch.py, groups.py: what optimizers and their groups were like when it left them, and what has changed since.
+watchdog.py: how it fares. history.py: what is kept.
+controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py, new_params.py.
 """
 
 from .by_name import NAMED, NamedPolicy, settings_of
-from .conservative import CircuitBreaker
 from .controller import LearnRateController
-from .groups import WatchedGroup
+from .groups import NEW_PARAMS_FACTOR, WatchedGroup
 from .history import Snapshot
 from .policies import (
     Adaptive,
@@ -22,8 +21,8 @@ from .policies import (
     kind_of,
     source_of,
 )
-from .policy_rate import NEW_PARAMS_FACTOR
 from .watch import WatchedOptimizer, warn_of_steps_without
+from .watchdog import CircuitBreaker
 from .writer import RateWriter, WriterState, driver_of
 
 __all__ = [

@@ -26,10 +26,9 @@ import torch
 from ..errors import ConfigError, LearnRateWarning, StateError
 from ..schema import Count, NotNegative, check_names, read, refuse, write
 from .by_name import PolicyReader
-from .groups import Group, WatchedGroup, rate_of
+from .groups import Group, PolicyRate, WatchedGroup, policy_rate_of, rate_of
 from .new_params import append_group, find_parent
 from .policies import Policy, PolicyLike, Warmup, check_rate
-from .policy_rate import PolicyRate, policy_rate_of
 from .watch import Hooked, WatchedOptimizer, warn_of_steps
 from .writer import RateWriter, WriterState
 

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import ConfigError
-from .groups import Group, WatchedGroup
+from .groups import NEW_PARAMS_FACTOR, Group, WatchedGroup, policy_rate_of
 from .policies import Policy
-from .policy_rate import NEW_PARAMS_FACTOR, policy_rate_of
 from .watch import WatchedOptimizer
 
 

@@ -1,4 +1,5 @@
-"""A torch optimizer as the writer of learning rates left it: which groups there are, and in which order.
+"""A torch optimizer as the writer of learning rates left it: which groups there are, and in which order; and what other
+code changed since.
 
 Nothing here writes a rate.
 """
@@ -14,15 +15,53 @@ from typing import Any, Optional
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import LearnRateWarning
+from ..errors import LearnRateIntegrityError, LearnRateWarning
 from ..host import run_last
-from .groups import Group, WatchedGroup
+from .groups import Group, WatchedGroup, rate_of, same_options
 from .policies import Policy
 
 Hooked = tuple[tuple[Any, ...], dict[str, Any]]
 Pairs = list[tuple[Optional[WatchedGroup], Group]]
 
 _NOT_OPTIONS = {"self", "params", "lr", "defaults", "args", "kwargs"}
+
+# What is said of each kind of difference, and what to do. `what` of the errors is the kind, or "group" for one that
+# came or is gone.
+_SAID = {
+    "learn_rate": (
+        "Learn rate of param group '{group}' was changed outside its schedule",
+        'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".',
+    ),
+    "order": (
+        "Param group '{group}' was moved to another place in optimizer '{optimizer}'",
+        "Other code sorts optimizer.param_groups. Remove it.",
+    ),
+    "moved": (
+        "Params of group '{group}' were moved between groups or sorted",
+        "Keep params in the group and order in which they were registered.",
+    ),
+    "params": (
+        "Params of group '{group}' were changed",
+        "If that is intended, call refresh('{optimizer}') afterwards. For new params, call add_params, which warms "
+        "them up.",
+    ),
+    "options": (
+        "Options of param group '{group}' were changed",
+        "If a schedule of yours changes them, list them in `moving` when you register the optimizer.",
+    ),
+    "came": (
+        "Param group '{group}' was added to optimizer '{optimizer}'",
+        "Call add_params instead, which also warms new params up.",
+    ),
+    "gone": (
+        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "Call unregister_optimizer for an optimizer that is no longer used.",
+    ),
+    "taken_out": (
+        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "The code that owns the optimizer needs it. To stop training params, freeze them in its settings.",
+    ),
+}
 
 
 class WatchedOptimizer:
@@ -123,6 +162,73 @@ class WatchedOptimizer:
             return False
         before = sorted(id(param) for watched in self.groups for param in watched.params)
         return before == sorted(id(param) for _, group in pairs for param in group["params"])
+
+    # ------------------------------------------------------------------ what other code changed
+
+    def differences(self, step: int) -> list[LearnRateIntegrityError]:
+        """All that is not as it was left. Changes nothing. step (int): How many the writer has made, for messages."""
+        if self.is_untouched():
+            return []
+        pairs, found = self.pairs(), []
+
+        def add(kind: str, id: str, expected: Any, now: Any) -> None:
+            found.append(self._difference(kind, id, step, expected, now))
+
+        known = [watched for watched, _ in pairs if watched is not None]
+        came = [group for watched, group in pairs if watched is None]
+        here, n_before, n_now = set(known), f"{len(self.groups)} groups", str(len(pairs))
+        for gone in self.groups:
+            if gone not in here:
+                add("taken_out" if self.keep_groups else "gone", gone.id, n_before, n_now)
+        for i, group in enumerate(came):
+            add("came", self.new_id(group, {other.id for other in self.groups}, later=i), n_before, n_now)
+        for watched, group in pairs:
+            if watched is None or watched.is_untouched(group):
+                continue
+            if not watched.has_rate(group):
+                add("learn_rate", watched.id, watched.applied_rate, rate_of(group))
+            if not watched.has_params(group):
+                add("moved" if self.only_moved(pairs) else "params", watched.id, *self._labels(watched, group))
+            changed = [name for name, option in watched.options.items() if not same_options(group.get(name), option)]
+            if changed:
+                before, now = ({name: options.get(name) for name in changed} for options in (watched.options, group))
+                add("options", watched.id, before, now)
+        in_order = [watched for watched in self.groups if watched in here]
+        for place, (wanted, other) in enumerate(zip(in_order, known)):
+            if wanted is not other:
+                add("order", other.id, in_order.index(other), place)
+        return found
+
+    def rate_differences(self, step: int) -> list[LearnRateIntegrityError]:
+        """The learning rates that are not as they were left, also of groups that are not in the optimizer just now."""
+        return [
+            self._difference("learn_rate", watched.id, step, watched.applied_rate, rate_of(watched.group))
+            for watched in self.groups
+            if not watched.has_rate(watched.group)
+        ]
+
+    def _difference(self, kind: str, group: str, step: int, expected: Any, found: Any) -> LearnRateIntegrityError:
+        fact, advice = (text.format(group=group, optimizer=self.name) for text in _SAID[kind])
+        fact = f"{fact} at step {step}: expected {_text(expected)}, found {_text(found)}."
+        what = "group" if kind in ("came", "gone") else kind
+        return LearnRateIntegrityError(fact, advice, group=group, step=step, what=what, expected=expected, found=found)
+
+    def _labels(self, watched: WatchedGroup, group: Group) -> tuple[list[str], list[str]]:
+        """What a group should have and has not, and the other way round; or all, if it is only in another order."""
+        known: dict[int, str] = {}
+        for other in self.groups:
+            named = zip(other.params, other.names)
+            known.update({id(param): f"{other.id}[{name}]" if name.isdigit() else name for param, name in named})
+        expected, found = list(watched.params), list(group["params"])
+        ids_expected, ids_found = set(map(id, expected)), set(map(id, found))
+        if ids_expected != ids_found:
+            expected = [param for param in expected if id(param) not in ids_found]
+            found = [param for param in found if id(param) not in ids_expected]
+        new = [
+            known.get(id(param)) or self.param_names.get(param) or f"a new one of shape {tuple(param.shape)}"
+            for param in found
+        ]
+        return [known[id(param)] for param in expected], new
 
     # ------------------------------------------------------------------ undoing
 
@@ -281,3 +387,14 @@ def _warn_at_step(optimizer: torch.optim.Optimizer, message: Callable[[], str | 
 def _drop_grads(params: Iterable[torch.Tensor]) -> None:
     for param in params:
         param.grad = None
+
+
+def _text(value: Any) -> str:
+    """For a message."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {option!r}" for name, option in value.items())
+    if isinstance(value, list):
+        return ", ".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
+    return str(value)

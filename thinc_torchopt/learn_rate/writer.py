@@ -24,14 +24,11 @@ from ..checks import Section
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ..schema import Count, NotNegative, write
 from ..types import OnOutsideWrite
-from .conservative import BreakerState, CircuitBreaker
-from .groups import Group, WatchedGroup, rate_of
+from .groups import Group, PolicyRate, WatchedGroup, rate_of
 from .history import History, HistoryState, Snapshot
-from .integrity import Difference, find, find_rates
 from .policies import Constant, check_rate, source_of
-from .policy_rate import PolicyRate
-from .runtime_guards import RuntimeGuards
 from .watch import WatchedOptimizer
+from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
 
 # In conservative mode the history keeps one step in so many.
 SAMPLED_STEPS = 10
@@ -55,7 +52,7 @@ class RateWriter:
     enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the
         next `step`.
     runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see
-        runtime_guards.py.
+        watchdog.py.
     timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
     RAISES (ConfigError): An invalid argument.
 
@@ -179,7 +176,7 @@ class RateWriter:
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """Find what other code changed. Empty: nothing. Changes nothing itself."""
-        return [difference.error(self.step_count) for of in self._optimizers.values() for difference in find(of)]
+        return [error for of in self._optimizers.values() for error in of.differences(self.step_count)]
 
     @property
     def rates(self) -> dict[str, float]:
@@ -305,7 +302,7 @@ class RateWriter:
 
         RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
         """
-        if self.guards.enabled and (found := find_rates(self._optimizer(name))):
+        if self.guards.enabled and (found := self._optimizer(name).rate_differences(self.step_count)):
             self._handle(found, ())
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
@@ -320,19 +317,18 @@ class RateWriter:
         for watched in optimizers:
             if watched.keep_groups:
                 watched.reclaim()
-        if found := [difference for watched in optimizers for difference in find(watched)]:
+        if found := [error for watched in optimizers for error in watched.differences(self.step_count)]:
             self._handle(found, optimizers)
         else:  # the same groups in new dicts
             for watched in optimizers:
                 self._take(watched)
 
-    def _handle(self, differences: list[Difference], optimizers: Collection[WatchedOptimizer]) -> None:
+    def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[WatchedOptimizer]) -> None:
         """Deal with differences.
 
         optimizers (Collection[WatchedOptimizer]): Those that are to be as before, or are taken as they are.
         RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". It knows of the others.
         """
-        errors = [difference.error(self.step_count) for difference in differences]
         self.outside_writes += len(errors)
         conservative = self.breaker.conservative
         # In conservative mode a run that would be stopped is protected instead.
@@ -348,15 +344,14 @@ class RateWriter:
             if how == "restore":
                 optimizer.put_back()
             self._take(optimizer, at_default=how == "restore")
-        for difference in differences:
-            if difference.kind == "learn_rate":
-                watched = self._groups[difference.group]
-                if (
-                    how == "restore" or not 0.0 <= difference.found < math.inf
-                ):  # what can't be a rate is put back in any case
+        for error in errors:
+            if error.what == "learn_rate":
+                watched = self._groups[error.group]
+                # What can't be a rate is put back in any case.
+                if how == "restore" or not 0.0 <= error.found < math.inf:
                     self._write(watched, watched.applied_rate)
                 else:
-                    watched.adopt(difference.found)
+                    watched.adopt(error.found)
         if not conservative:
             for error in errors:
                 self._warn(error, restores=how == "restore")

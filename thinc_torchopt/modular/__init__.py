@@ -1,6 +1,6 @@
 """Modular: an optimizer made of plug-in modules and regularizers, for any torch model and for spaCy pipelines.
 
-Open optimizer.py first: it says what a step is. modules/ has one algorithm a file, regularizers.py the regularizers,
+Open optimizer.py first: it says what a step is. modules/ has the modules, regularizers.py the regularizers,
 module.py what they have in common and what is to be written for one of your own. aux_vars.py has what optimizers in a
 federation tell each other. registered.py is what a config names.
 """

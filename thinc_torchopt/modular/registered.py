@@ -7,15 +7,16 @@ called: "adam_beta_1" for beta_1 in [training.optimizer.algorithm.modules.adam].
 a module off.
 """
 
-import inspect
 from collections.abc import Callable
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, get_args, get_type_hints
+from inspect import Parameter
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, get_args
 
 from torch import Tensor
 
 from ..algorithms import IN_ALGORITHM, Algorithm
 from ..checks import Section
 from ..errors import ConfigTypeError
+from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
 from . import modules as M
 from . import regularizers as R
@@ -106,17 +107,12 @@ def offered(cls: type[P], registry_name: str) -> Callable[..., P]:
         finally:
             where_it_stands.reset(token)
 
-    hints = get_type_hints(cls.__init__)
     arguments = [
-        argument.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, argument in inspect.signature(cls.__init__).parameters.items()
-        if name not in ("self", "label") and argument.kind is not inspect.Parameter.VAR_KEYWORD
+        argument.replace(kind=Parameter.KEYWORD_ONLY)
+        for argument in arguments_of(cls)
+        if argument.name != "label" and argument.kind is not Parameter.VAR_KEYWORD
     ]
-    make.__signature__ = inspect.Signature(arguments, return_annotation=cls)  # type: ignore[attr-defined]
-    make.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": cls}
-    make.__name__ = make.__qualname__ = cls.__name__
-    make.__doc__ = cls.__doc__
-    return make
+    return signed(make, cls.__name__, arguments, cls, cls.__doc__)
 
 
 AdaGrad = offered(M.AdaGrad, "gradient_modules")

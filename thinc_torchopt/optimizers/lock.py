@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import os
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
-
-class Locked(Protocol):
-    """What has a lock.
-
-    _lock (RLock): The thread that holds it may take it again.
-    """
-
-    _lock: Any
+_all: WeakSet[Any] = WeakSet()
 
 
-_all: WeakSet[Locked] = WeakSet()
-
-
-def lock_for(holder: Locked) -> Any:
-    """A lock for an object, which has it as `_lock`. In a forked process it gets another one: there is no other thread
-    that would release this.
+def lock_for(holder: Any) -> Any:
+    """A lock for an object, which has it as `_lock`; the thread that holds it may take it again. In a forked process
+    the object gets another one: there is no other thread that would release this.
     """
     _all.add(holder)
     return RLock()

@@ -32,7 +32,7 @@ from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
 from ..learn_rate import RateWriter
 from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
-from ..registry import registry  # noqa: F401  (makes @torch_optimizers known before the config resolves what is inside our block)
+from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
 from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
@@ -51,7 +51,6 @@ from ..types import (
 )
 from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
 from .lock import lock_for
-from .registered import registered
 from .trained import TrainedParams
 
 _A_CHECKPOINT = (
@@ -726,5 +725,11 @@ class TorchOptimizer(Optimizer):
         self._meet_no_params()
 
 
-create_optimizer = registered(TorchOptimizer)
+create_optimizer = signed(
+    lambda *args, **settings: TorchOptimizer(*args, **settings),
+    "create_TorchOptimizer",
+    arguments_of(TorchOptimizer),
+    TorchOptimizer,
+    TorchOptimizer.__doc__,
+)
 hooks.install(TorchOptimizer)

@@ -18,9 +18,7 @@ from ..errors import CheckpointWarning, GrowthWarning
 from ..learn_rate import RateWriter
 from ..params import Param, ParamTable, Pattern
 from ..settings import Cascade, FreezeChanges, RateChanges
-from ..state import WHAT, SavedState
-from ..state import by_name as state
-from ..state import match as state_match
+from ..state import WHAT, SavedState, by_name, match
 from ..types import Key, OnGrowth, OnOutsideWrite
 from ..update import FrozenGrads, Plan
 
@@ -112,12 +110,8 @@ class TrainedParams:
         self.table.check_names_last()
         return {
             "learn_rates": self.writer.state_dict(),
-            "params": state.collect_params(self.params),
-            "groups": state.collect_groups(self.plan),
-            "policies": state.collect_policies(self.plan),
-            "algorithms": state.collect_algorithms(self.plan),
+            **by_name.collect(self.plan, self.params, self.table.pipeline.shim_paths()),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.pipeline.shim_paths()),
-            "grad_scalers": state.collect_scalers(self.table.pipeline.shim_paths()),
             "freeze_changes": self.plan.freeze_changes.state_dict(),
             "rate_changes": self.plan.rate_changes.state_dict(),
         }
@@ -135,37 +129,25 @@ class TrainedParams:
 
         saved (SavedState): What fails leaves this one half loaded: throw it away.
         on_growth: As in `TorchOptimizer.load_state_dict`.
-        paths (Mapping[str, str]): New names by old ones: see state_match.py.
+        paths (Mapping[str, str]): New names by old ones: see state/match.py.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
         self.plan.freeze_changes = FreezeChanges(saved.freeze_changes)
         self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
-            saved = state_match.rename(saved, paths)
+            saved = match.rename(saved, paths)
         self.table.take_in(nlp, exclude, saved=saved.params, joins_now=may_grow)
         if may_grow:
-            saved, changes = state_match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
+            saved, changes = match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
             for param in self.params:
                 if param.group is None:  # it is frozen now, and will begin anew
                     param.steps = 0
-        self.plan.keep_apart({id: part.params for id, part in saved.groups.items()})
         known = [param for param in self.params if not may_grow or param.name in saved.params]
-        state.check_params(known, saved.params, may_grow=may_grow)
-        origins = state.origins_of(self.plan, saved.groups)
-        self.plan.take_ids(origins)
-        state.check_settings(known, saved.params, saved.groups, may_grow=may_grow)
-        state.check_groups(origins, saved.groups)
-        state.check_param_states(known, saved.params)
-        if not may_grow:
-            state.warn_of_options(origins, saved.groups)
-        state.restore_params(known, saved.params, on_growth=on_growth or "mean")
-        state.restore_groups(origins, saved.groups)
-        state.restore_policies(self.plan, saved.policies, may_grow=may_grow)
-        state.restore_algorithms(self.plan, saved.algorithms, origins, saved.groups)
+        by_name.restore(self.plan, known, saved, on_growth)
         self.writer.load(saved.learn_rates, WHAT)
         self.writer.write_last_rates()
         if self.averages is not None and saved.averages is not None:
@@ -185,7 +167,7 @@ class TrainedParams:
         saved (SavedState): Of this run.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
-        state.check_params(self.params, saved.params)
+        by_name.check_params(self.params, saved.params)
         if self.averages is not None and saved.averages is not None:
             self.averages.load_state_dict(saved.averages, self.params, self.table.pipeline.shim_paths())
         thawed_since = [
@@ -200,8 +182,5 @@ class TrainedParams:
         self.plan.forget_lists()
         for param in goes_on:
             param.steps = saved.params[param.name].updates
-        state.restore_params(goes_on, saved.params)
-        origins = state.origins_of(self.plan, saved.groups)
-        state.restore_groups(origins, saved.groups, with_rates=False)
-        state.restore_algorithms(self.plan, saved.algorithms, origins, saved.groups)
-        state.restore_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)
+        by_name.roll_back(self.plan, goes_on, saved)
+        by_name.restore_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)

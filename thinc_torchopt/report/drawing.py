@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compat import import_figure
-from .curves import MAX_COLOURS
-from .panels import WORDS, Marks, Panel
+from .panels import MAX_COLOURS, WORDS, Marks, Panel
 from .plots import save_whole
 
 # Of runs, or of the curves of one: told apart also by those who don't see all colours. For a bright background, and for

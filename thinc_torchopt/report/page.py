@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 
-from .curves import Curve
 from .drawing import (
     BAD,
     COLOURS,
@@ -27,7 +26,7 @@ from .drawing import (
     padded,
     plot_edges,
 )
-from .panels import WORDS, Marks, Panel, describe
+from .panels import WORDS, Curve, Marks, Panel, describe
 from .runs import Run, printable
 from .summary import Fact, facts_of
 

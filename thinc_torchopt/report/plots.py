@@ -33,13 +33,13 @@ def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
             f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found "
             f"'{path.suffix}'. Change --output."
         )
+    check_place(path, read)
+
+
+def check_place(path: Path, read: Sequence[Path]) -> None:
+    """Check where a file is to be written. RAISES (ConfigError): There is a folder, or a file that is read."""
     if path.is_dir():
-        raise ConfigError(f"Can't draw {path}: expected a file, found a folder. Add the name of a file to --output.")
-    check_not_read(path, read)
-
-
-def check_not_read(path: Path, read: Sequence[Path]) -> None:
-    """Check that a file to be written is none of those that are read. RAISES (ConfigError): It is."""
+        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
     for other in read:
         if path.exists() and other.exists() and path.samefile(other):
             raise ConfigError(

@@ -170,9 +170,6 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-# ---------------------------------------------------------------------- one log
-
-
 # ---------------------------------------------------------------------- logs of one run
 
 
@@ -180,7 +177,7 @@ def _chains(paths: Sequence[Path], logs: Mapping[Path, Log]) -> list[list[Path]]
     """Which logs belong together: one that doesn't begin at step 0 goes on with the one numbered before it."""
     chains: dict[Path, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _stem_and_number(path)[1]):
-        before = _before(path)
+        before = _sibling(path, -1)
         chain = chains.get(before) if before is not None and logs[path].steps[0] > 0 else None
         if chain is not None and logs[chain[0]].steps[0] < logs[path].steps[0]:
             chains[path] = chain
@@ -199,10 +196,6 @@ def _sibling(path: Path, further: int) -> Path | None:
     stem, number = _stem_and_number(path)
     number += further
     return None if number < 1 else path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
-
-
-def _before(path: Path) -> Path | None:
-    return _sibling(path, -1)
 
 
 def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
@@ -232,7 +225,7 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
 
 def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
     """What else belongs to the run, perhaps, and was not given."""
-    before, after = _before(chain[0]), _sibling(chain[-1], 1)
+    before, after = _sibling(chain[0], -1), _sibling(chain[-1], 1)
     if first_step > 0:
         where = (
             f": the steps before may be in {before.name}. Give both" if before is not None and before.is_file() else ""

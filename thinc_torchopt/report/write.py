@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .drawing import draw_picture
 from .page import make_page
 from .panels import make_panels
-from .plots import check_not_read, save_whole
+from .plots import check_place, save_whole
 from .runs import Run
 from .summary import facts_of
 
@@ -29,11 +29,7 @@ def check_output(path: Path, read: Sequence[Path]) -> None:
             f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or "
             f"{_ENDINGS[-1]}, found '{path.suffix}'. Change --output."
         )
-    if path.is_dir():
-        raise ConfigError(
-            f"Can't write the report {path}: expected a file, found a folder. Add the name of a file to --output."
-        )
-    check_not_read(path, read)
+    check_place(path, read)
     import_figure()
 
 

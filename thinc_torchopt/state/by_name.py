@@ -20,15 +20,66 @@ from ..learn_rate import kind_of, source_of
 from ..params import Param
 from ..schema import check_names, refuse, write
 from ..update import Group, Plan
-from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy
+from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy, SavedState
+
+OnGrowth = Literal["mean", "zero"]
 
 # They say how torch computes, and not what.
 _SWITCHES = ("fused", "foreach", "capturable", "differentiable")
 _OURS = __name__.partition(".")[0]
 
 
-def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
-    """The state of each param, by name: its shape and dtype, how many updates it had, and what torch keeps."""
+def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
+    """What is kept of params, param groups, policies, algorithms and gradient scalers. Tensors are shared.
+
+    shims (Iterable[tuple[str, Shim]]): All of the pipeline, with their paths.
+    """
+    return {
+        "params": _collect_params(params),
+        "groups": _collect_groups(plan),
+        "policies": _collect_policies(plan),
+        "algorithms": {algorithm.name: write(algorithm.state_beside()) for algorithm in plan.algorithms},
+        "grad_scalers": _collect_scalers(shims),
+    }
+
+
+def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: OnGrowth | None) -> None:
+    """Give params, param groups, policies and algorithms what was kept of them.
+
+    params (Sequence[Param]): Those that were there.
+    on_growth ("mean" | "zero" | None): The pipeline has changed since: what new cells get where a param has grown.
+        None: all is as it was.
+    RAISES (StateError): The state is of other params, or damaged. Nothing was restored then but the ids of groups.
+    """
+    may_grow = on_growth is not None
+    plan.keep_apart({id: part.params for id, part in saved.groups.items()})
+    check_params(params, saved.params, may_grow=may_grow)
+    origins = _origins_of(plan, saved.groups)
+    plan.take_ids(origins)
+    _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
+    _check_groups(origins, saved.groups)
+    _check_param_states(params, saved.params)
+    if not may_grow:
+        _warn_of_options(origins, saved.groups)
+    _restore_params(params, saved.params, on_growth or "mean")
+    _restore_groups(origins, saved.groups)
+    _restore_policies(plan, saved.policies, may_grow=may_grow)
+    _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
+
+
+def roll_back(plan: Plan, params: Iterable[Param], saved: SavedState) -> None:
+    """As `restore`, of this run: without learning rates and policies. `check_params` comes before.
+
+    params (Iterable[Param]): Those that were trained then, and are now.
+    """
+    _restore_params(params, saved.params)
+    origins = _origins_of(plan, saved.groups)
+    _restore_groups(origins, saved.groups, with_rates=False)
+    _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
+
+
+def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
+    """By name: see `SavedParam`."""
     return {
         param.name: {
             "shape": list(param.shape),
@@ -45,14 +96,8 @@ def collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_params(
-    params: Iterable[Param], saved: Mapping[str, SavedParam], *, on_growth: Literal["mean", "zero"] = "mean"
-) -> None:
-    """Give params their states in torch. `check_params` comes before.
-
-    on_growth ("mean" | "zero"): What new cells get where a param has grown.
-    RAISES (StateError): A param has grown, and its state can't.
-    """
+def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
+    """Give params their states in torch. RAISES (StateError): A param has grown, and its state can't."""
     for param in params:
         found = saved[param.name]
         if param.group is not None:
@@ -61,10 +106,8 @@ def restore_params(
             )
 
 
-def collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
-    """What is kept of param groups, by the group's id, with the names of its params: what the algorithm keeps there,
-    and the last rate.
-    """
+def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
+    """By the group's id: see `SavedGroup`."""
     return {
         group.id: {
             "algorithm": group.owner.algorithm.label,
@@ -90,7 +133,7 @@ def _options_of(group: Group) -> dict[str, Any]:
     return {name: value for name, value in options.items() if isinstance(value, plain)}
 
 
-def warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
+def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
     """Warn of groups whose options are others than when they were saved."""
     for group, group_id in origins.items():
         here, there = _options_of(group), saved[group_id].options
@@ -101,11 +144,11 @@ def warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup
                     f"Param group '{group.id}' has other options than when its state was saved: {'; '.join(changed)}. "
                     "Those of the config are used."
                 ),
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
-def origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
+def _origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
     """The id of the saved group from which most params of a group are, if they are from any."""
     by_name = {name: group_id for group_id, part in saved.items() for name in part.params}
     origins: dict[Group, str] = {}
@@ -115,8 +158,8 @@ def origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str
     return origins
 
 
-def restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup], *, with_rates: bool = True) -> None:
-    """Give param groups what was kept of those from which they are. `check_groups` comes before."""
+def _restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup], *, with_rates: bool = True) -> None:
+    """Give param groups what was kept of those from which they are."""
     for group, group_id in origins.items():
         part = saved[group_id]
         if with_rates:
@@ -127,22 +170,14 @@ def restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def collect_algorithms(groups: Plan) -> dict[str, dict[str, Any]]:
-    """What algorithms keep beside params and groups, by their config path."""
-    return {algorithm.name: write(algorithm.state_beside()) for algorithm in groups.algorithms}
-
-
-def restore_algorithms(
+def _restore_algorithms(
     groups: Plan,
     saved: Mapping[str, StateBeside],
     origins: Mapping[Group, str],
     saved_groups: Mapping[str, SavedGroup],
 ) -> None:
-    """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over.
-
-    origins (Mapping[Group, str]), saved_groups (Mapping): The block of an algorithm may have had another name then.
-    RAISES (StateError): It is of others, or damaged.
-    """
+    """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over."""
+    # The block of an algorithm may have had another name then.
     paths = {group.owner.name: saved_groups[group_id].path for group, group_id in origins.items()}
     for algorithm in groups.algorithms:
         path = paths.get(algorithm.name, algorithm.name)
@@ -150,8 +185,8 @@ def restore_algorithms(
             restore_beside(algorithm.optimizer, saved[path])
 
 
-def collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
-    """The policies of blocks that have a state, by the config paths of the blocks."""
+def _collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
+    """Those that have a state, by the config paths of their blocks."""
     return {
         where: {"kind": kind_of(policy), "state": source_of(policy).state_dict()}
         for where, policy in groups.rates.policies.items()
@@ -159,12 +194,9 @@ def collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow: bool = False) -> None:
-    """Let policies go on. may_grow (bool): There may be others.
-
-    RAISES (StateError): There are others, or the state is of another one. Nothing has changed then.
-    """
-    here = collect_policies(groups)
+def _restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow: bool = False) -> None:
+    """Let policies go on. may_grow (bool): There may be others."""
+    here = _collect_policies(groups)
     if not may_grow:
         check_names(saved, here, WHAT, "policies")
     both = {where: source_of(policy) for where, policy in groups.rates.policies.items() if where in saved}
@@ -176,7 +208,7 @@ def restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow
         policy.load_state_dict(saved[where].state)
 
 
-def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
+def _collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
     """The gradient scalers of torch models in mixed precision, by the path of their shims."""
     return {
         path: {name: value for name, value in vars(scaler_of(shim)).items() if _is_plain(value)}
@@ -187,7 +219,7 @@ def collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, An
 
 def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
     """RAISES (StateError): Saved states are not such as gradient scalers have."""
-    here = collect_scalers(shims)
+    here = _collect_scalers(shims)
     for path in here.keys() & saved.keys():
         where = f"grad_scalers/{path}"
         check_names(saved[path], here[path], WHAT, where)
@@ -201,7 +233,7 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
     over.
     """
     shims = list(shims)
-    here = collect_scalers(shims)
+    here = _collect_scalers(shims)
     for path, shim in shims:
         for name, old in here.get(path, {}).items() if path in saved else ():
             value, scaler = saved[path][name], scaler_of(shim)
@@ -237,18 +269,14 @@ def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, 
         )
 
 
-def check_settings(
+def _check_settings(
     params: Iterable[Param],
     saved: Mapping[str, SavedParam],
     saved_groups: Mapping[str, SavedGroup],
     *,
     may_grow: bool = False,
 ) -> None:
-    """Check that params are in groups as they were, and are optimized by the same algorithm.
-
-    may_grow (bool): The blocks may be others.
-    RAISES (StateError): They are not.
-    """
+    """Check that params are optimized by the same algorithm, and are together as before unless blocks may be others."""
     there = {name: part.algorithm for part in saved_groups.values() for name in part.params}
     here = {param.name: param.group.owner.algorithm.label for param in params if param.group is not None}
     changed = [name for name in here if there.get(name, here[name]) != here[name]]
@@ -284,11 +312,8 @@ def check_settings(
         )
 
 
-def check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
-    """Check that saved param groups have what algorithms keep there.
-
-    RAISES (StateError): They have something else.
-    """
+def _check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
+    """Check that saved param groups have what algorithms keep there."""
     for group, group_id in origins.items():
         kept, of_group = group.state, saved[group_id].state
         wrong = [
@@ -304,11 +329,9 @@ def check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) 
             )
 
 
-def check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
-    """Check that a saved state has what the algorithm keeps of each param, with the options that it has now, in the
-    right form.
-
-    RAISES (StateError): Something is missing, or of another kind, so the next step would fail.
+def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
+    """Check that there is what the algorithm keeps of each param with the options that it has now, in the right form:
+    or else the next step would fail.
     """
     examples: dict[tuple[int, int], dict[str, Any]] = {}
     for param in params:

@@ -24,7 +24,7 @@ from thinc.api import Model, PyTorchShim
 from torch.nn.parameter import is_lazy
 
 from ..errors import ControllerError
-from ..host import Dropout, buffers_of, module_of, scaler_of, swap_grads
+from ..host import Dropout, buffers_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
 from .layer_attrs import is_plain, on_cpu, same_values
@@ -149,17 +149,12 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
         restore.callback(setattr, module, "training", module.training)
         for name, buffer in buffers_of(module).items():
             if buffer is not None and not is_lazy(buffer):
-                restore.callback(_put_buffer_back, module, name, buffer, buffer.clone())
+                restore.callback(put_buffer_back, module, name, buffer, buffer.clone())
         # thinc's rate does not reach torch's own layers.
         rate = "p" if isinstance(module, Dropout) else "dropout"
         if isinstance(module, (Dropout, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
             restore.callback(setattr, module, rate, getattr(module, rate))
             setattr(module, rate, 0.0)
-
-
-def _put_buffer_back(module: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
-    buffer.data.copy_(values)
-    buffers_of(module)[name] = buffer
 
 
 def _copy_of(value: Any) -> Any:

@@ -12,22 +12,20 @@ import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import torch
+from safetensors.torch import load, save
 from thinc.api import require_gpu
 
 from ...errors import ConfigError, MessageError
 from ...schema import read
 from ...state import put_together, take_apart
 from .agreement import differences
-from .flower import ArrayRecord, ClientApp, ConfigRecord, Context, Message
+from .flower import ClientApp, ConfigRecord, Context, Message
 from .house import House, read_config
 from .messages import Introduction, Report, answer, read_question, read_task, report_records
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
 _NOW, _BEFORE = "optimizer-now", "optimizer-before"
-# NumPy has no such numbers: they go as integers of the same bits.
-_BFLOAT16 = "bfloat16:"
 
 app = ClientApp()
 
@@ -57,19 +55,8 @@ def train(message: Message, context: Context) -> Message:
     score, scores, dev_examples = house.evaluate(task.weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
     outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
-    report = Report(
-        name,
-        score,
-        scores,
-        dev_examples,
-        outcome.examples,
-        outcome.steps,
-        outcome.words,
-        outcome.skipped,
-        outcome.losses,
-        outcome.aux_vars,
-        outcome.weights,
-    )
+    told = {what: value for what, value in vars(outcome).items() if what != "state"}
+    report = Report(name, score, scores, dev_examples, **told)
     reply = Message(report_records(report), reply_to=message)
     keep_state(context.state, (round, state), (task.plan.round, outcome.state))
     return reply
@@ -139,37 +126,22 @@ def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[i
 def keep_state(
     kept: MutableMapping[str, Any], before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
 ) -> None:
-    """Keep the states after two rounds. All is made first, and put in its place in the end."""
-    records: dict[str, Any] = {}
-    for key, (round, state) in ((_BEFORE, before), (_NOW, now)):
-        if state is not None:
-            records |= _state_records(key, round, state)
-    for key in [key for key in kept if key.startswith((_NOW, _BEFORE))]:
-        del kept[key]
-    for key, record in records.items():
-        kept[key] = record
+    """Keep the states after two rounds. What can't be kept changes nothing: `before` was kept already."""
+    record = _state_record(*now)
+    round, state = before
+    if state is None:
+        kept.pop(_BEFORE, None)
+    else:
+        kept[_BEFORE] = _state_record(round, state)
+    kept[_NOW] = record
 
 
-def _state_records(key: str, round: int, state: Mapping[str, Any]) -> dict[str, Any]:
+def _state_record(round: int, state: Mapping[str, Any]) -> ConfigRecord:
     values, tensors = take_apart(state)
-    arrays = {
-        f"{_BFLOAT16}{name}" if tensor.dtype == torch.bfloat16 else f":{name}": (
-            tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        )
-        for name, tensor in tensors.items()
-    }
-    return {
-        key: ConfigRecord({"round": round, "values": json.dumps(values)}),
-        f"{key}-arrays": ArrayRecord({name: tensor.detach().cpu().contiguous() for name, tensor in arrays.items()}),
-    }
+    return ConfigRecord({"round": round, "values": json.dumps(values), "tensors": save(tensors)})
 
 
 def _read_state(kept: Mapping[str, Any], key: str) -> dict[str, Any]:
-    tensors = {}
-    for name, array in kept[f"{key}-arrays"].items():
-        tensor = torch.from_numpy(array.numpy())
-        if name.startswith(_BFLOAT16):
-            tensor = tensor.view(torch.bfloat16)
-        tensors[name.partition(":")[2]] = tensor
-    state = put_together(json.loads(str(kept[key]["values"])), tensors)
-    return read(dict[str, Any], state, f"the state of round {kept[key]['round']}")
+    record = kept[key]
+    state = put_together(json.loads(str(record["values"])), load(record["tensors"]))
+    return read(dict[str, Any], state, f"the state of round {record['round']}")

@@ -1,22 +1,12 @@
-"""The modules, one algorithm a file. Each opens with its paper, its formula, and where it differs."""
+"""The modules. Each says its paper, its formula, and where it differs."""
 
 from ..module import Module
-from .adagrad import AdaGrad
-from .adam import Adam
-from .agc import AGC
-from .centralize import Centralize
-from .ewma import EWMA
+from .clipping import AGC, Centralize, L2Clipping, L2GlobalClipping
 from .gaussian_noise import GaussianNoise
-from .l2_clipping import L2Clipping
-from .l2_global_clipping import L2GlobalClipping
-from .lion import Lion
 from .lookahead import Lookahead
-from .momentum import Momentum
-from .rmsprop import RMSProp
+from .moments import EWMA, AdaGrad, Adam, Lion, Momentum, RMSProp, Yogi, YogiMomentum
 from .scaffold import ScaffoldClient, ScaffoldServer
 from .torch_optim import TorchOptim
-from .yogi import Yogi
-from .yogi_momentum import YogiMomentum
 
 MODULES: dict[str, type[Module]] = {
     cls.name: cls

@@ -1,0 +1,266 @@
+"""How the writer of learning rates fares: what other code writes to param groups, and work that takes too long.
+
+Others who write several times in a row turn conservative mode on. That is counted in steps and not in seconds: a run
+that is resumed, or made on a slower machine, has the same rates. What the machine is to blame for is only counted, and
+opens the circuit breaker, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+from ..checks import OPTIMIZER, Section
+from ..errors import ConfigError
+from ..schema import Count, read, write
+
+# The clean steps, in a row, after which conservative mode ends.
+CLEAN_STEPS = 100
+# For so many steps, from its beginning, rates may not rise.
+HELD_STEPS = 100
+# It says how often others wrote every so many steps.
+REPORT_STEPS = 1000
+
+State = Literal["closed", "open", "half-open"]
+
+_SECTION, _BUDGET = Section("[training.optimizer.runtime_budgets]"), "milliseconds, above 0"
+# In milliseconds of CPU time.
+BUDGETS = {"rate_step": 5.0, "integrity_check": 2.0, "state_preservation": 100.0, "adding_params": 20.0}
+
+_WHAT = {
+    "rate_step": "Writing the learning rates of a step",
+    "integrity_check": "Verifying the param groups",
+    "state_preservation": "Keeping the state of an optimizer for a model that has grown",
+    "adding_params": "Adding params",
+}
+
+logger = logging.getLogger("thinc_torchopt.learn_rate")
+
+
+class CircuitBreaker:
+    """Counts failures, and clean steps.
+
+    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but some
+    time ago; a clean step closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
+
+    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a
+    row, and ends after a hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
+
+    failures (int): So many in a row, without a clean step in between, open it, or begin conservative mode.
+    recovery_seconds (float): How long it stays open.
+    clock (Callable): The time in seconds, of which only differences count.
+    RAISES (ConfigError): An argument is out of its range.
+
+    Public: `times` (how often conservative mode has begun), and what it counts: see `BreakerState`.
+    """
+
+    def __init__(self, failures: int = 3, recovery_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
+        if failures < 1 or not 0.0 <= recovery_seconds < math.inf:
+            raise ConfigError(
+                "Can't build a circuit breaker: expected at least 1 failure and 0 recovery seconds, found "
+                f"{failures} and {recovery_seconds}."
+            )
+        self.failures = failures
+        self.recovery_seconds = recovery_seconds
+        self.conservative = False
+        self.times = 0
+        self.failures_in_a_row = 0  # of any kind
+        self.writes_in_a_row = 0
+        self.wrote_since_step = False
+        # In conservative mode:
+        self.steps = 0
+        self.clean_steps = 0
+        self.writes = 0  # since the last report
+        self._clock = clock
+        self._opened_at: float | None = None
+        self._slow_since_step = False
+
+    @property
+    def state(self) -> State:
+        seconds = self.seconds_open
+        return "closed" if seconds is None else "open" if seconds < self.recovery_seconds else "half-open"
+
+    @property
+    def seconds_open(self) -> float | None:
+        """For how long it has been open. None: it is closed."""
+        return None if self._opened_at is None else self._clock() - self._opened_at
+
+    @property
+    def holds_rates(self) -> bool:
+        """Whether rates may fall, but not rise."""
+        return self.conservative and self.steps < HELD_STEPS
+
+    # ------------------------------------------------------------------ what happens
+
+    def failed(self) -> None:
+        """Count a failure that conservative mode does not care for."""
+        state = self.state
+        self.failures_in_a_row += 1
+        if state == "half-open" or (state == "closed" and self.failures_in_a_row >= self.failures):
+            self._opened_at = self._clock()
+
+    def succeeded(self) -> None:
+        """Count a success, which while it is open says nothing."""
+        if self.state != "open":
+            self.reset()
+
+    def reset(self) -> None:
+        """Close it."""
+        self.failures_in_a_row = 0
+        self._opened_at = None
+
+    def was_slow(self) -> None:
+        """Count what takes too long again and again."""
+        self._slow_since_step = True
+        self.failed()
+
+    def was_written_to(self, step: int) -> None:
+        """Count that other code wrote. Several may come between two steps. step (int): For the log."""
+        self.failed()
+        self.wrote_since_step = True
+        self.clean_steps = 0
+        self.writes += 1
+        self.writes_in_a_row += 1
+        if self.conservative or self.writes_in_a_row < self.failures:
+            return
+        self.conservative = True
+        self.times += 1
+        self.steps, self.writes = 0, 1
+        logger.warning(
+            "Learn rates are conservative from step %d on: other code keeps writing to the param groups. From now on "
+            "such writes are undone without a warning each. Learn rates may fall but not rise for %d steps, and then "
+            "follow their schedules again. Conservative mode ends after %d steps in a row without such writes. Find "
+            "the code that writes there, often a torch scheduler, and remove it.",
+            step,
+            HELD_STEPS,
+            CLEAN_STEPS,
+        )
+
+    def end_step(self, step: int) -> None:
+        """Count a step, which is clean if nothing failed since the one before. step (int): For the log."""
+        written, self.wrote_since_step = self.wrote_since_step, False
+        slow, self._slow_since_step = self._slow_since_step, False
+        if not written:
+            self.writes_in_a_row = 0
+            if self.failures_in_a_row and not slow:
+                self.succeeded()
+        if self.conservative:
+            self._end_conservative_step(step, is_clean=not written)
+
+    def _end_conservative_step(self, step: int, *, is_clean: bool) -> None:
+        self.steps += 1
+        if self.steps % REPORT_STEPS == 0 and self.writes:
+            message = (
+                "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
+            )
+            logger.warning(message, self.writes, REPORT_STEPS, step)
+            self.writes = 0
+        self.clean_steps += is_clean
+        if self.clean_steps == CLEAN_STEPS:
+            self.conservative = False
+            self.clean_steps = 0
+            self.reset()
+            logger.info(
+                "Conservative mode ended after step %d: no other code wrote to the param groups in the last %d steps.",
+                step,
+                CLEAN_STEPS,
+            )
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes, for JSON. Times are kept as durations: clocks differ between processes."""
+        return write(self, BreakerState)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from where another one was.
+
+        RAISES (StateError): It is not the state of a circuit breaker. Nothing has changed then.
+        """
+        self.load(read(BreakerState, state, "the state of the circuit breaker"))
+
+    def load(self, state: BreakerState) -> None:
+        """As `load_state_dict`, what was read."""
+        self._opened_at = None if state.seconds_open is None else self._clock() - state.seconds_open
+        for name in vars(state).keys() - {"seconds_open"}:
+            setattr(self, name, getattr(state, name))
+
+
+@dataclass
+class BreakerState:
+    """What a circuit breaker is saved as: attributes of its own."""
+
+    conservative: bool
+    times: Count
+    failures_in_a_row: Count
+    writes_in_a_row: Count
+    wrote_since_step: bool
+    steps: Count
+    clean_steps: Count
+    writes: Count
+    seconds_open: Optional[float]
+
+
+class RuntimeGuards:
+    """Budgets of CPU time of the thread, in which a machine that is busy with other things does not count.
+
+    What exceeds them is counted, and told to the log, where nobody has to do anything about it.
+
+    enabled (bool): Whether integrity is checked at all.
+    budgets (Mapping[str, float]): Milliseconds by kind, in place of those in `BUDGETS`.
+    timer (Callable): Seconds of the thread's work, by a clock that never goes back.
+    RAISES (ConfigError): There is no such budget, or it is no time.
+
+    Public: `overruns` (how many there were, by kind; only kinds that had some).
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        budgets: Mapping[str, float] | None = None,
+        timer: Callable[[], float] = time.thread_time,
+    ):
+        given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
+        if unknown := sorted(set(given) - set(BUDGETS)):
+            OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
+        for kind, budget in given.items():
+            # An infinite budget means no limit.
+            if budget != math.inf and not _SECTION.number(kind, budget, _BUDGET):
+                _SECTION.refuse(kind, _BUDGET, budget)
+        self.enabled = OPTIMIZER.flag("enable_runtime_guards", enabled)
+        self.budgets = {**BUDGETS, **given}
+        self.timer = timer
+        self.overruns: dict[str, int] = {}
+        self._last_was_over: set[str] = set()
+
+    def ended(self, kind: str, started: float, size: Callable[[], tuple[int, int]], step: int) -> bool:
+        """Look how long something took.
+
+        kind (str): A key of `BUDGETS`.
+        started (float): When it began, by `timer`.
+        size (Callable): Of how many groups and params. For the log, as is `step`.
+        RETURNS (bool): Whether it took too long, and did so the time before as well.
+        """
+        milliseconds = 1000.0 * (self.timer() - started)
+        if milliseconds <= self.budgets[kind]:
+            self._last_was_over.discard(kind)
+            return False
+        self.overruns[kind] = self.overruns.get(kind, 0) + 1
+        if self.overruns[kind] == 1:
+            logger.info(
+                "%s took %.3g ms of CPU time at step %d, with %d param groups and %d params: expected at most %g ms. "
+                "Nothing else changes. More of this is counted in controller.overruns; runtime_budgets sets other "
+                "limits.",
+                _WHAT[kind],
+                milliseconds,
+                step,
+                *size(),
+                self.budgets[kind],
+            )
+        repeats = kind in self._last_was_over
+        self._last_was_over.add(kind)
+        return repeats
