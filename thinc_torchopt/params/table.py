@@ -62,7 +62,7 @@ class Plan(Keeper, Protocol):
         self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
     ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool: ...
 
 
 class ParamTable:
@@ -467,7 +467,8 @@ class ParamTable:
         """Name all params of the pipeline; forget those that are no longer in it."""
         walked = self.pipeline.walk()
         names = self._names.note(walked)
-        self._plan.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
+        embeddings = {found.name for found in walked if found.is_embedding}
+        are_others = self._plan.see_names([found.name for found in walked], embeddings)
         now = {names[found.key][0]: found for found in walked}
         outdated = self._names.outdated(names.keys(), now.keys())
         pairs = [
@@ -496,7 +497,7 @@ class ParamTable:
         for param in renamed:
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
-        self._changed += renamed
+        self._changed += self.by_key.values() if are_others else renamed
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)

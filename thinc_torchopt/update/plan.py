@@ -11,7 +11,7 @@ torch computes no gradient for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -179,7 +179,6 @@ class Plan:
         for i, made in built.items():
             if i not in self._built:
                 self._built[i] = BuiltAlgorithm(self._builders[i], next(iter(made.values())), self._writer)
-        ids = {group.id for group in self.groups}
         taken: dict[int, dict[Group, list[Param]]] = {}
         for i, algorithm in self._built.items():
             known = {group.key: group for group in algorithm.groups}
@@ -189,12 +188,9 @@ class Plan:
                     # Some classes, Adagrad among them, make a param's state only when they are built.
                     algorithm.states.take_over(built[i][key])
                 group = known.get(key)
-                if group is None:
-                    id = unique(params[0].settings.label, ids)
-                    ids.add(id)
-                    group = self._new_group(key, params, entries[i][key], algorithm, id)
-                taken[i][group] = params
-        self._rename({group: params for groups in taken.values() for group, params in groups.items()})
+                taken[i][group or self._new_group(key, params, entries[i][key], algorithm)] = params
+        before = set(self.groups)
+        self._name({group: params for groups in taken.values() for group, params in groups.items()}, before)
         for algorithm in self._built.values():
             for group in algorithm.groups:
                 for param in group.params:
@@ -206,12 +202,12 @@ class Plan:
         self._frozen_grads.stop_only(frozen)
 
     def _new_group(
-        self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm, id: str
+        self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm
     ) -> Group:
         """Make a group. If its first param is from another one of this algorithm, it goes on with what was kept in
         that.
         """
-        old = params[0].group
+        old, id = params[0].group, params[0].settings.label
         if old is None or old.owner is not algorithm:
             return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
         if algorithm.algorithm.counts_for_group:
@@ -227,15 +223,17 @@ class Plan:
         return group
 
     @staticmethod
-    def _rename(groups: Mapping[Group, list[Param]]) -> None:
-        """Give groups other ids if the label by which they are called is now that of another one's params."""
+    def _name(groups: Mapping[Group, list[Param]], before: Set[Group]) -> None:
+        """Give ids to groups that are new, and others to those whose id is now the label of another one's params.
+
+        before (Set[Group]): Those that there were.
+        """
         labels = {group: {param.settings.label for param in params} for group, params in groups.items()}
         known = set().union(*labels.values())
-        wrong = [group for group, own in labels.items() if group.id in known - own]
-        ids = {group.id for group in groups if group not in wrong}
-        for group in wrong:
+        due = [group for group, own in labels.items() if group not in before or group.id in known - own]
+        ids = {group.id for group in groups.keys() - due}
+        for group in due:
             group.watched.id = unique(groups[group][0].settings.label, ids)
-            ids.add(group.id)
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would be in a group."""
@@ -258,9 +256,13 @@ class Plan:
         """
         self._cascade.check(names)
 
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
-        """Learn the names of all params of the pipeline. embeddings (Collection[str]): Those of embeddings."""
-        self._cascade.see_names(names, embeddings)
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
+        """Learn the names of all params of the pipeline.
+
+        embeddings (Collection[str]): Those of embeddings.
+        RETURNS (bool): Whether the settings of params may be others than before.
+        """
+        return self._cascade.see_names(names, embeddings)
 
     # ------------------------------------------------------------------ the state of a param
 
