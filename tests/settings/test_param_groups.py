@@ -988,7 +988,7 @@ def test_param_groups_refuse_a_name_that_is_also_that_of_two_blocks():
     blocks = {name: {"params": ["*"]} for name in ("a", "a+b", "b")}
     with pytest.raises(ConfigError, match=r"block 'a\+b' .*expected a name without '\+'.*beside the block 'a'"):
         TorchOptimizer(SGD(), 0.1, param_groups=blocks)
-    TorchOptimizer(SGD(), 0.1, param_groups={name: blocks["a"] for name in ("a+b", "c", "a+", "ab")})
+    TorchOptimizer(SGD(), 0.1, param_groups=dict.fromkeys(("a+b", "c", "a+", "ab"), blocks["a"]))
 
 
 @pytest.mark.parametrize("policy", [{}, {"policy": "cosine", "total_steps": 50}])
