@@ -260,8 +260,9 @@ def test_param_table_copies_leave_nothing_behind():
         gc.collect()
         return sys.getallocatedblocks()
 
-    before = blocks_after(3)
-    assert blocks_after(30) - before < 30
+    blocks_after(40)  # Python's own caches
+    before = blocks_after(1)
+    assert blocks_after(30) - before < 100  # eleven for each copy, if the names of its refs stayed
 
 
 def test_param_table_new_weights_begin_anew():
