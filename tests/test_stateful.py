@@ -7,6 +7,7 @@ rate of each step, and an average that is computed cell by cell by thinc's formu
 
 import copy
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy
@@ -26,7 +27,7 @@ from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
-from thinc_torchopt.errors import NonFiniteGradWarning
+from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning
 from thinc_torchopt.modular.registered import Adam as ModularAdam
 from thinc_torchopt.modular.registered import create
 
@@ -36,6 +37,8 @@ RATES = [0.01, 0.02, 0.005, 0.03, 0.0, 0.01]
 DECAYS = [0.1, 0.0, 0.05]
 THAW = 3
 DECAY_OF_AVERAGES = 0.9999
+# What the machine has to go back to.
+SAVED = ["references", "norm", "rows", "step", "exclude", "is_exact", "factors", "held", "tagger", "freezes", "by_hand"]
 
 
 class Net(torch.nn.Module):
@@ -106,6 +109,9 @@ class Machine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.rows, self.step, self.exclude, self.saved = 3, 0, (), None
         self.factors, self.held = {}, {}  # what rules made of the rate of each group
+        self.tagger = "tagger"  # what the pipe is called now
+        # What was frozen (or unfrozen) by hand, and whether each param is, if it was either.
+        self.freezes, self.by_hand = [], {}
         self.build()
         self.references = {name: Reference(name, value, self.make) for name, value in self.values().items()}
         self.norm = copy.deepcopy(self.net.norm)
@@ -121,6 +127,8 @@ class Machine(RuleBasedStateMachine):
         numpy.random.seed(0)
         self.nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
         self.nlp.get_pipe("tagger").model = chain(Linear(4, 5), Linear(self.rows, 4)).initialize()
+        if self.tagger != "tagger":
+            self.nlp.rename_pipe("tagger", self.tagger)
         self.nlp.get_pipe("morphologizer").model = chain(PyTorchWrapper(Net()), Linear(2, 5)).initialize()
         self.optimizer = TorchOptimizer(
             self.algorithm(weight_decay=[*DECAYS, *[DECAYS[-1]] * 100]),
@@ -130,14 +138,24 @@ class Machine(RuleBasedStateMachine):
             max_nonfinite=1000,
             param_groups={"late": {"params": ["morphologizer/*late"], "unfreeze_at": THAW}},
         )
-        self.optimizer.initialize(self.nlp, exclude=self.exclude)
+        self.tell()
+
+    def tell(self):
+        self.optimizer.initialize(self.nlp, exclude=[self.called(name) for name in self.exclude])
+
+    def called(self, name):
+        """What a pipe is called now, or a param."""
+        return name.replace("tagger", self.tagger)
+
+    def model(self, component):
+        return self.nlp.get_pipe(self.called(component)).model
 
     @property
     def net(self):
-        return self.nlp.get_pipe("morphologizer").model.layers[0].shims[0]._model
+        return self.model("morphologizer").layers[0].shims[0]._model
 
     def nodes(self):
-        tagger, morphologizer = (self.nlp.get_pipe(name).model for name in ("tagger", "morphologizer"))
+        tagger, morphologizer = map(self.model, ("tagger", "morphologizer"))
         return {"tagger/0": tagger.layers[0], "tagger/1": tagger.layers[1], "morphologizer/1": morphologizer.layers[1]}
 
     def values(self):
@@ -150,11 +168,10 @@ class Machine(RuleBasedStateMachine):
         return found | {f"morphologizer/{name}": param.detach() for name, param in self.net.named_parameters()}
 
     def trained(self, names):
-        return [
-            name
-            for name in names
-            if name.partition("/")[0] not in self.exclude and (self.step >= THAW or not name.endswith("late"))
-        ]
+        return [name for name in names if name.partition("/")[0] not in self.exclude and not self.is_frozen(name)]
+
+    def is_frozen(self, name):
+        return self.by_hand.get(name, name.endswith("late") and self.step < THAW)
 
     # ------------------------------------------------------------------ operations
 
@@ -179,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         with self.optimizer.joint_step():
             for name in ("tagger", "morphologizer"):
                 if name not in self.exclude:
-                    self.nlp.get_pipe(name).model.finish_update(self.optimizer)
+                    self.model(name).finish_update(self.optimizer)
         return grads, x
 
     @rule(seed=st.integers(0, 10**6), data=st.data())
@@ -219,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         self.held[group] = 0.015625
 
     @rule(seed=st.integers(0, 10**6))
-    @precondition(lambda self: len(self.exclude) < 2)
+    @precondition(lambda self: self.trained(self.references))
     def skip(self, seed):
         """A NaN somewhere: nothing moves but the schedules."""
         names = self.trained(self.references)
@@ -237,7 +254,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows < 6 and "tagger" not in self.exclude)
     def add_label(self):
         """As spaCy does it: the output layer is replaced by a larger one, in which the old rows stand first."""
-        model = self.nlp.get_pipe("tagger").model
+        model = self.model("tagger")
         old, new = model.layers[1], Linear(self.rows + 1, 4).initialize()
         for name in ("W", "b"):
             new.get_param(name)[: self.rows] = old.get_param(name)
@@ -247,21 +264,52 @@ class Machine(RuleBasedStateMachine):
         for name in ("W", "b"):
             self.references[f"tagger/1/{name}"].grow(torch.from_numpy(new.get_param(name)))
         self.is_exact = False  # the mean of the old rows, in another order
-        self.optimizer.initialize(self.nlp, exclude=self.exclude)
+        self.tell()
 
     @rule(exclude=st.sampled_from([(), ("tagger",), ("morphologizer",)]))
-    def freeze(self, exclude):
-        """[training] frozen_components, from here on. What is frozen loses its state."""
+    def freeze_components(self, exclude):
+        """[training] frozen_components, from here on. What is frozen loses its state, and comes anew when it is trained
+        again.
+        """
+        comes = [name for name in self.references if name.partition("/")[0] in set(self.exclude) - set(exclude)]
         self.exclude = exclude
-        self.optimizer.initialize(self.nlp, exclude=exclude)
+        self.tell()
         for name, reference in self.references.items():
             if name.partition("/")[0] in exclude:
                 reference.begin_anew()
+        for name in comes:
+            self.by_hand.pop(name, None)
+            for text, frozen in self.freezes:
+                if fnmatchcase(self.called(name), text):
+                    self.by_hand[name] = frozen
+
+    @rule(text=st.sampled_from(["tag*", "tagger/*", "tags/*", "morphologizer/*", "*/W", "*late"]), frozen=st.booleans())
+    @precondition(lambda self: not self.exclude)
+    def freeze(self, text, frozen):
+        """By hand, as a rule does it. It belongs to a param, whatever that is called later."""
+        change = self.optimizer.freeze if frozen else self.optimizer.unfreeze
+        matched = [name for name in self.references if fnmatchcase(self.called(name), text)]
+        if not matched:
+            with pytest.raises(ConfigError, match="matches none"):
+                change([text])
+            return
+        change([text])
+        self.freezes.append((text, frozen))
+        for name in matched:
+            if frozen and not self.is_frozen(name):
+                self.references[name].begin_anew()
+            self.by_hand[name] = frozen
+
+    @rule()
+    def rename_pipe(self):
+        old, self.tagger = self.tagger, "tags" if self.tagger == "tagger" else "tagger"
+        self.nlp.rename_pipe(old, self.tagger)
+        self.tell()
 
     @rule(component=st.sampled_from(["tagger", "morphologizer"]))
     def replace_arrays(self, component):
         """from_bytes puts other arrays into the nodes, and other modules or values into shims."""
-        model = self.nlp.get_pipe(component).model
+        model = self.model(component)
         model.from_bytes(model.to_bytes())
 
     @rule()
@@ -273,9 +321,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(component=st.sampled_from(["tagger", "morphologizer"]))
     def copy_model(self, component):
-        pipe = self.nlp.get_pipe(component)
-        pipe.model = pipe.model.copy()
-        self.optimizer.initialize(self.nlp, exclude=self.exclude)
+        self.nlp.get_pipe(self.called(component)).model = self.model(component).copy()
+        self.tell()
 
     @rule(fails=st.booleans())
     def look_at_averages(self, fails):
@@ -300,35 +347,24 @@ class Machine(RuleBasedStateMachine):
         path = Path(self.folder.name) / "state"
         self.optimizer.to_disk(path)
         kept = {name: value.clone() for name, value in self.values().items()}
-        self.saved = (
-            copy.deepcopy(
-                (
-                    self.references,
-                    self.norm,
-                    self.rows,
-                    self.step,
-                    self.exclude,
-                    self.is_exact,
-                    self.factors,
-                    self.held,
-                )
-            ),
-            kept,
-        )
+        self.saved = copy.deepcopy({name: getattr(self, name) for name in SAVED}), kept
 
-    @rule()
+    @rule(tagger=st.sampled_from(["tagger", "tags"]))
     @precondition(lambda self: self.saved is not None)
-    def be_killed_and_go_on(self):
-        """Another process: everything is built anew, and is where it was when it was saved."""
-        parts = copy.deepcopy(self.saved[0])
-        self.references, self.norm, self.rows, self.step, self.exclude, self.is_exact, self.factors, self.held = parts
+    def be_killed_and_go_on(self, tagger):
+        """Another process, in which the pipe may have another name: everything is built anew, and is where it was when
+        it was saved.
+        """
+        self.__dict__.update(copy.deepcopy(self.saved[0]))
+        renamed, self.tagger = {self.tagger: tagger}, tagger
         self.build()
         with torch.no_grad():
             for name, value in self.values().items():
                 value.copy_(self.saved[1][name])
             for name, value in self.norm.named_buffers():
                 self.net.norm.get_buffer(name).copy_(value)
-        self.optimizer.from_disk(Path(self.folder.name) / "state")
+        excluded = self.exclude == ("tagger",)  # of what is left out, nothing was saved
+        self.optimizer.from_disk(Path(self.folder.name) / "state", renamed=None if excluded else renamed)
         assert self.optimizer.state_dict()["step"] == self.step
 
     # ------------------------------------------------------------------ what must hold

@@ -55,7 +55,7 @@ from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .host import first_optimizer
 from .launched import is_launched, rank_in_environment
-from .params import backprop_apart, lend_refs
+from .params import backprop_apart, name_as_original
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -360,7 +360,7 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
 def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
     def copy(self: thinc.model.Model) -> thinc.model.Model:
         made = original(self)
-        lend_refs(self, made)
+        name_as_original(self, made)
         return made
 
     return copy

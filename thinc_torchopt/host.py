@@ -99,6 +99,21 @@ def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int
     return before
 
 
+def lend_refs(node: Model, refs: dict[str, int]) -> None:
+    """Note names of refs with the ids of the nodes to which they lead, beside thinc's own. They live as long as the
+    node, and go along when it is deep-copied. A Model takes no attributes, and no weak references.
+
+    SOURCE: thinc/model.py, `Model._params`; thinc/backends/_param_server.py, `ParamServer`.
+    """
+    vars(node._params)["lent_refs"] = refs
+
+
+def lent_refs_of(node: Model) -> dict[str, int]:
+    """What `lend_refs` noted."""
+    found: dict[str, int] = vars(node._params).get("lent_refs", {})
+    return found
+
+
 # ---------------------------------------------------------------------- spaCy
 
 

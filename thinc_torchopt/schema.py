@@ -42,6 +42,8 @@ class Limit(NamedTuple):
 Count = Annotated[int, Limit(f"a whole number from 0 to {MAX_STEPS:,}", lambda count: 0 <= count <= MAX_STEPS)]
 Positive = Annotated[int, Limit("a whole number above 0", lambda count: 0 < count <= MAX_STEPS)]
 NotNegative = Annotated[float, Limit("a number of at least 0", lambda number: 0.0 <= number < math.inf)]
+# Infinite: none.
+FirstStep = Annotated[float, Limit("a step, or infinite", lambda step: step >= 0.0)]
 # Also NaN: a score may be.
 AnyNumber = Annotated[float, Limit("a number")]
 

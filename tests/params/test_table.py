@@ -1,6 +1,8 @@
 """Which params there are: shared ones answer to all their names, and another pipeline's inherit nothing."""
 
+import copy
 import gc
+import sys
 
 import numpy
 import pytest
@@ -10,6 +12,7 @@ from thinc.api import Linear, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, Muon
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning
+from thinc_torchopt.params import all_names
 
 from ..conftest import needs_muon
 from ..models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
@@ -232,6 +235,34 @@ def test_param_table_a_copied_model_keeps_names_settings_and_state(component):
     with nlp.use_params(optimizer.averages):
         pass
     assert sorted(info.name for info in optimizer.describe()) == names
+
+
+def test_param_table_a_deep_copy_of_a_copied_model_keeps_names():
+    """Also when the one that it is from is gone."""
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    names = sorted(all_names(nlp))
+    for name in ("tagger", "ner"):
+        nlp.get_pipe(name).model = nlp.get_pipe(name).model.copy()
+    copied = copy.deepcopy([nlp.get_pipe(name).model for name in ("tagger", "ner")])
+    for name, model in zip(("tagger", "ner"), copied):
+        nlp.get_pipe(name).model = model
+    gc.collect()
+    assert sorted(all_names(nlp)) == names
+
+
+def test_param_table_copies_leave_nothing_behind():
+    """A server copies models as long as it lives."""
+    model = toy_pipeline(["parser"], shared=False).get_pipe("parser").model
+
+    def blocks_after(n_copies):
+        for _ in range(n_copies):
+            model.copy()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    blocks_after(40)  # Python's own caches
+    before = blocks_after(1)
+    assert blocks_after(30) - before < 100  # eleven for each copy, if the names of its refs stayed
 
 
 def test_param_table_new_weights_begin_anew():

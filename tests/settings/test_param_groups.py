@@ -2,6 +2,7 @@
 cascade.
 """
 
+import copy
 import math
 import pickle
 import re
@@ -980,3 +981,46 @@ def test_param_groups_are_chosen_by_whole_names_of_blocks():
     run(optimizer, model, 1)
     scaled = {name for name, rate in optimizer.learn_rates.items() if rate == 0.5 * before[name]}
     assert scaled == {"a+b", "top/layer-norm+c", "c", "c/layer-0", "c/layer-1", "c/layer-2"}
+
+
+def test_param_groups_refuse_a_name_that_is_also_that_of_two_blocks():
+    """Both would be one line in `schedule`, and one rate for loggers."""
+    blocks = {name: {"params": ["*"]} for name in ("a", "a+b", "b")}
+    with pytest.raises(ConfigError, match=r"block 'a\+b' .*expected a name without '\+'.*beside the block 'a'"):
+        TorchOptimizer(SGD(), 0.1, param_groups=blocks)
+    TorchOptimizer(SGD(), 0.1, param_groups=dict.fromkeys(("a+b", "c", "a+", "ab"), blocks["a"]))
+
+
+@pytest.mark.parametrize("policy", [{}, {"policy": "cosine", "total_steps": 50}])
+def test_param_groups_decay_by_the_layers_that_there_are_now(policy, tmp_path):
+    """Another layer makes all others deeper. Oracle: an optimizer that met the model as it is now."""
+
+    def optimizer_of(nlp):
+        optimizer = TorchOptimizer(
+            AdamW(),
+            0.125,
+            layer_decay={"trf/pytorch*": 0.5},
+            new_params_warmup=0,
+            param_groups={"norms": {"params": ["*/layer/*/1/*"], "learn_rate": 0.25, **policy}},
+        )
+        optimizer.initialize(nlp)
+        return optimizer
+
+    def told_of(optimizer):
+        return {info.name: (info.group, info.learn_rate) for info in optimizer.describe()}
+
+    nlp, model = encoder_pipeline()
+    optimizer = optimizer_of(nlp)
+    run(optimizer, model, 1)
+    before = told_of(optimizer)
+    module = model.layers[0].shims[0]._model
+    module.layer.append(copy.deepcopy(module.layer[0]))
+    run(optimizer, model, 1)
+    fresh = optimizer_of(nlp)
+    fresh.step_schedules()
+    fresh.step_schedules()
+    assert told_of(optimizer) == told_of(fresh) != before
+    updates = {info.name: info.updates for info in optimizer.describe()}
+    assert updates == {name: 2 if name in before else 1 for name in updates}
+    fresh.load_state_dict(optimizer.state_dict())
+    assert told_of(optimizer) == told_of(fresh)

@@ -185,6 +185,7 @@ ROW = {
     "label": "default",
     "rate_factor": 1.0,
     "held_rate": None,
+    "frozen_until": None,
     "state": {},
 }
 NAME = "torch-x/pytorch/pooler/weight"
@@ -195,6 +196,7 @@ BAD = [
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
     (("params", "ner/new"), ROW, StateError, r"1 unexpected \(ner/new\)"),
     (("params", NAME, "shape"), [6, 5], StateError, rf"1 of another shape \({NAME} is \(6, 6\), was \(6, 5\)"),
+    (("params", NAME, "frozen_until"), -3.0, StateError, "frozen_until' to be a step, or infinite, found -3.0"),
     (("params", NAME, "updates"), -3, StateError, "updates' to be a whole number from 0 to 100,000,000, found -3"),
     (("params", NAME, "state"), 5, StateError, f"'params/{NAME}/state' to be a dict, found 5"),
     (

@@ -474,7 +474,7 @@ class TorchOptimizer(Optimizer):
 
     def check_param_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): One matches no param."""
-        self._trained.patterns(patterns)
+        self._trained.check_patterns(patterns)
 
     # ------------------------------------------------------------------ what can be looked at
 

@@ -82,17 +82,16 @@ class TrainedParams:
 
         RAISES (ConfigError): A pattern matches no param. Nothing has changed then.
         """
-        for param in self.plan.freeze(self.patterns(patterns), frozen=frozen):
+        self.check_patterns(patterns)
+        for param in self.plan.freeze(patterns, frozen=frozen):
             if self.averages is not None:
                 self.averages.release(param)
 
-    def patterns(self, texts: Sequence[str]) -> list[Pattern]:
-        """Patterns over the names of params. RAISES (ConfigError): One matches no param."""
-        found = [Pattern(text, "what is to be frozen") for text in texts]
+    def check_patterns(self, texts: Sequence[str]) -> None:
+        """Check patterns over the names of params. RAISES (ConfigError): One matches no param."""
         names = [name for param in self.params for name in param.names]
-        for pattern in found:
-            pattern.check(names)
-        return found
+        for text in texts:
+            Pattern(text, "what is to be frozen").check(names)
 
     def drop_averages(self) -> None:
         """Forget the averages, and keep none from now on."""

@@ -10,7 +10,7 @@ from .layers import layers_of
 from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
 from .names import NamedParam, shim_paths, torch_params, walk
 from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
-from .paths import lend_refs
+from .paths import name_as_original
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
@@ -37,8 +37,8 @@ __all__ = [
     "foreign_grads",
     "is_viewable",
     "layers_of",
-    "lend_refs",
     "matches_any",
+    "name_as_original",
     "own_copy",
     "saved_tensor",
     "scale_passes_apart",

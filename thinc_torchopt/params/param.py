@@ -47,6 +47,8 @@ class Param:
     rate_factor (float): What rules, and rates of others that were adopted, made of its learning rate: by what that is
         multiplied.
     held_rate (float | None): Its learning rate, if rules or others set one.
+    frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen in the course of the
+        training, whatever the settings say; infinite: none.
     lineage (int): Tells apart what was in different groups of an algorithm that keeps a state in each.
     row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
@@ -61,6 +63,7 @@ class Param:
         "device",
         "dtype",
         "flat_grad",
+        "frozen_until",
         "grad_copy",
         "grad_source",
         "group",
@@ -105,6 +108,7 @@ class Param:
         self.group: Group | None = None
         self.rate_factor = 1.0
         self.held_rate: Optional[float] = None
+        self.frozen_until: Optional[float] = None
         self.lineage = 0
         self.row_size = 1
         self.joined_at: Optional[int] = None

@@ -6,22 +6,20 @@ from typing import Optional
 
 from thinc.api import Model
 
+from ..host import lend_refs, lent_refs_of
 from .spelling import _PLAIN, clean
 
-# The refs of copied nodes by their ids: names of refs, with the ids of the nodes to which they lead.
-_lent: dict[int, dict[str, int]] = {}
 
-
-def lend_refs(original: Model, copied: Model) -> None:
+def name_as_original(original: Model, copied: Model) -> None:
     """Name the layers of a copied model as those of the original: thinc's `Model.copy` does not copy refs, after which
     layers are named.
     """
     nodes = list(original.walk())
-    copies = {node.id: copy.id for node, copy in zip(nodes, copied.walk())}
+    copies = {node.id: copy for node, copy in zip(nodes, copied.walk())}
     for node in nodes:
-        refs = {ref: copies[target.id] for ref, target in _refs_of(node, nodes) if target.id in copies}
+        refs = {ref: copies[target.id].id for ref, target in _refs_of(node, nodes) if target.id in copies}
         if refs:
-            _lent[copies[node.id]] = refs
+            lend_refs(copies[node.id], refs)
 
 
 def _refs_of(node: Model, nodes: list[Model]) -> list[tuple[str, Model]]:
@@ -30,10 +28,9 @@ def _refs_of(node: Model, nodes: list[Model]) -> list[tuple[str, Model]]:
     nodes (list[Model]): Among which their targets are.
     """
     found = {ref: target for ref in node.ref_names if (target := node.maybe_get_ref(ref)) is not None}
-    if node.id in _lent:
+    if lent := lent_refs_of(node):
         by_id = {other.id: other for other in nodes}
-        lent = {ref: by_id[target] for ref, target in _lent[node.id].items() if target in by_id}
-        found = lent | found
+        found = {ref: by_id[target] for ref, target in lent.items() if target in by_id} | found
     return sorted(found.items())
 
 
@@ -46,7 +43,7 @@ def paths_of(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
     for node in queue:
         path = paths[id(node)]
         yield node, path
-        for ref, target in _refs_of(node, nodes) if node.ref_names or node.id in _lent else ():
+        for ref, target in _refs_of(node, nodes):
             if id(target) not in by_ref:
                 short = f"{_without_indices(path)}/{clean(ref)}"
                 by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short

@@ -1,6 +1,7 @@
 """What a param leaves to the one that takes its name, and whether that is the same thing.
 
-It is if its layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins anew.
+It is if its layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins anew,
+with the same learning rate, and as frozen as that was.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """What a param leaves to the one that takes its name.
 
-    steps, joined_at, rate_factor, held_rate, lineage: As of the `Param`. state, average (Any): What was kept of it, or
-        None.
+    steps, joined_at, rate_factor, held_rate, frozen_until, lineage: As of the `Param`. state, average (Any): What was
+        kept of it, or None.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class Released(NamedTuple):
     joined_at: Optional[int]
     rate_factor: float
     held_rate: Optional[float]
+    frozen_until: Optional[float]
     lineage: int
     state: Any
     average: Any

@@ -52,6 +52,7 @@ class SavedParam(Protocol):
     joined_at: int | None
     rate_factor: float
     held_rate: float | None
+    frozen_until: float | None
 
 
 class Plan(Keeper, Protocol):
@@ -61,7 +62,7 @@ class Plan(Keeper, Protocol):
         self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
     ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None: ...
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool: ...
 
 
 class ParamTable:
@@ -90,11 +91,10 @@ class ParamTable:
         # What the plan is still to be told: whose settings may be others now, and whether params are gone.
         self._changed: list[Param] = []
         self._is_synced = True
-        # By name: after how many updates a param joined, if in mid-training; and what was released to it, or None: it
-        # begins anew.
+        # By name: after how many updates a param joined, if in mid-training; and what was released to it.
         self._joined: dict[str, int | None] = {}
         self._saved: Mapping[str, SavedParam] = {}  # rows of another run, by name, while they are taken in
-        self._released: dict[str, Released | None] = {}
+        self._released: dict[str, Released] = {}
 
     def take_in(
         self,
@@ -321,7 +321,7 @@ class ParamTable:
             if param.shape == view.shape:
                 self._replace(param, one.source, view)
             else:
-                self._leave(param, tuple(view.shape))
+                self._leave(param, goes_on=self._on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
@@ -338,17 +338,18 @@ class ParamTable:
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
                 if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
                     param.be_held_by(holder)
-                if (saved := self._saved.get(name)) is not None:
-                    param.joined_at, param.steps = saved.joined_at, saved.updates
-                    param.rate_factor, param.held_rate = saved.rate_factor, saved.held_rate
-                    known.append(param)
-                elif (old := self._released.get(name)) is not None:
-                    param.joined_at = old.joined_at
-                    param.rate_factor, param.held_rate, param.lineage = old.rate_factor, old.held_rate, old.lineage
+                saved, old = self._saved.get(name), self._released.get(name)
+                if (before := saved or old) is not None:
+                    param.joined_at, param.frozen_until = before.joined_at, before.frozen_until
+                    param.rate_factor, param.held_rate = before.rate_factor, before.held_rate
                     known.append(param)
                 else:
                     param.joined_at = self._joined.get(name)
                     new.append(param)
+                if saved is not None:
+                    param.steps = saved.updates
+                elif old is not None:
+                    param.lineage = old.lineage
                 self.by_key[key] = param
         try:
             self._sync(known, new)
@@ -357,9 +358,9 @@ class ParamTable:
                 del self.by_key[param.key]
             raise
         for param in known:
-            if (old := self._released.pop(param.name, None)) is not None:
+            if (left := self._released.pop(param.name, None)) is not None:
                 try:
-                    self._inherit(param, old)
+                    self._inherit(param, left)
                 except StateError as error:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
 
@@ -404,26 +405,22 @@ class ParamTable:
                 if self.averages is not None:
                     self.averages.release(param)
 
-    def _leave(self, param: Param, shape: tuple[int, ...]) -> None:
+    def _leave(self, param: Param, *, goes_on: bool) -> None:
         """Forget a param, and keep what is known of it for the next one of its name.
 
-        shape (tuple[int, ...]): Of that one.
+        goes_on (bool): Also what it has learned, and how often it was updated.
         """
-        if self._on_growth == "reset" and param.shape != shape:
-            self._released[param.name] = None
-            self._forget([param.key])
-            return
-        average = None if self.averages is None else self.averages.release(param)
-        state = self._plan.release(param)
+        average = self.averages.release(param) if goes_on and self.averages is not None else None
         self._released[param.name] = Released(
             tuple(param.shape),
             param.dtype,
-            param.steps,
+            param.steps if goes_on else 0,
             param.joined_at,
             param.rate_factor,
             param.held_rate,
-            param.lineage,
-            state,
+            param.frozen_until,
+            param.lineage if goes_on else 0,
+            self._plan.release(param) if goes_on else None,
             average,
         )
         self._forget([param.key])
@@ -470,7 +467,8 @@ class ParamTable:
         """Name all params of the pipeline; forget those that are no longer in it."""
         walked = self.pipeline.walk()
         names = self._names.note(walked)
-        self._plan.see_names([found.name for found in walked], {found.name for found in walked if found.is_embedding})
+        embeddings = {found.name for found in walked if found.is_embedding}
+        are_others = self._plan.see_names([found.name for found in walked], embeddings)
         now = {names[found.key][0]: found for found in walked}
         outdated = self._names.outdated(names.keys(), now.keys())
         pairs = [
@@ -482,26 +480,29 @@ class ParamTable:
         if self.averages is not None:
             for old, new, is_whole in shims_of(pairs, staying):
                 self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
-        anew = {param.name for param, _ in pairs} - staying
-        self._released |= dict.fromkeys(anew)
-        heirs = {param.key: found for param, found in pairs if param.name in staying}
-        self._forget((key for key, _ in outdated if key not in heirs), keep_names=False)
-        updates = max((param.steps for param in self.by_key.values()), default=0)
-        for key, found in heirs.items():
-            self._leave(self.by_key[key], tuple(found.values.shape))
-        self._forget(heirs, keep_names=False)
+        heirs = {param.key for param, _ in pairs if param.name in staying}
+        gone = {key for key, _ in outdated} - heirs
+        updates = max((param.steps for key, param in self.by_key.items() if key not in gone), default=0)
+        for param, found in pairs:
+            if param.key in gone:
+                param.joined_at = updates or None
+                self._leave(param, goes_on=False)
+            else:
+                has_grown = param.shape != tuple(found.values.shape)
+                self._leave(param, goes_on=not has_grown or self._on_growth != "reset")
+        self._forget((key for key, _ in outdated), keep_names=False)
         renamed = [
             self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
         ]
         for param in renamed:
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
-        self._changed += renamed
+        self._changed += self.by_key.values() if are_others else renamed
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)
         if updates and self._names.in_use:
-            self._joined |= dict.fromkeys((now.keys() - self._names.in_use) | anew, updates)
+            self._joined |= dict.fromkeys(now.keys() - self._names.in_use, updates)
         self._names.take(names)
 
 

@@ -67,6 +67,7 @@ class Cascade:
         self._blocks = [
             reader.read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]
+        _check_joined([block.name for block in self._blocks])
         rates = patterns_of("per_param_lr", per_param_lr)
         self._rates = [reader.read_rate(pattern, rate) for pattern, rate in rates.items()]
         self._blocks += self._rates
@@ -177,12 +178,14 @@ class Cascade:
                         stacklevel=2,
                     )
 
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
         """Learn all names of the pipeline, from which follows how many layers each component has.
 
         embeddings (Collection[str]): Those of embeddings.
+        RETURNS (bool): Whether these are others than before.
         """
-        self._layers = layers_of(names, embeddings) if self._layer_decay else {}
+        before, self._layers = self._layers, layers_of(names, embeddings) if self._layer_decay else {}
+        return before != self._layers
 
     def settings_of(self, param: Param) -> ParamSettings:
         """What holds for a param.
@@ -264,3 +267,15 @@ class Cascade:
             f"param of shape {tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such "
             f"params in [training.optimizer.{last.path}.fallback], or {other}."
         )
+
+
+def _check_joined(names: Sequence[str]) -> None:
+    """RAISES (ConfigError): The name of a block could also be that of params from several."""
+    for name in names:
+        for other in names:
+            if other != name and f"+{other}+" in f"+{name}+":
+                raise ConfigError(
+                    f"Can't call a block '{name}' in [training.optimizer.param_groups]: expected a name without '+' in "
+                    f"it, found it beside the block '{other}'. Params that are from several blocks are called by the "
+                    f"names of all, as in '{other}+...'. Choose another name."
+                )

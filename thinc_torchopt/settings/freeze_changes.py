@@ -1,55 +1,71 @@
-"""What was frozen and unfrozen in the course of a training, beside what the settings say."""
+"""What was frozen and unfrozen in the course of a training.
+
+A change is made to params. So it stays with a param that grows, is copied, or gets another name, whatever the settings
+say. A param that comes later takes part in all changes whose patterns match it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any
 
 from ..params import Param, Pattern, matches_any
-from ..schema import NotNegative, write
-from .param_settings import ParamSettings
+from ..schema import FirstStep, write
 
 
 @dataclass
 class FreezeChange:
-    """One change. params (list[str]): Patterns over names. until (float | None): The first step to train them. None:
-    they are frozen from now on.
+    """One change. params (list[str]): Patterns over names. until (float): The first step to train them, unless they are
+    trained before that. Infinite: they are frozen from now on.
     """
 
     params: list[str]
-    until: Optional[NotNegative]
+    until: FirstStep
+
+    def __post_init__(self) -> None:
+        self._patterns = [Pattern(text, "what is to be frozen") for text in self.params]
+
+    @property
+    def freezes(self) -> bool:
+        return math.isinf(self.until)
+
+    def matches(self, names: Collection[str]) -> bool:
+        """Whether it is for a param with these names."""
+        return matches_any(self._patterns, names)
+
+    def apply_to(self, param: Param) -> None:
+        """Change a param, which has its settings."""
+        param.frozen_until = self.until if self.freezes else min(param.settings.frozen_until, self.until)
+        param.settings = replace(param.settings, frozen_until=param.frozen_until)
 
 
 class FreezeChanges:
-    """What was frozen and unfrozen in the course of a training, in this order, beside what the settings say."""
+    """All changes, in their order."""
 
     def __init__(self, changes: Iterable[FreezeChange] = ()):
         self._changes = list(changes)
-        self._patterns = [self._patterns_of(change) for change in self._changes]
 
-    @staticmethod
-    def _patterns_of(change: FreezeChange) -> list[Pattern]:
-        return [Pattern(text, "the saved state") for text in change.params]
+    def add(self, change: FreezeChange) -> None:
+        """Note a change. Those that come to nothing are left out, so that there are few however often rules make
+        them.
+        """
+        known = [before for before in self._changes if not change.freezes or before.params != change.params]
+        self._changes = []
+        unfrozen: list[list[str]] = []  # since the last one that freezes
+        for each in (*known, change):
+            if each.freezes:
+                unfrozen = []
+            elif each.params in unfrozen:
+                continue
+            else:
+                unfrozen.append(each.params)
+            self._changes.append(each)
 
-    def add(self, patterns: Sequence[Pattern], until: int | None) -> None:
-        """patterns, until: As in `FreezeChange`; the step is the one that comes."""
-        self._changes.append(FreezeChange([pattern.text for pattern in patterns], until))
-        self._patterns.append(list(patterns))
-
-    def forget_last(self) -> None:
-        """Undo the last `add`."""
-        self._changes.pop()
-        self._patterns.pop()
-
-    def applied(self, param: Param, settings: ParamSettings) -> ParamSettings:
-        """The settings of a param after all changes."""
-        for change, patterns in zip(self._changes, self._patterns):
-            if matches_any(patterns, param.names):
-                until = math.inf if change.until is None else min(settings.frozen_until, change.until)
-                settings = replace(settings, frozen_until=until)
-        return settings
+    def matching(self, names: Collection[str]) -> Iterable[FreezeChange]:
+        """Those for a param with these names."""
+        return [change for change in self._changes if change.matches(names)]
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [write(change) for change in self._changes]

@@ -90,6 +90,7 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "label": param.settings.label,
             "rate_factor": param.rate_factor,
             "held_rate": param.held_rate,
+            "frozen_until": param.frozen_until,
             "state": {} if param.group is None else param.group.owner.states.get(param),
         }
         for param in params

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from ..algorithms import StateBeside
 from ..learn_rate import WriterState
-from ..schema import Count, NotNegative
+from ..schema import Count, FirstStep, NotNegative
 from ..settings import FreezeChange, RateChange
 
 VERSION = 1
@@ -20,7 +20,7 @@ class SavedParam:
 
     shim (str | None): The name under which a shim with a store of its own calls its optimizer.
     updates (int): How many it had.
-    joined_at, rate_factor, held_rate: As in `Param`. label: Of its settings.
+    joined_at, rate_factor, held_rate, frozen_until: As in `Param`. label: Of its settings.
     state (dict): What torch keeps of it.
     """
 
@@ -32,6 +32,7 @@ class SavedParam:
     label: str
     rate_factor: NotNegative
     held_rate: Optional[NotNegative]
+    frozen_until: Optional[FirstStep]
     state: dict[str, Any]
 
 

@@ -11,8 +11,9 @@ torch computes no gradient for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,9 @@ from ..algorithms import Fill
 from ..checks import Section
 from ..errors import ConfigError
 from ..learn_rate import RateWriter
-from ..params import Param, Pattern, Released, unique
+from ..params import Param, Released, unique
 from ..schedules import current
-from ..settings import Cascade, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
+from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
 from ..types import Key, OnGrowth, ParamInfo
 from .building import Builder
 from .built_algorithm import BuiltAlgorithm
@@ -105,7 +106,7 @@ class Plan:
 
         changed (Iterable[Param]): Those whose settings may be others than before: they have got another name, for
             example, or take the place of others.
-        new (Iterable[Param]): Those that came. They take part in what rules did before.
+        new (Iterable[Param]): Those that came. They take part in what rules did before, and in what was frozen.
         names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
         RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
             no such names. Nothing has changed then. (LearnRateIntegrityError): Other code wrote a rate.
@@ -124,11 +125,14 @@ class Plan:
         try:
             for param in changed:
                 param.settings = self._settings_of(param)
+            for param in new:
+                for freeze_change in self.freeze_changes.matching(param.names):
+                    freeze_change.apply_to(param)
+                for rate_change in self.rate_changes.matching(param.settings.names):
+                    rate_change.apply_to([param], self._rate_to_come(param))
+            for param in changed:
                 if self._step < param.settings.frozen_until < math.inf:
                     self._builders[param.settings.algorithm].check(param)
-            for param in new:
-                for change in self.rate_changes.matching(param.settings.names):
-                    change.apply_to([param], self._rate_to_come(param))
             derived = self._derive()
             built = {
                 i: self._build(self._builders[i], self._built.get(i), groups) for i, groups in sorted(derived.items())
@@ -175,7 +179,6 @@ class Plan:
         for i, made in built.items():
             if i not in self._built:
                 self._built[i] = BuiltAlgorithm(self._builders[i], next(iter(made.values())), self._writer)
-        ids = {group.id for group in self.groups}
         taken: dict[int, dict[Group, list[Param]]] = {}
         for i, algorithm in self._built.items():
             known = {group.key: group for group in algorithm.groups}
@@ -185,12 +188,9 @@ class Plan:
                     # Some classes, Adagrad among them, make a param's state only when they are built.
                     algorithm.states.take_over(built[i][key])
                 group = known.get(key)
-                if group is None:
-                    id = unique(params[0].settings.label, ids)
-                    ids.add(id)
-                    group = self._new_group(key, params, entries[i][key], algorithm, id)
-                taken[i][group] = params
-        self._rename({group: params for groups in taken.values() for group, params in groups.items()})
+                taken[i][group or self._new_group(key, params, entries[i][key], algorithm)] = params
+        before = set(self.groups)
+        self._name({group: params for groups in taken.values() for group, params in groups.items()}, before)
         for algorithm in self._built.values():
             for group in algorithm.groups:
                 for param in group.params:
@@ -202,12 +202,12 @@ class Plan:
         self._frozen_grads.stop_only(frozen)
 
     def _new_group(
-        self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm, id: str
+        self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm
     ) -> Group:
         """Make a group. If its first param is from another one of this algorithm, it goes on with what was kept in
         that.
         """
-        old = params[0].group
+        old, id = params[0].group, params[0].settings.label
         if old is None or old.owner is not algorithm:
             return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
         if algorithm.algorithm.counts_for_group:
@@ -223,15 +223,17 @@ class Plan:
         return group
 
     @staticmethod
-    def _rename(groups: Mapping[Group, list[Param]]) -> None:
-        """Give groups other ids if the label by which they are called is now that of another one's params."""
+    def _name(groups: Mapping[Group, list[Param]], before: Set[Group]) -> None:
+        """Give ids to groups that are new, and others to those whose id is now the label of another one's params.
+
+        before (Set[Group]): Those that there were.
+        """
         labels = {group: {param.settings.label for param in params} for group, params in groups.items()}
         known = set().union(*labels.values())
-        wrong = [group for group, own in labels.items() if group.id in known - own]
-        ids = {group.id for group in groups if group not in wrong}
-        for group in wrong:
+        due = [group for group, own in labels.items() if group not in before or group.id in known - own]
+        ids = {group.id for group in groups.keys() - due}
+        for group in due:
             group.watched.id = unique(groups[group][0].settings.label, ids)
-            ids.add(group.id)
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would be in a group."""
@@ -243,7 +245,9 @@ class Plan:
         ]
 
     def _settings_of(self, param: Param) -> ParamSettings:
-        return self.freeze_changes.applied(param, self._cascade.settings_of(param))
+        """What the config says for a param, and what was done to it since."""
+        settings = self._cascade.settings_of(param)
+        return settings if param.frozen_until is None else replace(settings, frozen_until=param.frozen_until)
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name.
@@ -252,9 +256,13 @@ class Plan:
         """
         self._cascade.check(names)
 
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> None:
-        """Learn the names of all params of the pipeline. embeddings (Collection[str]): Those of embeddings."""
-        self._cascade.see_names(names, embeddings)
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
+        """Learn the names of all params of the pipeline.
+
+        embeddings (Collection[str]): Those of embeddings.
+        RETURNS (bool): Whether the settings of params may be others than before.
+        """
+        return self._cascade.see_names(names, embeddings)
 
     # ------------------------------------------------------------------ the state of a param
 
@@ -329,21 +337,26 @@ class Plan:
         if step >= self._next_thaw:
             self.sync()
 
-    def freeze(self, patterns: Sequence[Pattern], *, frozen: bool) -> list[Param]:
+    def freeze(self, texts: Sequence[str], *, frozen: bool) -> list[Param]:
         """Train params no longer, or again. They begin anew then.
 
-        patterns (Sequence[Pattern]): Over names.
+        texts (Sequence[str]): Patterns over names.
         RETURNS (list[Param]): Those for which that is a change.
         RAISES (ConfigError): A param that is to be trained can't be. Nothing has changed then.
         """
-        before = {param: param.group is None for param in self._params.values()}
-        self.freeze_changes.add(patterns, None if frozen else self._step)
+        change = FreezeChange(list(texts), math.inf if frozen else self._step)
+        params = [param for param in self._params.values() if change.matches(param.names)]
+        before = [(param.frozen_until, param.settings, param.group is None) for param in params]
         try:
-            self.sync(before)
+            for param in params:
+                change.apply_to(param)
+            self.sync()
         except BaseException:
-            self.freeze_changes.forget_last()
+            for param, (until, settings, _) in zip(params, before):
+                param.frozen_until, param.settings = until, settings
             raise
-        changed = [param for param, was_frozen in before.items() if (param.group is None) != was_frozen]
+        self.freeze_changes.add(change)
+        changed = [param for param, (*_, was_frozen) in zip(params, before) if (param.group is None) != was_frozen]
         for param in changed:
             param.steps = 0
         return changed
