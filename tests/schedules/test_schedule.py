@@ -4,6 +4,7 @@ import math
 import warnings
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import Adam, registry
@@ -108,6 +109,47 @@ def test_scheduled_values_shared_source_sees_a_score_once():
     schedules.observe({"score": 0.5})
     schedules.observe({"score": 0.5})
     assert current(schedules.by_name["x"]) == current(schedules.by_name["y"]) == 0.5
+
+
+@settings(deadline=None)
+@given(losses=st.lists(st.floats(0.0, 10.0), max_size=30))
+def test_scheduled_values_follow_any_score_as_torchs(losses):
+    """One that is to be low, beside others that say something else."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.5, patience=2)
+    schedules = tracked(x=plateau(1.0, metric="dev_loss", mode="min", factor=0.5, patience=2))
+    for i, loss in enumerate(losses):
+        theirs.step(loss)
+        schedules.observe({"score": float(i), "dev_loss": loss, "ents_per_type": {}})
+        assert schedules.by_name["x"].value == optimizer.param_groups[0]["lr"]
+
+
+def test_scheduled_values_of_a_sequence_follow_the_score_of_their_part():
+    parts = {
+        "a": {"steps": 3, "schedule": plateau(1.0, metric="ents_f", factor=0.5, patience=0)},
+        "b": {"schedule": plateau(0.1, metric="loss", mode="min", factor=0.5, patience=0)},
+    }
+    schedules = tracked(x=sequence(parts))
+    seen = []
+    for _ in range(6):
+        schedules.observe({"score": 0.0, "ents_f": 0.5, "loss": 3.0})
+        seen.append(schedules.by_name["x"].value)
+        schedules.step()
+    assert seen == [1.0, 0.5, 0.25, 0.1, 0.05, 0.025]
+
+
+@pytest.mark.parametrize(
+    ("scores", "found"),
+    [
+        ({"score": 0.5, "ents_f": 0.4}, "none of that name. The numbers of the evaluation are: ents_f, score"),
+        ({"score": 0.5, "ents_p": {"x": 1.0}}, "dict. The numbers of the evaluation are: score"),
+        ({"score": 0.5, "ents_p": None}, "NoneType"),
+    ],
+)
+def test_scheduled_values_name_a_score_that_is_not_there(scores, found):
+    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the score 'ents_p', .*found {found}"):
+        tracked(learn_rate=plateau(1.0, metric="ents_p")).observe(scores)
 
 
 class Watching:

@@ -173,12 +173,12 @@ def test_to_the_end_refuses_another_end_unless_that_is_wanted():
         found.step()
     before = found.state_dict()
     with pytest.raises(
-        StateError, match="of 'x'.*training of 50 steps.*found one of 80.*total_steps = 50.*on_config_change"
+        StateError, match=r"of 'x'.*training of 50 steps.*found one of 80.*total_steps = 50.*on_config_change"
     ):
         found.set_total_steps(80)
     other = tracked(x=without_total("warmup_cosine"))
     other.set_total_steps(80)
-    with pytest.raises(StateError, match="training of 80 steps.*found one of 50"):
+    with pytest.raises(StateError, match=r"training of 80 steps.*found one of 50"):
         other.load_state_dict(before)
     assert found.state_dict() == before
     with pytest.warns(ScheduleWarning, match="'x' goes on at step 20 of a training of 80 steps.*one of 50"):
@@ -248,5 +248,5 @@ def test_to_the_end_in_a_loop_of_ones_own():
         nlp.update(examples, sgd=optimizer)
         rates = optimizer.learn_rates
         assert (rates["default"], rates["tagger"], optimizer.grad_clip) == (shared, of_tagger, clip)
-        assert optimizer.L2 == shared
+        assert shared == optimizer.L2
         optimizer.step_schedules()
