@@ -53,9 +53,9 @@ def config_for(folder, corpus, *, steps=20, **changes):
     return config
 
 
-def run(config, output, *, crash_at=None):
+def run(config, output, *, crash_at=None, act=lambda step: None):
     """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the
-    table.
+    table. act (Callable): Called before each step, with its number.
     """
     infos = {}
 
@@ -79,6 +79,7 @@ def run(config, output, *, crash_at=None):
     @registry.callbacks("test-checkpoint.Crash.v1")
     def crash():
         def before_update(nlp, args):
+            act(args["step"])
             if args["step"] == crash_at:
                 raise Crash
 

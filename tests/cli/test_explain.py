@@ -104,6 +104,35 @@ def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     assert found["Doesn't train"] == "parser: frozen_components" and "parser" not in found["Trains"]
 
 
+def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, capsys):
+    """What thinc's warm-up does without an end; and what patience does to an end."""
+    given = "--training.optimizer.learn_rate"
+    found = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "0")
+    assert "Note" not in found
+    note = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "1600")["Note"]
+    assert note.startswith("learn_rate falls until step 2,000, but patience = 1,600 may end the training long before")
+    text = (CONFIGS / "schedules.cfg").read_text()
+    path = tmp_path / "thinc.cfg"
+    path.write_text(text)
+    block = '@schedules = "warmup_linear.v1"\ninitial_rate = 0.01\nwarmup_steps = 20\ntotal_steps = 0\n'
+    before, rest = text.split("[training.optimizer.learn_rate]\n", 1)
+    path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
+    found = told(path, corpus, capsys, "--training.patience", "0")
+    assert found["Note"].startswith(
+        "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0 when its"
+    )
+    assert "then falls to 0 at step 20, then stays at 0 from there on" in found["Learning rate"]
+    block = '@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.01\nwarmup_steps = 20\n'
+    block += 'decay_steps = 5\ndecay_begins = "when told"\n'
+    path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
+    found = told(path, corpus, capsys, "--training.patience", "10")
+    assert found["Note"].startswith(
+        "learn_rate falls only when it is told: by optimizer.begin_decay(), or by the signal"
+    )
+    found = told(path, corpus, capsys, f"{given}.decay_begins", "in time", "--training.patience", "10")
+    assert found["Note"].startswith("learn_rate falls until step")
+
+
 def test_explain_what_is_done_about_rates_of_others(tmp_path, corpus, capsys):
     given = "--training.optimizer."
     budgets = (

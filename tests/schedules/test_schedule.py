@@ -4,6 +4,7 @@ import math
 import warnings
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import Adam, registry
@@ -96,7 +97,7 @@ def test_scheduled_values_follow_a_score_without_a_step():
     schedules = tracked(learn_rate=plateau(1.0, factor=0.5, patience=0), grad_clip=itertools.count())
     schedules.step()
     for score, rate in [(0.5, 1.0), (0.4, 0.5), (0.3, 0.25), (0.6, 0.25)]:
-        schedules.observe(score)
+        schedules.observe({"score": score})
         assert schedules.by_name["learn_rate"].value == rate
     assert {schedule.position for schedule in schedules.by_name.values()} == {1}
     assert schedules.by_name["grad_clip"].value == 1.0
@@ -105,9 +106,50 @@ def test_scheduled_values_follow_a_score_without_a_step():
 def test_scheduled_values_shared_source_sees_a_score_once():
     source = plateau(1.0, factor=0.5, patience=0)
     schedules = tracked(x=source, y=source)
-    schedules.observe(0.5)
-    schedules.observe(0.5)
+    schedules.observe({"score": 0.5})
+    schedules.observe({"score": 0.5})
     assert current(schedules.by_name["x"]) == current(schedules.by_name["y"]) == 0.5
+
+
+@settings(deadline=None)
+@given(losses=st.lists(st.floats(0.0, 10.0), max_size=30))
+def test_scheduled_values_follow_any_score_as_torchs(losses):
+    """One that is to be low, beside others that say something else."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.5, patience=2)
+    schedules = tracked(x=plateau(1.0, metric="dev_loss", mode="min", factor=0.5, patience=2))
+    for i, loss in enumerate(losses):
+        theirs.step(loss)
+        schedules.observe({"score": float(i), "dev_loss": loss, "ents_per_type": {}})
+        assert schedules.by_name["x"].value == optimizer.param_groups[0]["lr"]
+
+
+def test_scheduled_values_of_a_sequence_follow_the_score_of_their_part():
+    parts = {
+        "a": {"steps": 3, "schedule": plateau(1.0, metric="ents_f", factor=0.5, patience=0)},
+        "b": {"schedule": plateau(0.1, metric="loss", mode="min", factor=0.5, patience=0)},
+    }
+    schedules = tracked(x=sequence(parts))
+    seen = []
+    for _ in range(6):
+        schedules.observe({"score": 0.0, "ents_f": 0.5, "loss": 3.0})
+        seen.append(schedules.by_name["x"].value)
+        schedules.step()
+    assert seen == [1.0, 0.5, 0.25, 0.1, 0.05, 0.025]
+
+
+@pytest.mark.parametrize(
+    ("scores", "found"),
+    [
+        ({"score": 0.5, "ents_f": 0.4}, "none of that name. The numbers of the evaluation are: ents_f, score"),
+        ({"score": 0.5, "ents_p": {"x": 1.0}}, "dict. The numbers of the evaluation are: score"),
+        ({"score": 0.5, "ents_p": None}, "NoneType"),
+    ],
+)
+def test_scheduled_values_name_a_score_that_is_not_there(scores, found):
+    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the score 'ents_p', .*found {found}"):
+        tracked(learn_rate=plateau(1.0, metric="ents_p")).observe(scores)
 
 
 class Watching:
@@ -140,13 +182,17 @@ def test_scheduled_values_keep_the_last_value_also_of_a_source_that_watches():
     schedules = tracked(x=Watching())
     for score, value in [(2.0, 2.0), (3.0, 3.0), (4.0, 3.0)]:
         schedules.step()
-        schedules.observe(score)
+        schedules.observe({"score": score})
         assert schedules.by_name["x"].value == value
 
 
 def test_scheduled_values_name_a_bad_value_after_a_score():
+    class Spelling(Watching):
+        def observe(self, score):
+            self.value = "a"
+
     with pytest.raises(ScheduleError, match="'x' at step 0: expected a number, found 'a'"):
-        tracked(x=Watching()).observe("a")
+        tracked(x=Spelling()).observe({"score": 0.5})
 
 
 # ---------------------------------------------------------------- restart
@@ -246,7 +292,7 @@ def run(schedules, scores):
     for score in scores:
         said = said_by(schedules.step)
         if score is not None:
-            schedules.observe(score)
+            schedules.observe({"score": score})
         values.append(
             ({name: (schedule.value, schedule.position) for name, schedule in schedules.by_name.items()}, said)
         )
@@ -290,10 +336,22 @@ def of_kinds():
 
 
 STATE = {
-    "learn_rate": {"position": 2, "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0}},
-    "grad_clip": {"position": 2, "source": None},
-    "x": {"position": 2, "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0}},
-    "y": {"position": 2, "source": {"a": {"rate": 2.0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}}},
+    "learn_rate": {
+        "position": 2,
+        "total_steps": None,
+        "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
+    },
+    "grad_clip": {"position": 2, "total_steps": None, "source": None},
+    "x": {
+        "position": 2,
+        "total_steps": None,
+        "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
+    },
+    "y": {
+        "position": 2,
+        "total_steps": None,
+        "source": {"a": {"rate": 2.0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}},
+    },
 }
 
 
@@ -301,7 +359,7 @@ def test_scheduled_values_state_is_by_config_path():
     schedules = of_kinds()
     for score in (0.25, 0.25):
         schedules.step()
-        schedules.observe(score)
+        schedules.observe({"score": score})
     assert schedules.state_dict() == STATE
 
 
@@ -309,27 +367,30 @@ def test_scheduled_values_state_is_by_config_path():
     "change, said",
     [
         ({"grad_clip": None}, "found one without grad_clip"),
-        ({"algorithm.eps": {"position": 2, "source": None}}, "found one with algorithm.eps"),
+        ({"algorithm.eps": {"position": 2, "total_steps": None, "source": None}}, "found one with algorithm.eps"),
         (
-            {"grad_clip": {"position": 2, "source": {}}},
+            {"grad_clip": {"position": 2, "total_steps": None, "source": {}}},
             "of 'grad_clip': expected 'source' to be None, found another schedule",
         ),
         ({"grad_clip": [2]}, "of 'grad_clip': expected a dict, found list"),
         (
-            {"grad_clip": {"position": -1, "source": None}},
+            {"grad_clip": {"position": -1, "total_steps": None, "source": None}},
             "of 'grad_clip': expected 'position' to be a whole number from 0",
         ),
-        ({"y": {"position": 2}}, "of 'y': expected a dict with position, source, found one without source"),
         (
-            {"y": {"position": 2, "source": None}},
+            {"y": {"position": 2}},
+            "of 'y': expected a dict with position, source, total_steps, found one without source, total_steps",
+        ),
+        (
+            {"y": {"position": 2, "total_steps": None, "source": None}},
             "of 'y': expected 'source' to be the state of a schedule, found another",
         ),
         (
-            {"y": {"position": 2, "source": {"b": {}}}},
+            {"y": {"position": 2, "total_steps": None, "source": {"b": {}}}},
             "a dict with a, found one without a and with b.*This is the schedule of 'y'",
         ),
         (
-            {"y": {"position": 2, "source": {"a": {}}}},
+            {"y": {"position": 2, "total_steps": None, "source": {"a": {}}}},
             "plateau.v1': expected a dict with .*This is the schedule of 'y'",
         ),
         (

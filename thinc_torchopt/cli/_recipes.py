@@ -17,7 +17,8 @@ from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ._config_text import Raw, Section, Setting, moved_value
+from ..schedules import with_end
+from ._config_text import Section, Setting, moved_value
 from ._pretrained import Pretrained, find_pretrained
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 from ._util import short
@@ -277,7 +278,8 @@ class Draft(Translation):
             rate = registry.resolve({"learn_rate": rate})["learn_rate"]
         if isinstance(rate, (int, float)):
             return float(rate)
-        return max((float(value) for value in islice(rate, (self.max_steps or 20000) + 1)), default=0.0)
+        steps = (self.max_steps or 20000) + 1
+        return max((float(value) for value in islice(with_end(rate, steps), steps)), default=0.0)
 
     def _warm_up(self) -> None:
         """Give a rate that does not move a warm-up."""
@@ -298,9 +300,6 @@ class Draft(Translation):
             schedule.put("initial_rate", rate)
         warmup = min(250, steps // 10) if steps else 250
         schedule.put("warmup_steps", warmup)
-        if steps:
-            has_setting = "max_steps" in self.config.get("training", {})
-            schedule.put("total_steps", Raw("${training.max_steps}") if has_setting else steps)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
         self.told.append(
             f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from "

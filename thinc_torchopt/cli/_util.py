@@ -31,6 +31,7 @@ from ..host import cli_util
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
+from ..training import count_steps
 
 _spacy = cli_util()
 
@@ -60,6 +61,10 @@ class Setup(NamedTuple):
         """The components in [training] frozen_components."""
         return list(self.config["training"].get("frozen_components", []))
 
+    def count_steps(self) -> int:
+        """How many steps the training has. RAISES (ConfigError): Nothing ends it."""
+        return count_steps(self.nlp, self.config)
+
     def introduce(self) -> None:
         """Tell the optimizer its pipeline, without errors for patterns that match nothing."""
         with self.nlp.select_pipes(disable=[name for name in self.frozen if name in self.nlp.pipe_names]):
@@ -88,7 +93,7 @@ def build(
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides from the command line.
     resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
-    RAISES (ConfigError): The optimizer is not ours.
+    RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps, and the training no end.
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
@@ -104,7 +109,10 @@ def build(
             nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
     with _spacy.show_validation_error(path, hint_fill=False):
-        return Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
+        setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
+    if setup.optimizer.spans_training:
+        setup.optimizer.set_total_steps(setup.count_steps())
+    return setup
 
 
 def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:

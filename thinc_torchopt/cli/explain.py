@@ -27,6 +27,7 @@ from .schedule import rates_over_steps
 _NO_END = 20_000
 _MOST_GROUPS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
+_THINCS_WARMUP = "warmup_linear.v1"
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _WIDTH = 110
 _ON_OUTSIDE_WRITE = {
@@ -109,6 +110,8 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
         )
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"])
+    for doubt in _doubts_of_schedules(setup):
+        yield "Note", doubt
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
     if (several := setup.optimizer.distributed) is not None:
         yield "Processes", _processes(several)
@@ -320,7 +323,7 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
     """A line for each group of params, and one for what is frozen at first."""
     if not now:
         return
-    steps = setup.config["training"]["max_steps"] or _NO_END
+    steps = _last_step(setup)
     sizes = {row.name: row.size for row in rows}
     # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
     groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
@@ -357,6 +360,48 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> I
         numbers = sum(size for *_, size in members)
         what = f"{name} ({count(len(members), 'param')}, {numbers:,} numbers)"
         yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
+
+
+def _last_step(setup: Setup) -> int:
+    training = setup.config["training"]
+    return setup.count_steps() - 1 if training["max_steps"] or training["max_epochs"] > 0 else _NO_END
+
+
+def _doubts_of_schedules(setup: Setup) -> Iterator[str]:
+    """What may go wrong with the end of schedules."""
+    training, optimizer = setup.config["training"], setup.optimizer
+    found = dict(_blocks_with_schedules(training["optimizer"], ""))
+    for path, block in found.items():
+        if block["@schedules"] == _THINCS_WARMUP and not block.get("total_steps"):
+            yield (
+                f"{path} is thinc's {_THINCS_WARMUP} with total_steps = 0: it falls to 0 when its warm-up is over, and "
+                "from there on nothing is learned. Set total_steps = ${training.max_steps}; or use "
+                "thinc-torchopt.warmup_linear.v1 without total_steps."
+            )
+    ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
+    to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
+    to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
+    if to_the_end and training["patience"]:
+        yield (
+            f"{', '.join(to_the_end)} falls until step {_last_step(setup):,}, but patience = {training['patience']:,} "
+            "may end the training long before: then the fall, which helps most, never came. Set patience = 0, and "
+            "max_steps to what you want to train."
+        )
+    told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
+    if told:
+        yield (
+            f"{', '.join(told)} falls only when it is told: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
+            "-USR1 with the id of the process). When it is down, the training ends."
+        )
+
+
+def _blocks_with_schedules(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All blocks with a schedule, by their paths."""
+    if "@schedules" in block:
+        yield path, block
+    for name, value in block.items():
+        if isinstance(value, Mapping):
+            yield from _blocks_with_schedules(value, f"{path}.{name}" if path else name)
 
 
 def _is_adaptive(setup: Setup, block: str) -> bool:

@@ -49,12 +49,12 @@ def show_schedule(
         if output_path is not None:
             check_picture(output_path)
         setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
-        steps = steps or setup.config["training"]["max_steps"]
-        if not steps:
+        if not steps and not setup.config["training"]["max_steps"] and setup.config["training"]["max_epochs"] <= 0:
             raise ConfigError(
                 "Can't show the schedule up to 'max_steps' in [training]: expected a number above 0, found 0, which "
                 "means no limit. Add --steps."
             )
+        steps = steps or setup.count_steps() - 1
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)
         if output_path is not None:

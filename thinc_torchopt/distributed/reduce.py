@@ -30,9 +30,10 @@ from .group import Group
 from .shard import Shards
 
 # What each rank notes: it trains other params, or has other losses, than were agreed on; it has examples; a component
-# found a value that is not finite; the number of the signal that it got; a set in a layer has changed; a checksum of
-# all batches so far with their annotations, 16 bits each: float32 holds whole numbers of 24.
-NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "new_sets", "data", "more_data")
+# found a value that is not finite; the number of the signal that it got; it is told to let learning rates fall; a set
+# in a layer has changed; a checksum of all batches so far with their annotations, 16 bits each: float32 holds whole
+# numbers of 24.
+NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "decay", "new_sets", "data", "more_data")
 # In "took part", for a param whose gradient scaler found an overflow. More ranks than that there are not.
 _OVERFLOW = 1 << 16
 

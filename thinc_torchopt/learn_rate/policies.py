@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Protocol, Union
 
 from ..checks import Section
-from ..errors import ConfigError
+from ..errors import ConfigError, ScheduleError
 from ..schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
 from ..schema import Count, read, write
 
@@ -225,14 +225,19 @@ class FromSchedule:
 
     source (list | Iterator): Yields the rates. If it watches a score, it is told the metric of that name.
     name (str): What to call it in messages.
-    metric (str): The score that it watches, if it does.
-    RAISES (ScheduleError): It yields nothing, or no number.
+    metric (str | None): The score that it watches, if it does. None: that of the source, or else "score".
+    RAISES (ScheduleError): It yields nothing, or no number, or is without `total_steps`.
     """
 
-    def __init__(self, source: list[float] | Iterator[Any], name: str = "learn_rate", metric: str = "score"):
+    def __init__(self, source: list[float] | Iterator[Any], name: str = "learn_rate", metric: str | None = None):
         self._schedule = Schedule(name, iter(source))
+        if self._schedule.spans_training and self._schedule.total_steps is None:
+            raise ScheduleError(
+                f"Can't use the schedule of '{name}' as a policy without total_steps: expected a number, found none. "
+                "Set it: a controller of learning rates is not told when the training ends."
+            )
         self._is_due = False
-        self.metric = metric
+        self._metric = metric
 
     @property
     def schedule(self) -> Schedule:
@@ -247,9 +252,14 @@ class FromSchedule:
     def rate(self, step: int, base: float) -> float:
         return self.schedule.value
 
+    @property
+    def metric(self) -> str:
+        return self._metric or str(getattr(self._schedule.source, "metric", "score"))
+
     def observe(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get(self.metric) is not None:
-            self.schedule.observe(float(metrics[self.metric]))
+            watched = getattr(self._schedule.source, "metric", "score")
+            self.schedule.observe({watched: metrics[self.metric]})
 
     def advance(self) -> None:
         self._is_due = True

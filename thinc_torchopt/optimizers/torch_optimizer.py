@@ -350,6 +350,7 @@ class TorchOptimizer(Optimizer):
         epoch: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
+        self._settings.schedules.check_end_is_known()
         params, shims = self._noted.take()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             is_made = self._step.make(
@@ -412,10 +413,52 @@ class TorchOptimizer(Optimizer):
 
         score (float): The main score. Higher is better.
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".
+        RAISES (ScheduleError, ConfigError): A schedule or a policy goes by a score that is not there.
         """
         with self._lock:
-            self._trained.writer.observe({**(scores or {}), "score": score})
-            self._settings.observe(score)
+            found = {**(scores or {}), "score": score}
+            if scores is not None:
+                self._trained.plan.rates.check_metrics(found)
+            self._trained.writer.observe(found)
+            self._settings.observe(found)
+
+    @property
+    def spans_training(self) -> bool:
+        """Whether there is a schedule that ends where the training ends: one without `total_steps`."""
+        return self._settings.schedules.span_training
+
+    def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
+        """Tell schedules without `total_steps` how many steps the training has, before its first update. spaCy's
+        training loop does that.
+
+        may_change (bool): Also if they were told something else before. They go on where the step that comes is on the
+            new curve.
+        RAISES (ConfigError): Not a number of steps. (ScheduleError): A warm-up does not fit. (StateError): They were
+            told something else before, perhaps in the run that goes on.
+        """
+        with self._lock:
+            self._settings.set_total_steps(total_steps, may_change=may_change)
+
+    def begin_decay(self, decay_steps: int | None = None) -> bool:
+        """Let the learning rate fall from here on, if its schedule is `warmup_stable_decay`: all schedules of that kind
+        do. spaCy's training loop evaluates and ends the training when all are down. SIGUSR1 does the same.
+
+        decay_steps (int): In so many steps. None: as the config says.
+        RETURNS (bool): Whether any of them begins to fall: not if all are falling already.
+        RAISES (ScheduleError): There is no such schedule, or such a number of steps can't be.
+        """
+        with self._lock:
+            return self._settings.begin_decay(decay_steps)
+
+    @property
+    def can_begin_decay(self) -> bool:
+        """Whether there is a schedule that can be told to fall."""
+        return bool(self._settings.schedules.of_decay)
+
+    @property
+    def decay_is_over(self) -> bool:
+        """Whether schedules were told to fall, and all that were are down."""
+        return self._settings.decay_is_over
 
     def reduce_by(self, reduce: Reduce | None) -> None:
         """From now on let joint updates be those of several processes. None: of this one."""

@@ -8,6 +8,7 @@ checked when the config is read. No schedule ends: after `total_steps` it stays 
 
 A schedule may also *watch* the score of the development data. Beside what any iterator has, it then offers:
 
+    metric              the name of the score that it watches, if it is not "score", the main one
     observe(score)      called after each evaluation, when the value of the step that comes next was drawn
     value               that value, the last that was drawn, as it is after what was observed
     state_dict(), load_state_dict(state)
@@ -17,6 +18,20 @@ A schedule may also *watch* the score of the development data. Beside what any i
 
 `plateau` is one, and so is `sequence`, for the part whose turn it is. Only our training loop calls `observe`.
 
+A schedule may *span* the training, which is to say that it ends where that ends. It then offers:
+
+    spans_training              True
+    total_steps                 of the training; None before it was told
+    set_total_steps(n)          tells it, before the first value is drawn. Again: the value is that of the same step on
+                                the new curve
+    value                       that of step 0, before
+
+All curves without `total_steps` do. And one may be told to fall (*decay*), as `warmup_stable_decay`:
+
+    can_begin_decay             True
+    begin_decay(decay_steps)    it falls from the value of the step that comes. False: it falls already
+    decay_is_over               whether it was told, and is down
+
 Functions of the step are in curves.py.
 """
 
@@ -24,6 +39,7 @@ from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosin
 from .plateau import Mode, PlateauSchedule, ThresholdMode, comparison, plateau, worst_score
 from .schedule import Schedule, Schedules, current, is_moving
 from .sequence import SequenceSchedule, sequence
+from .to_the_end import is_waiting, with_end
 
 __all__ = [
     "Mode",
@@ -37,6 +53,7 @@ __all__ = [
     "current",
     "inverse_sqrt",
     "is_moving",
+    "is_waiting",
     "one_cycle",
     "plateau",
     "polynomial",
@@ -44,5 +61,6 @@ __all__ = [
     "warmup_cosine",
     "warmup_linear",
     "warmup_stable_decay",
+    "with_end",
     "worst_score",
 ]

@@ -1,47 +1,68 @@
-"""Schedules that are functions of the step: they rise and fall, and don't end."""
+"""Schedules that are functions of the step: they rise and fall, and don't end.
+
+Those with `total_steps` end where the training ends if that is left out: see to_the_end.py.
+"""
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Literal, Optional
 
 from .arguments import Arguments
+from .stable_decay import StableDecaySchedule
+from .to_the_end import CurveToTheEnd, Lengths, Span
 
 Curve = Literal["linear", "cosine", "1-sqrt"]
 
 
-def warmup_linear(initial_rate: float, warmup_steps: int, total_steps: int) -> Iterator[float]:
+def warmup_linear(
+    initial_rate: float,
+    warmup_steps: Optional[int] = None,
+    total_steps: Optional[int] = None,
+    *,
+    warmup_ratio: Optional[float] = None,
+) -> Iterator[float]:
     """Rise to `initial_rate` in a line, then fall to 0 in a line.
 
     thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value
     is initial_rate / warmup_steps. The fall is thinc's.
 
     warmup_steps (int): Steps before the fall begins.
-    total_steps (int): Step from which on the value is 0, at least `warmup_steps`.
+    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
+    total_steps (int): Step from which on the value is 0, at least `warmup_steps`. None: the number of steps of
+        the training.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: thinc/schedules.py (8.3), warmup_linear.
     """
     check = Arguments("thinc-torchopt.warmup_linear.v1")
     check.number("initial_rate", initial_rate)
-    check.warmup(warmup_steps, total_steps)
+    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), partial(_linear_at, peak=initial_rate))
 
-    def value_at(step: int) -> float:
-        if step < warmup_steps:
-            return initial_rate * (step + 1) / warmup_steps
-        if step >= total_steps:
-            return 0.0
-        return initial_rate * (total_steps - step) / (total_steps - warmup_steps)
 
-    return _each_step(value_at)
+def _linear_at(step: int, span: Span, *, peak: float) -> float:
+    if step < span.warmup:
+        return peak * (step + 1) / span.warmup
+    if step >= span.total:
+        return 0.0
+    return peak * (span.total - step) / (span.total - span.warmup)
 
 
 def warmup_cosine(
-    initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, cycles: int = 1
+    initial_rate: float,
+    warmup_steps: Optional[int] = None,
+    total_steps: Optional[int] = None,
+    *,
+    warmup_ratio: Optional[float] = None,
+    min_rate: float = 0.0,
+    cycles: int = 1,
 ) -> Iterator[float]:
     """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a cosine, once or several times.
 
     warmup_steps (int): Steps before the fall begins.
-    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`. None: the number of steps of
+        the training.
     cycles (int): How often it falls. Each fall but the first is a warm restart at `initial_rate`. All are equally long.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; transformers/optimization.py,
@@ -51,9 +72,13 @@ def warmup_cosine(
     check = Arguments("thinc-torchopt.warmup_cosine.v1")
     check.number("initial_rate", initial_rate)
     check.number("min_rate", min_rate, at_most=initial_rate)
-    check.warmup(warmup_steps, total_steps)
     check.whole("cycles", cycles, at_least=1)
-    return _each_step(lambda step: cosine_at(step, initial_rate, warmup_steps, total_steps, min_rate, cycles))
+    value_at = partial(_cosine_at, peak=initial_rate, low=min_rate, cycles=cycles)
+    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), value_at)
+
+
+def _cosine_at(step: int, span: Span, *, peak: float, low: float, cycles: int) -> float:
+    return cosine_at(step, peak, span.warmup, span.total, low, cycles)
 
 
 def cosine_at(step: int, peak: float, warmup_steps: int, total_steps: int, low: float = 0.0, cycles: int = 1) -> float:
@@ -70,7 +95,7 @@ def cosine_at(step: int, peak: float, warmup_steps: int, total_steps: int, low: 
 
 def one_cycle(
     max_rate: float,
-    total_steps: int,
+    total_steps: Optional[int] = None,
     *,
     pct_start: float = 0.3,
     anneal_strategy: Literal["cos", "linear"] = "cos",
@@ -80,7 +105,8 @@ def one_cycle(
 ) -> Iterator[float]:
     """Rise from a low rate to `max_rate`, then fall to a rate far below the first one.
 
-    total_steps (int): Length of the cycle. The lowest rate is reached at the step before.
+    total_steps (int): Length of the cycle. The lowest rate is reached at the step before. None: the number of steps of
+        the training.
     pct_start (float): Part of the cycle in which the rate rises, 0 to 1; up to 0.5 with `three_phase`.
     anneal_strategy (str): Whether it moves along a cosine or in a line.
     div_factor (float): The first rate is max_rate / div_factor.
@@ -92,30 +118,40 @@ def one_cycle(
     """
     check = Arguments("thinc-torchopt.one_cycle.v1")
     check.number("max_rate", max_rate)
-    check.whole("total_steps", total_steps, at_least=1)
     check.number("pct_start", pct_start, at_most=0.5 if three_phase else 1.0)
     check.choice("anneal_strategy", anneal_strategy, ["cos", "linear"])
     check.number("div_factor", div_factor, above=0.0)
     check.number("final_div_factor", final_div_factor, above=0.0)
     check.flag("three_phase", three_phase)
-    curve: Curve = "cosine" if anneal_strategy == "cos" else "linear"
-    first_rate, last_step = max_rate / div_factor, total_steps - 1
-    last_rate = first_rate / final_div_factor
+    first_rate = max_rate / div_factor
+    value_at = partial(
+        _one_cycle_at,
+        first=first_rate,
+        highest=max_rate,
+        last=first_rate / final_div_factor,
+        rise=pct_start,
+        three_phase=three_phase,
+        curve="cosine" if anneal_strategy == "cos" else "linear",
+    )
+    return _over(total_steps, Lengths(check.path), value_at)
+
+
+def _one_cycle_at(
+    step: int, span: Span, *, first: float, highest: float, last: float, rise: float, three_phase: bool, curve: Curve
+) -> float:
+    """rise (float): Part of the cycle in which it rises."""
+    last_step = span.total - 1
     # Each: the step at which it ends, the rates at its begin and end.
-    phases = [(pct_start * total_steps - 1, first_rate, max_rate), (last_step, max_rate, last_rate)]
+    phases = [(rise * span.total - 1, first, highest), (last_step, highest, last)]
     if three_phase:
-        phases[1:] = [(2 * pct_start * total_steps - 2, max_rate, first_rate), (last_step, first_rate, last_rate)]
-
-    def value_at(step: int) -> float:
-        begin = 0.0
-        for end, start_rate, end_rate in phases:
-            if step <= end:
-                done = (step - begin) / (end - begin) if end > begin else 1.0
-                return _between(end_rate, start_rate, _fall(curve, done))
-            begin = end
-        return last_rate
-
-    return _each_step(value_at)
+        phases[1:] = [(2 * rise * span.total - 2, highest, first), (last_step, first, last)]
+    begin = 0.0
+    for end, start_rate, end_rate in phases:
+        if step <= end:
+            done = (step - begin) / (end - begin) if end > begin else 1.0
+            return _between(end_rate, start_rate, _fall(curve, done))
+        begin = end
+    return last
 
 
 def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[int] = None) -> Iterator[float]:
@@ -142,12 +178,20 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
 
 
 def polynomial(
-    initial_rate: float, warmup_steps: int, total_steps: int, *, min_rate: float = 0.0, power: float = 1.0
+    initial_rate: float,
+    warmup_steps: Optional[int] = None,
+    total_steps: Optional[int] = None,
+    *,
+    warmup_ratio: Optional[float] = None,
+    min_rate: float = 0.0,
+    power: float = 1.0,
 ) -> Iterator[float]:
     """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a power of what is left.
 
     warmup_steps (int): Steps before the fall begins.
-    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`.
+    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
+    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`. None: the number of steps of
+        the training.
     power (float): 1: a line. Above: falls fast first. Below: falls fast last.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, whose lr_end is 1e-7 by default.
@@ -156,33 +200,41 @@ def polynomial(
     check.number("initial_rate", initial_rate)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("power", power, above=0.0)
-    check.warmup(warmup_steps, total_steps)
+    value_at = partial(_polynomial_at, peak=initial_rate, low=min_rate, power=power)
+    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), value_at)
 
-    def value_at(step: int) -> float:
-        if step < warmup_steps:
-            return initial_rate * step / warmup_steps
-        if step >= total_steps:
-            return min_rate
-        left = (total_steps - step) / (total_steps - warmup_steps)
-        return _between(min_rate, initial_rate, left**power)
 
-    return _each_step(value_at)
+def _polynomial_at(step: int, span: Span, *, peak: float, low: float, power: float) -> float:
+    if step < span.warmup:
+        return peak * step / span.warmup
+    if step >= span.total:
+        return low
+    left = (span.total - step) / (span.total - span.warmup)
+    return _between(low, peak, left**power)
 
 
 def warmup_stable_decay(
     initial_rate: float,
-    warmup_steps: int,
-    decay_steps: int,
-    total_steps: int,
+    warmup_steps: Optional[int] = None,
+    decay_steps: Optional[int] = None,
+    total_steps: Optional[int] = None,
     *,
+    warmup_ratio: Optional[float] = None,
+    decay_ratio: Optional[float] = None,
+    decay_begins: Literal["in time", "when told"] = "in time",
     min_rate: float = 0.0,
     warmup_type: Curve = "linear",
     decay_type: Curve = "cosine",
 ) -> Iterator[float]:
     """Rise from `min_rate` to `initial_rate`, stay, and fall back to `min_rate` at the end.
 
+    warmup_steps (int): Steps of the rise.
     decay_steps (int): Steps of the fall. What warm-up and fall leave of `total_steps` is the time in between.
-    total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps.
+    total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps. None: the number
+        of steps of the training.
+    warmup_ratio, decay_ratio (float): The same as parts of `total_steps`, rounded up. One of each two is given.
+    decay_begins ("in time" | "when told"): So that the fall ends at `total_steps`, or sooner if it is told to begin; or
+        not before it is told: `TorchOptimizer.begin_decay`. There is no `total_steps` then.
     warmup_type (str): The curve of the rise.
     decay_type (str): The curve of the fall; "1-sqrt" is that of Hägele et al.
     RAISES (ScheduleError): An argument is out of its range.
@@ -194,20 +246,39 @@ def warmup_stable_decay(
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.choice("warmup_type", warmup_type, ["linear", "cosine", "1-sqrt"])
     check.choice("decay_type", decay_type, ["linear", "cosine", "1-sqrt"])
-    check.whole("decay_steps", decay_steps)
-    check.warmup(warmup_steps, total_steps, decay_steps)
-    decay_begin = total_steps - decay_steps
+    check.choice("decay_begins", decay_begins, ["in time", "when told"])
+    when_told = decay_begins == "when told"
+    if when_told and total_steps is not None:
+        check.refuse("total_steps", 'left out beside decay_begins = "when told"', total_steps)
+    for name, ratio in (("warmup_ratio", warmup_ratio), ("decay_ratio", decay_ratio)):
+        if when_told and ratio is not None:
+            check.refuse(name, f'left out beside decay_begins = "when told"; {name[:-6]}_steps will do', ratio)
+    lengths = Lengths(check.path, warmup_steps, warmup_ratio, decay_steps, decay_ratio)
+    lengths.check()
+    rise = partial(_rise_at, low=min_rate, peak=initial_rate, curve=warmup_type)
+    fall = partial(_fall_at, low=min_rate, curve=decay_type)
+    schedule = StableDecaySchedule(lengths, rise, fall, when_told=when_told)
+    if total_steps is not None:
+        schedule.fix_total_steps(total_steps)
+    return schedule
 
-    def value_at(step: int) -> float:
-        if step < warmup_steps:
-            return _between(min_rate, initial_rate, _fall(warmup_type, 1.0 - step / warmup_steps))
-        if step < decay_begin:
-            return initial_rate
-        if step < total_steps:
-            return _between(min_rate, initial_rate, _fall(decay_type, (step - decay_begin) / decay_steps))
-        return min_rate
 
-    return _each_step(value_at)
+def _rise_at(step: int, steps: int, *, low: float, peak: float, curve: Curve) -> float:
+    """steps (int): How many the rise has. Then the value stays."""
+    return _between(low, peak, _fall(curve, 1.0 - step / steps)) if step < steps else peak
+
+
+def _fall_at(step: int, steps: int, peak: float, *, low: float, curve: Curve) -> float:
+    """step (int): Of the fall. peak (float): From where it falls."""
+    return _between(low, peak, _fall(curve, step / steps)) if step < steps else low
+
+
+def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int, Span], float]) -> Iterator[float]:
+    """A curve over so many steps, or over the training."""
+    lengths.check()
+    if total_steps is None:
+        return CurveToTheEnd(lengths, value_at)
+    return _each_step(partial(value_at, span=lengths.span(total_steps)))
 
 
 def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:

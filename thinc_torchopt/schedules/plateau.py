@@ -18,6 +18,7 @@ def plateau(
     *,
     factor: float = 0.1,
     patience: int = 10,
+    metric: str = "score",
     mode: Mode = "max",
     threshold: float = 1e-4,
     threshold_mode: ThresholdMode = "rel",
@@ -32,6 +33,8 @@ def plateau(
 
     factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
     patience (int): Evaluations in a row that may bring nothing better. The next such one lowers the rate.
+    metric (str): The name of the score that it watches, e.g. "ents_f". Default: the main one, which is weighted by
+        [training.score_weights].
     mode ("max" | "min"): Whether a higher or a lower score is better.
     threshold (float): By how much a score must be better than the best one to count.
     threshold_mode ("rel" | "abs"): Whether the threshold is a part of the best score, or a difference.
@@ -47,6 +50,8 @@ def plateau(
     check.number("initial_rate", initial_rate)
     check.number("factor", factor, below=1.0)
     check.whole("patience", patience)
+    if not isinstance(metric, str) or not metric:
+        check.refuse("metric", "the name of a score", metric)
     check.choice("mode", mode, ["max", "min"])
     check.number("threshold", threshold)
     check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
@@ -56,7 +61,7 @@ def plateau(
     # No functions within functions: an optimizer is pickled with its schedules.
     is_better = partial(_is_finite_and_better, comparison(mode, threshold, threshold_mode))
     lower = partial(_lowered, factor=factor, min_rate=min_rate, eps=eps)
-    return PlateauSchedule(float(initial_rate), worst_score(mode), patience, cooldown, is_better, lower)
+    return PlateauSchedule(float(initial_rate), worst_score(mode), patience, cooldown, is_better, lower, metric)
 
 
 def _is_finite_and_better(beats: Callable[[float, float], bool], score: float, best: float) -> bool:
@@ -92,8 +97,9 @@ class PlateauSchedule(Iterator[float]):
     cooldown (int): For how many evaluations after it was lowered none is bad.
     is_better (Callable): Whether a score is better than the best one so far.
     lower (Callable): The next value.
+    metric (str): The name of the score that it watches.
 
-    Public: `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling`
+    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling`
     (how many of the cooldown are left).
     """
 
@@ -105,7 +111,9 @@ class PlateauSchedule(Iterator[float]):
         cooldown: int,
         is_better: Callable[[float, float], bool],
         lower: Callable[[float], float],
+        metric: str = "score",
     ):
+        self.metric = metric
         self.value = value
         self._patience = patience
         self._cooldown = cooldown

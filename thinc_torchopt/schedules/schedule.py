@@ -10,13 +10,16 @@ Some sources watch the score of the development data: what they offer for it is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from inspect import getgeneratorlocals
 from types import GeneratorType
 from typing import Any
 
+from ..checks import Section
 from ..errors import ScheduleError, ScheduleWarning, StateError
-from ..schema import Count, check_names, read, refuse, write
+from ..schema import Count, Positive, check_names, read, refuse, write
+from .to_the_end import is_waiting, refuse_without_end
 
 
 class Schedule:
@@ -32,6 +35,15 @@ class Schedule:
         self.source: Any = source
         self.position = 0
         self._ended = False
+        if isinstance(source, GeneratorType) and any(map(is_waiting, getgeneratorlocals(source).values())):
+            raise ScheduleError(
+                f"Can't use the schedule of '{name}': expected total_steps in the schedule inside of another one, such "
+                "as constant_then.v1, found none. Set it; or use thinc-torchopt.sequence.v1, which tells its parts "
+                "when the training ends."
+            )
+        if is_waiting(source):
+            self.value = self._check(source.value)
+            return
         try:
             first = next(source)
         except StopIteration:
@@ -73,20 +85,93 @@ class Schedule:
         RAISES (ScheduleError): The step is over: a source can't go back.
         """
         self._check_position(position)
+        if is_waiting(self.source):
+            self.position = position  # it moves there when it is told its end
         while self.position < position:
             self._advance()
 
-    def observe(self, score: float) -> None:
-        """Tell the source a score, if it watches any. The position stays; the value of the step that comes next may be
-        another.
+    @property
+    def spans_training(self) -> bool:
+        """Whether its source ends where the training ends."""
+        return bool(getattr(self.source, "spans_training", False))
+
+    @property
+    def total_steps(self) -> int | None:
+        """How long the training is, if the source spans it and was told."""
+        return self.source.total_steps if self.spans_training else None
+
+    def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
+        """Tell a source that spans the training how long that is.
+
+        may_change (bool): Also if it was told something else before. It goes on where that step is on the new curve.
+        RAISES (ScheduleError): It doesn't fit. (StateError): It was told something else before.
         """
-        if hasattr(self.source, "observe") and not self._ended:
-            self.source.observe(score)
-            self.value = self._check(self.source.value)
+        before = self.total_steps
+        if before == total_steps:
+            return
+        if not may_change:
+            self._check_total_steps(total_steps)
+        elif before is not None:
+            warnings.warn(
+                ScheduleWarning(
+                    f"The schedule of '{self.name}' goes on at step {self.position} of a training of {total_steps:,} "
+                    f"steps. So far it was that of one of {before:,}."
+                ),
+                stacklevel=4,
+            )
+        self.source.set_total_steps(total_steps)
+        for _ in range(self.position + 1 if before is None else 0):
+            self.value = self._check(next(self.source))
+        self.value = self._check(self.source.value)
+
+    def _check_total_steps(self, total_steps: int | None) -> None:
+        """RAISES (StateError): It was told something else."""
+        if self.total_steps is not None and total_steps is not None and total_steps != self.total_steps:
+            raise StateError(
+                f"Can't go on with the schedule of '{self.name}' in [training.optimizer]: expected a training of "
+                f"{self.total_steps:,} steps, as when it began, found one of {total_steps:,}. Without total_steps, the "
+                "schedule ends where the training ends. Set the end as it was. Or choose: total_steps = "
+                f"{self.total_steps} in the schedule keeps the old curve, and without it the rate goes on along the "
+                'new one; both are allowed by on_config_change = "warn" in [training.optimizer.checkpoint].'
+            )
+
+    @property
+    def can_begin_decay(self) -> bool:
+        """Whether its source can be told to fall."""
+        return bool(getattr(self.source, "can_begin_decay", False))
+
+    def begin_decay(self, decay_steps: int | None = None) -> bool:
+        """Tell it. RETURNS (bool): Whether it does: not if it falls already."""
+        begins = bool(self.source.begin_decay(decay_steps))
+        self.value = self._check(self.source.value)
+        return begins
+
+    def observe(self, scores: Mapping[str, Any]) -> None:
+        """Tell the source the score that it watches, if it watches any. The position stays; the value of the step that
+        comes next may be another.
+
+        scores (Mapping[str, Any]): By name; the main one is "score".
+        RAISES (ScheduleError): There is no such score, or it is no number.
+        """
+        if not hasattr(self.source, "observe") or self._ended:
+            return
+        metric = getattr(self.source, "metric", "score")
+        try:
+            score = float(scores[metric])
+        except (KeyError, TypeError, ValueError):
+            numbers = sorted(name for name, found in scores.items() if isinstance(found, (int, float)))
+            found = f"{type(scores[metric]).__name__}" if metric in scores else "none of that name"
+            raise ScheduleError(
+                f"Can't use the schedule of '{self.name}': expected the score '{metric}', which it watches, to be a "
+                f"number, found {found}. The numbers of the evaluation are: {', '.join(numbers)}."
+            ) from None
+        self.source.observe(score)
+        self.value = self._check(self.source.value)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the state of the source if it keeps one. For JSON."""
-        return write(ScheduleState(self.position, self.source.state_dict() if self._keeps_state else None))
+        source = self.source.state_dict() if self._keeps_state else None
+        return write(ScheduleState(self.position, self.total_steps, source))
 
     def check_state_dict(self, state: Any) -> None:
         """Check that a state can be loaded. All is as before then.
@@ -98,6 +183,7 @@ class Schedule:
         if (saved.source is not None) != self._keeps_state:
             refuse(what, "source", "the state of a schedule" if self._keeps_state else "None", "another schedule")
         self._check_position(saved.position)
+        self._check_total_steps(saved.total_steps)
         if self._keeps_state:
             try:
                 try_to_load(self.source, saved.source)
@@ -115,10 +201,12 @@ class Schedule:
         RAISES (StateError, ScheduleError): As `check_state_dict`. Nothing was changed.
         """
         self.check_state_dict(state)
+        if is_waiting(self.source) and state["total_steps"] is not None:
+            self.set_total_steps(state["total_steps"])
         self.move_to(state["position"])
         if self._keeps_state:
             self.source.load_state_dict(state["source"])
-        if hasattr(self.source, "observe"):
+        if hasattr(self.source, "observe") or self.can_begin_decay:
             self.value = self._check(self.source.value)
 
     def _advance(self) -> None:
@@ -150,9 +238,14 @@ class Schedule:
 
 @dataclass
 class ScheduleState:
-    """What a schedule is saved as. source (Any): The state of its source, if that keeps one."""
+    """What a schedule is saved as.
+
+    total_steps (int | None): Of the training, if it spans that. source (Any): The state of its source, if that keeps
+        one.
+    """
 
     position: Count
+    total_steps: Positive | None
     source: Any
 
 
@@ -187,14 +280,41 @@ class Schedules:
         for schedule in self._by_source.values():
             schedule.step()
 
-    def observe(self, score: float) -> None:
-        """Tell every schedule that watches scores a score, each exactly once.
+    def set_total_steps(self, total_steps: Any, *, may_change: bool = False) -> None:
+        """Tell those that span the training how many steps it has.
 
-        score (float): The score of the model after the last step, when the schedules have already moved on to the step
-            that comes.
+        may_change (bool): Also if they were told something else before.
+        RAISES (ScheduleError): Their parts don't fit. (StateError): They were told something else before.
+        """
+        total = Section("the training").whole("total_steps", total_steps, at_least=1)
+        for schedule in self._by_source.values():
+            if schedule.spans_training:
+                schedule.set_total_steps(total, may_change=may_change)
+
+    @property
+    def span_training(self) -> bool:
+        """Whether any of them ends where the training ends."""
+        return any(schedule.spans_training for schedule in self._by_source.values())
+
+    def check_end_is_known(self) -> None:
+        """RAISES (ScheduleError): One ends where the training ends, and was not told where that is."""
+        for name, schedule in self.by_name.items():
+            if is_waiting(schedule.source):
+                refuse_without_end(f"of '{name}' in [training.optimizer]")
+
+    @property
+    def of_decay(self) -> list[Schedule]:
+        """Those that can be told to fall."""
+        return [schedule for schedule in self._by_source.values() if schedule.can_begin_decay]
+
+    def observe(self, scores: Mapping[str, Any]) -> None:
+        """Tell every schedule that watches scores how the last evaluation went, each exactly once.
+
+        scores (Mapping[str, Any]): Of the model after the last step, when the schedules have already moved on to the
+            step that comes. By name; the main one is "score".
         """
         for schedule in self._by_source.values():
-            schedule.observe(score)
+            schedule.observe(scores)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all schedules by config path, for JSON. Places that share a schedule have the same."""

@@ -1,13 +1,16 @@
 """Several schedules in a row."""
 
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any, Dict, Optional
+from itertools import chain, repeat
+from numbers import Real
+from typing import Any, Dict, Optional, Tuple
 
+from ..errors import ScheduleError
 from ..schema import check_names, read
 from ..types import FloatOrSchedule
 from .arguments import Arguments
 from .schedule import try_to_load
+from .to_the_end import is_waiting
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
@@ -35,9 +38,24 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
             check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
         if "steps" in part:
             check.whole(f"{path}.steps", part["steps"], at_least=1)
-        in_a_row[name] = Part(part.get("steps"), *check.values(f"{path}.schedule", part["schedule"]))  # type: ignore[arg-type]
-
+        steps: Any = part.get("steps")
+        if steps is not None and is_waiting(part["schedule"]):
+            part["schedule"].set_total_steps(steps)  # type: ignore[union-attr]
+        in_a_row[name] = Part(steps, *_values(check, f"{path}.schedule", part["schedule"]))
     return SequenceSchedule(in_a_row)
+
+
+def _values(check: Arguments, name: str, source: Any) -> Tuple[Any, Iterator[Any], Any]:
+    """What yields the values of a number, a list or a schedule; all of them; and the first."""
+    if isinstance(source, Real):
+        source = repeat(source)
+    if is_waiting(source):
+        return source, source, source.value
+    values = iter(source) if isinstance(source, (list, Iterator)) else iter(())
+    first = next(values, None)
+    if not isinstance(first, Real) or isinstance(first, bool):
+        check.refuse(name, "a number, or a list or schedule of numbers", source if first is None else first)
+    return values, chain([first], values), first
 
 
 class SequenceSchedule(Iterator[float]):
@@ -56,6 +74,61 @@ class SequenceSchedule(Iterator[float]):
     @property
     def value(self) -> float:
         return self._part.value
+
+    @property
+    def metric(self) -> str:
+        """The score that the part watches that gave the last value."""
+        return getattr(self._part.source, "metric", "score")
+
+    @property
+    def _last(self) -> "Part":
+        return list(self._parts.values())[-1]
+
+    @property
+    def spans_training(self) -> bool:
+        """Whether the last part ends where the training ends."""
+        return self._last.steps is None and getattr(self._last.source, "spans_training", False)
+
+    @property
+    def total_steps(self) -> Optional[int]:
+        """Of the training, if it was told."""
+        own = self._last.source.total_steps if self.spans_training else None
+        return None if own is None else self._steps_before + own
+
+    @property
+    def _steps_before(self) -> int:
+        return sum(part.steps or 0 for part in list(self._parts.values())[:-1])
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """RAISES (ScheduleError): The training ends before the last part begins."""
+        if total_steps <= self._steps_before:
+            raise ScheduleError(
+                "Can't use the schedule 'thinc-torchopt.sequence.v1': expected a training that is longer than the "
+                f"{self._steps_before:,} steps of the parts before the last one, found one of {total_steps:,} steps. "
+                "Train for longer, or shorten these parts."
+            )
+        self._last.source.set_total_steps(total_steps - self._steps_before)
+
+    @property
+    def can_begin_decay(self) -> bool:
+        """Whether the last part can be told to fall."""
+        return getattr(self._last.source, "can_begin_decay", False)
+
+    def begin_decay(self, decay_steps: Optional[int] = None) -> bool:
+        """Let the last part fall: if its turn is yet to come, from its first step on."""
+        return bool(self._last.source.begin_decay(decay_steps))
+
+    @property
+    def waits_to_be_told(self) -> bool:
+        return bool(getattr(self._last.source, "waits_to_be_told", False))
+
+    @property
+    def decay_was_told(self) -> bool:
+        return bool(self._last.source.decay_was_told)
+
+    @property
+    def decay_is_over(self) -> bool:
+        return bool(self._last.source.decay_is_over)
 
     def __next__(self) -> float:
         if self._steps_done == self._part.steps:
@@ -99,18 +172,19 @@ class Part:
 
     steps (Optional[int]): How many it lasts. None: it goes on.
     source (Iterator): Yields the value of each step.
-    first (Any): Its first value, which was drawn when the config was checked.
+    values (Iterator): All of them.
+    first (Any): The first value.
     """
 
-    def __init__(self, steps: Optional[int], source: Iterator[Any], first: Any):
+    def __init__(self, steps: Optional[int], source: Any, values: Iterator[Any], first: Any):
         self.steps = steps
-        self.source: Any = source
-        self._values = chain([first], source)
+        self.source = source
+        self._values = values
         self._drawn = first
 
     @property
     def value(self) -> Any:
-        return self.source.value if hasattr(self.source, "observe") else self._drawn
+        return self.source.value if hasattr(self.source, "value") else self._drawn
 
     def step(self) -> None:
         self._drawn = next(self._values, self._drawn)

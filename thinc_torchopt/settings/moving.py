@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checks import check_number
-from ..errors import ScheduleWarning
+from ..errors import ScheduleError, ScheduleWarning
 from ..schedules import Schedule, Schedules, current
 from ..types import FloatOrSchedule
 
@@ -58,10 +58,33 @@ class MovingSettings:
         self.schedules.step()
         self._read()
 
-    def observe(self, score: float) -> None:
-        """Tell schedules that go by the score how the last evaluation went."""
-        self.schedules.observe(score)
+    def observe(self, scores: Mapping[str, Any]) -> None:
+        """Tell schedules that go by a score how the last evaluation went."""
+        self.schedules.observe(scores)
         self._read()
+
+    def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
+        """As `Schedules.set_total_steps`."""
+        self.schedules.set_total_steps(total_steps, may_change=may_change)
+        self._read()
+
+    def begin_decay(self, decay_steps: int | None = None) -> bool:
+        """As `TorchOptimizer.begin_decay`."""
+        told = self.schedules.of_decay
+        if not told:
+            raise ScheduleError(
+                "Can't begin the decay of [training.optimizer]: expected a schedule that can be told to fall, found "
+                "none. Set learn_rate to thinc-torchopt.warmup_stable_decay.v1."
+            )
+        begins = [schedule.begin_decay(decay_steps) for schedule in told]
+        self._read()
+        return any(begins)
+
+    @property
+    def decay_is_over(self) -> bool:
+        """Whether schedules were told to fall, and all that were are down."""
+        told = [schedule.source for schedule in self.schedules.of_decay if schedule.source.decay_was_told]
+        return bool(told) and all(source.decay_is_over for source in told)
 
     def count_update(self) -> None:
         """Note an update at these values, and warn when learning stands still."""

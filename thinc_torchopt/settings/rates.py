@@ -13,9 +13,10 @@ The first four are the same for all params with equal settings, the last but one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy
+from ..errors import ConfigError
+from ..learn_rate import NEW_PARAMS_FACTOR, NamedPolicy, Policy, source_of
 from ..schedules import current
 from .param_settings import ParamSettings
 
@@ -45,6 +46,20 @@ class Rates:
     def policies(self) -> dict[str, Policy]:
         """All policies that were asked for, by the config paths of their blocks."""
         return {wanted.where: policy for wanted, policy in self._policies.items()}
+
+    def check_metrics(self, scores: Collection[str]) -> None:
+        """Check that policies go by a metric that there is: the loss of each step, or a score of the evaluation.
+
+        scores (Collection[str]): The names of all scores.
+        RAISES (ConfigError): One does not.
+        """
+        for where, policy in self.policies.items():
+            metric = getattr(source_of(policy), "metric", "loss")
+            if metric != "loss" and metric not in scores:
+                raise ConfigError(
+                    f"Can't use the policy of '{where}': expected 'metric' to be \"loss\" or a score of the evaluation "
+                    f"({', '.join(sorted(scores))}), found '{metric}'."
+                )
 
     def policy_step(self, settings: ParamSettings) -> int:
         """How many steps params were trained for, or could have been."""

@@ -7,6 +7,7 @@ run_lock.py; what is saved: progress.py, data_stream.py, random_state.py, model_
 rollback.py, which goes back to a checkpoint; rules.py, by which the trainer controller steers (dev_loss.py computes the
 loss on the development data for it); saved_models.py, which saves models; best_weights.py, which puts
 components together; and log_numbers.py. ranks.py keeps several processes together.
+decay.py lets learning rates fall when that is asked for.
 own_loop.py saves and resumes loops of your own; signals.py stops a run after its step; lr_finder.py is the learning
 rate range test.
 """
@@ -14,6 +15,7 @@ rate range test.
 from .checkpoint_folder import read_checkpoint, steps_of
 from .checkpoint_settings import Checkpoint
 from .config_check import collect_identity, collect_values
+from .data_stream import count_steps
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
@@ -27,6 +29,7 @@ __all__ = [
     "RunLock",
     "collect_identity",
     "collect_values",
+    "count_steps",
     "is_in_use",
     "latest_info",
     "learn_rate_settings",

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
+from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.training import Example
+from spacy.training.loop import create_train_batches
+from spacy.util import registry, resolve_dot_names
+from thinc.api import fix_random_seed
 
-from ..errors import StateError
+from ..errors import ConfigError, StateError
 from ..progress_bars import show_progress
 from ..schema import Count, Positive
 from .random_state import GeneratorStates, load_generators, read_generators, save_generators, set_generators
@@ -26,7 +31,7 @@ Batch = tuple[int, list[Example]]
 
 
 class Batches:
-    """The batches of a run, one step ahead.
+    """The batches of a run, one step ahead, or by the first epoch.
 
     batches (Iterator): Epoch and batch of each step.
     """
@@ -35,14 +40,28 @@ class Batches:
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches = batches
-        self._ahead: Batch | None = None
+        self._ahead: deque[Batch] = deque()
+        self._max_epochs: int | None = None
+        self._first_epoch: int | None = None
+        self._in_first_epoch = 0
+        self._is_past_first_epoch = False
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        drawn, self._ahead = self._ahead or self._draw(), None
-        return drawn
+        if not self._ahead:
+            self._look_ahead()
+        return self._ahead.popleft()
+
+    def _look_ahead(self) -> None:
+        """RAISES (StopIteration): There are no more."""
+        epoch, batch = self._draw()
+        self._ahead.append((epoch, batch))
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        self._is_past_first_epoch |= epoch != self._first_epoch
+        self._in_first_epoch += not self._is_past_first_epoch
 
     def _draw(self) -> Batch:
         return next(self._batches)
@@ -51,10 +70,72 @@ class Batches:
     def next_epoch(self) -> int | None:
         """The epoch of the batch that comes, which is drawn for that. None: there are no more."""
         try:
-            self._ahead = self._ahead or self._draw()
+            if not self._ahead:
+                self._look_ahead()
         except StopIteration:
             return None
-        return self._ahead[0]
+        return self._ahead[0][0]
+
+    def count_first_epoch(self) -> int:
+        """How many batches the first epoch has. What was not drawn of it, is, and waits."""
+        with suppress(StopIteration):
+            while not self._is_past_first_epoch:
+                self._look_ahead()
+        return self._in_first_epoch
+
+    @property
+    def max_epochs(self) -> int | None:
+        """How many epochs spaCy makes of the corpus: 0: no limit; -1: it is streamed, without an end. None: these are
+        not spaCy's batches.
+
+        SOURCE: spacy.training.loop.create_train_batches
+        """
+        batches = self._batches
+        if not inspect.isgenerator(batches) or batches.gi_code is not create_train_batches.__code__:
+            return None
+        # Afterwards it has no locals.
+        self._max_epochs = inspect.getgeneratorlocals(batches).get("max_epochs", self._max_epochs)
+        return self._max_epochs
+
+    def count_steps(self, max_steps: int) -> int:
+        """How many steps a training on them has, if its score does not end it before: spaCy makes one more than
+        `max_steps`. If epochs are not equally long, as many as if all were as long as the first.
+
+        max_steps (int): Of the training. 0: no limit.
+        RAISES (ConfigError): Nothing ends it, or nothing says where.
+        """
+        limits = [max_steps + 1] if max_steps else []
+        max_epochs = self.max_epochs
+        if max_epochs is not None and max_epochs > 0:
+            limits.append(max_epochs * self.count_first_epoch())
+        if not limits:
+            what = {
+                None: "batches that are not spaCy's own, which are not counted",
+                -1: "max_epochs = -1, which is a corpus that is streamed again and again",
+            }.get(max_epochs, "0 for both, which is no limit")
+            raise ConfigError(
+                "Can't find out where the training ends, for a schedule without total_steps: expected max_steps or "
+                f"max_epochs above 0 in [training], found max_steps = 0 and {what}. Set max_steps, or give the "
+                "schedule total_steps; inverse_sqrt needs none."
+            )
+        return min(limits)
+
+
+def count_steps(nlp: Language, config: Mapping[str, Any]) -> int:
+    """As `Batches.count_steps`, for the training that a config says, without it.
+
+    nlp (Language): The pipeline, initialized. config (Mapping): Its config, interpolated.
+    RAISES (ConfigError): Nothing ends it.
+    """
+    training = config["training"]
+    if training["seed"] is not None:
+        fix_random_seed(training["seed"])
+    wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
+    T = registry.resolve(wanted)["training"]
+    [corpus] = resolve_dot_names(config, [T["train_corpus"]])
+    return Batches(create_train_batches(nlp, corpus, T["batcher"], training["max_epochs"])).count_steps(
+        training["max_steps"]
+    )
 
 
 class DataStream(Batches):

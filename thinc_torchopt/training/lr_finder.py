@@ -33,6 +33,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
+from ..schedules import with_end
 from ..settings import without_policy
 from .loop import train_while_improving
 
@@ -197,7 +198,7 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
 
 
 def _peak(value: Any, steps: int) -> float:
-    return float(value) if isinstance(value, Real) else float(max(islice(value, steps)))
+    return float(value) if isinstance(value, Real) else float(max(islice(with_end(value, steps), steps)))
 
 
 def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequence[float]) -> dict[str, Any]:

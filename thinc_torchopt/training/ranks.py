@@ -114,6 +114,10 @@ class Alone:
         """The number of the signal that stops the run after this step. noted (int | None): That this process got."""
         return noted
 
+    def is_told_to_decay(self, noted: bool) -> bool:
+        """Whether learning rates are to fall after this step. noted (bool): This process was told so."""
+        return noted
+
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         """What rank 0 computes."""
         return compute()
@@ -143,6 +147,7 @@ class Ranks(Alone):
     nlp (Language), optimizer (TorchOptimizer): The run's.
     introduce (Callable): Tells the optimizer its pipeline.
     noted (Callable): The number of the signal that this process got, or None.
+    told_to_decay (Callable): Whether it was told to let learning rates fall.
     RAISES (DistributedError): Not all ranks came. (ConfigError): Several processes can't train this pipeline.
     """
 
@@ -152,6 +157,7 @@ class Ranks(Alone):
         optimizer: TorchOptimizer,
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
+        told_to_decay: Callable[[], bool],
     ):
         hooks.check_all_in_place()
         _check_begins_anew(nlp)
@@ -164,6 +170,7 @@ class Ranks(Alone):
         self._optimizer = optimizer
         self._introduce = introduce
         self._noted = noted
+        self._told_to_decay = told_to_decay
         self._shards = Shards(self.group) if self.settings.shard_state else None
         self._looked_at: set[str] = set()  # config paths of algorithms
         rate_factor = self.settings.rate_factor(self.size)
@@ -306,7 +313,11 @@ class Ranks(Alone):
         seed_all(seed_of(self.seed, self._step, -1))
         self.group.at_step(self._step)
         reduce.look_at_scalers()
-        reduce.notes |= {"signal": float(self._noted() or 0), "new_sets": float(self._sets.has_changed)}
+        reduce.notes |= {
+            "signal": float(self._noted() or 0),
+            "decay": float(self._told_to_decay()),
+            "new_sets": float(self._sets.has_changed),
+        }
 
     def end_update(self, losses: dict[str, Any]) -> None:
         for name, loss in self._reduce.losses.items():
@@ -325,6 +336,9 @@ class Ranks(Alone):
 
     def stopped_by(self, noted: int | None) -> int | None:
         return next((signal for signal in self._reduce.found["signal"] if signal), None)
+
+    def is_told_to_decay(self, noted: bool) -> bool:
+        return any(self._reduce.found["decay"])
 
     # ------------------------------------------------------------------ what rank 0 says
 

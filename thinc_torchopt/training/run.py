@@ -23,6 +23,7 @@ from ..update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .components import grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
+from .decay import Decay
 from .dev_loss import DevLosses
 from .events import (
     EpochBegin,
@@ -103,6 +104,7 @@ class Run:
         self._started = default_timer()
         self._is_ready = False
         self.ranks = Alone()
+        decay = Decay(optimizer)
         self._rules = rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:
             if self._introduce() and rules is not None:
@@ -112,7 +114,8 @@ class Run:
                 raise  # or else the hook may be what puts the pipeline in order
         end = hooks.end_of_training()
         if is_launched():
-            self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal)
+            self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal, lambda: decay.noted)
+            decay.ranks = self.ranks
             if end is not None:
                 end.push(lambda kind, error, trace: self.ranks.close(error))
             self.ranks.compare_settings(
@@ -145,6 +148,7 @@ class Run:
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
             Rollback(nlp, optimizer, self.progress, folder, self.ranks),
+            decay,
             self._log_numbers,
         ]
         models = SavedModels(nlp, optimizer)
@@ -159,7 +163,20 @@ class Run:
             end.push(lambda kind, error, trace: self.close(error))
         if isinstance(self.batches, DataStream):
             self.ranks.compare_data(self.batches.all_examples)
+        if optimizer.spans_training:
+            self._tell_end()
         self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
+
+    def _tell_end(self) -> None:
+        """Tell schedules how many steps there will be."""
+        checkpoint = self.optimizer.checkpoint
+        may_change = checkpoint is not None and checkpoint.on_config_change == "warn"
+        try:
+            total = self.batches.count_steps(self.max_steps)
+            self.optimizer.set_total_steps(total, may_change=may_change)
+        except BaseException as error:
+            self.close(error)
+            raise
 
     def __enter__(self) -> Run:
         return self

@@ -24,17 +24,20 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 class Signals:
     """Notes signals, inside of it. Only in the main thread; signals that are ignored stay so.
 
+    numbers (tuple[int, ...]): Which.
+
     Public: `noted` (the number of the first that came, or None).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: tuple[int, ...] = NUMBERS) -> None:
+        self._numbers = numbers
         self.noted: int | None = None
         self._before: dict[int, Any] = {}
         self._stay = False
 
     def __enter__(self) -> Signals:
         if not self._before and threading.current_thread() is threading.main_thread():
-            for number in NUMBERS:
+            for number in self._numbers:
                 if signal.getsignal(number) not in (None, signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._note)
         return self

@@ -1,0 +1,104 @@
+"""The schedule that rises, stays, and falls: in time for the end, or when it is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Dict, Optional
+
+from ..schema import Count, Positive, read, write
+from .arguments import Arguments
+from .to_the_end import Lengths, SpansTraining
+
+
+class StableDecaySchedule(SpansTraining):
+    """What `warmup_stable_decay` returns.
+
+    lengths (Lengths): Of the rise and of the fall.
+    rise (Callable): (step, steps of the rise) -> value. fall (Callable): (step, steps of the fall, value before it) ->
+        value; both steps counted from their begin.
+    when_told (bool): It falls only when it is told to.
+
+    Public: `spans_training` (whether it ends where the training ends), `decay_was_told`.
+    """
+
+    can_begin_decay = True
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        rise: Callable[[int, int], float],
+        fall: Callable[[int, int, float], float],
+        *,
+        when_told: bool,
+    ):
+        super().__init__(lengths)
+        self._rise = rise
+        self._fall = fall
+        self._when_told = when_told
+        self.spans_training = not when_told
+        self._told = StableDecayState(None, None)
+
+    def fix_total_steps(self, total_steps: int) -> None:
+        """The config says how long it is. RAISES (ScheduleError): Its parts don't fit."""
+        self._span = self._lengths.span(total_steps)
+        self.total_steps, self.spans_training = total_steps, False
+
+    def begin_decay(self, decay_steps: Optional[int] = None) -> bool:
+        """Begin to fall, from the value of the step that comes.
+
+        decay_steps (int): In so many steps. None: as the config says.
+        RETURNS (bool): False: it falls already, and nothing has changed.
+        RAISES (ScheduleError): Not a number of steps.
+        """
+        if decay_steps is not None:
+            Arguments(self._lengths.label).whole("decay_steps", decay_steps, at_least=1)
+        step = max(0, self._step)
+        if step >= self._falls_from:
+            return False
+        self._told = StableDecayState(step, decay_steps)
+        return True
+
+    @property
+    def waits_to_be_told(self) -> bool:
+        """Whether it stays for good if it is not told."""
+        return self._when_told
+
+    @property
+    def decay_was_told(self) -> bool:
+        return self._told.begun_at is not None
+
+    @property
+    def decay_is_over(self) -> bool:
+        """Whether it was told to fall, and is down."""
+        return self._told.begun_at is not None and self._step >= self._told.begun_at + self._decay_steps
+
+    @property
+    def _decay_steps(self) -> int:
+        return self._told.decay_steps or self._span.decay
+
+    @property
+    def _falls_from(self) -> float:
+        if self._told.begun_at is not None:
+            return self._told.begun_at
+        return float("inf") if self._when_told else self._span.total - self._span.decay
+
+    def _at(self, step: int) -> float:
+        begin, warmup = self._falls_from, self._span.warmup
+        if step < begin:
+            return self._rise(step, warmup)
+        return self._fall(step - int(begin), self._decay_steps, self._rise(int(begin), warmup))
+
+    def state_dict(self) -> Dict[str, Any]:
+        """When it was told to fall, and in how many steps."""
+        return write(self._told)
+
+    def load_state_dict(self, state: Any) -> None:
+        """RAISES (StateError): Not the state of such a schedule. Nothing was changed."""
+        self._told = read(StableDecayState, state, f"the state of the schedule '{self._lengths.label}'")
+
+
+@dataclass
+class StableDecayState:
+    """What it is saved as. None: it was not told; or falls in the steps of the config."""
+
+    begun_at: Optional[Count]
+    decay_steps: Optional[Positive]

@@ -1,0 +1,57 @@
+"""The fall of a learning rate that begins when it is told: see `TorchOptimizer.begin_decay`. When it is down, the run
+ends.
+
+SIGUSR1 tells it, too: `kill -USR1` with the id of the process, of any rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from ..optimizers import TorchOptimizer
+from .events import Control, StepEnd, TrainBegin
+from .ranks import Alone
+from .signals import Signals
+
+logger = logging.getLogger("spacy.torchopt")
+
+
+class Decay:
+    """Lets learning rates fall when a signal comes, and ends the run when they are down. A listener.
+
+    optimizer (TorchOptimizer): The run's.
+
+    Public: `ranks` (this process among several).
+    """
+
+    name = "decay"
+
+    def __init__(self, optimizer: TorchOptimizer):
+        self.ranks = Alone()
+        self._optimizer = optimizer
+        # Windows has no such signal. One that is handled elsewhere stays so.
+        number = getattr(signal, "SIGUSR1", None)
+        is_free = number is not None and signal.getsignal(number) == signal.SIG_DFL
+        self._signals = Signals((number,) if number is not None and is_free else ())
+
+    @property
+    def noted(self) -> bool:
+        """Whether this process got the signal."""
+        return self._signals.noted is not None
+
+    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+        if self._optimizer.can_begin_decay:
+            self._signals.__enter__()
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if self.ranks.is_told_to_decay(self.noted):
+            self._signals.noted = None
+            begins = self._optimizer.begin_decay()
+            what = "falls from here on, and the training ends when it is down" if begins else "falls already"
+            logger.info("Told by SIGUSR1 after step %d: the learning rate %s.", event.step, what)
+        if self._optimizer.decay_is_over:
+            control.should_evaluate = control.should_stop = True
+
+    def close(self) -> None:
+        self._signals.__exit__()
