@@ -35,6 +35,7 @@ _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or
 _REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
+_TRIED = "adamw,fine-tune,robust"
 _RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout")
@@ -45,6 +46,8 @@ _REPLAY = Opt(
 _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
+_BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with what was found better")
+_SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -174,6 +177,40 @@ def find_lr_cli(
         steps=steps,
         smoothing=smoothing,
         output_path=output_path,
+        as_json=as_json,
+        code_path=code_path,
+        use_gpu=use_gpu,
+    )
+
+
+@torchopt_cli.command("try", context_settings=_OVERRIDES)
+def try_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG_OF_TRAINING,
+    recipes: str = Opt(_TRIED, "--recipes", "-r", help=f"Which, with commas between them: {', '.join(_RECIPES)}"),
+    steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
+    seeds: int = Opt(2, "--seeds", "-s", help="How many trials of each, which differ in their seed"),
+    output_path: Optional[Path] = _BEST,
+    picture_path: Optional[Path] = _SIDE_PICTURE,
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Try recipes on your data: train for a few steps with the config as it is and with each recipe, with several seeds,
+    and say which is better, and whether that is more than chance. Each trial has a pipeline of its own; there are no
+    loggers, checkpoints or output folders. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    """
+    from .try_ import try_recipes
+
+    try_recipes(
+        config_path,
+        ctx.args,
+        recipes=recipes,
+        steps=steps,
+        seeds=seeds,
+        output_path=output_path,
+        picture_path=picture_path,
         as_json=as_json,
         code_path=code_path,
         use_gpu=use_gpu,

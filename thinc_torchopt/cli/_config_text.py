@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Union
@@ -235,6 +235,19 @@ class ConfigText:
             if (name := ".".join(parts[: i + 1])) not in self._all:
                 missing += [self._newline, f"[{name}]{self._newline}"]
         return len(self._lines), [*missing, self._newline]
+
+
+def with_settings(text: str, settings: Mapping[str, Any]) -> str:
+    """The text of a config with other values, and everything else as it was.
+
+    settings (Mapping[str, Any]): Values by their dotted paths. A text with a variable stands there as it is.
+    """
+    for path, value in settings.items():
+        section, _, key = path.rpartition(".")
+        config = ConfigText(text, section)
+        config.section.put(key, Raw(value) if isinstance(value, str) and _VARIABLE.search(value) else value)
+        text = str(config)
+    return text
 
 
 def _with_end(line: str, newline: str) -> str:

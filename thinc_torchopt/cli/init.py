@@ -31,11 +31,11 @@ def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path:
     to_stdout = str(output_path) == "-"
     with errors_shown(as_json=to_stdout):
         _spacy.import_code(code_path)
-        chosen = _recipe_of(recipe)
+        chosen = recipe_of(recipe)
         stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
-        draft, text = rewrite(_read(config_path), config_path, chosen, f"training/{stem}-state")
+        draft, text = rewrite(read_config(config_path), config_path, chosen, f"training/{stem}-state")
         if not to_stdout:
-            _write(output_path, text)
+            write_config(output_path, text)
     if to_stdout:
         sys.stdout.write(text)
         for line in draft.warned:
@@ -118,7 +118,8 @@ def _without_optimizer(config: Config) -> dict[str, Any]:
     return rest
 
 
-def _recipe_of(name: str) -> Recipe:
+def recipe_of(name: str) -> Recipe:
+    """A recipe by its name. RAISES (ConfigError): There is none."""
     try:
         return Recipe(name)
     except ValueError:
@@ -128,7 +129,8 @@ def _recipe_of(name: str) -> Recipe:
         ) from None
 
 
-def _read(path: Path) -> str:
+def read_config(path: Path) -> str:
+    """The text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
     try:
         return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
     except OSError as error:
@@ -141,7 +143,8 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _write(path: Path, text: str) -> None:
+def write_config(path: Path, text: str) -> None:
+    """Write the text of a config, whole or not at all. RAISES (ConfigError): It can't be written."""
     try:
         write_text(path, text)
     except OSError as error:

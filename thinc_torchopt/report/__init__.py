@@ -1,7 +1,7 @@
 """Pictures of trainings from their logs: one HTML file, or one picture."""
 
 from .log_file import COUNTS, read_history
-from .plots import Panel, check_picture, plot_firings, plot_range_test, plot_schedule
+from .plots import Panel, check_picture, plot_firings, plot_range_test, plot_schedule, plot_trials
 from .runs import read_runs
 from .summary import facts_of, summarize
 from .write import check_output, write_report
@@ -15,6 +15,7 @@ __all__ = [
     "plot_firings",
     "plot_range_test",
     "plot_schedule",
+    "plot_trials",
     "read_history",
     "read_runs",
     "summarize",

@@ -140,6 +140,26 @@ def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path) 
     _save(figure, path)
 
 
+def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
+    """Draw scores over the steps: of each way to train the mean, and between which scores its seeds are.
+
+    curves (Mapping[str, Mapping[int, Sequence[float]]]): By name, at each step the score of each seed.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    figure, axes = _start("step", "score")
+    lines = []
+    for i, curve in enumerate(curves.values()):
+        steps, colour = list(curve), _colour(i, len(curves))
+        means = [sum(scores) / len(scores) for scores in curve.values()]
+        lines += axes.plot(steps, means, color=colour, linewidth=1.5, marker="." if len(steps) <= _MAX_DOTS else None)
+        lows, highs = [min(scores) for scores in curve.values()], [max(scores) for scores in curve.values()]
+        axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0.0)
+    axes.set_xlim(left=0)
+    _add_legend(axes, lines, list(curves))
+    _save(figure, path)
+
+
 @contextmanager
 def save_whole(path: Path) -> Iterator[Path]:
     """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.

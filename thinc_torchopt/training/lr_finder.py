@@ -28,14 +28,12 @@ from typing import Any, Literal
 import numpy
 from confection import Config
 from spacy.language import Language
-from spacy.training.loop import create_train_batches
-from spacy.util import registry, resolve_dot_names
-from thinc.api import fix_random_seed
+from spacy.util import registry
 
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from ..schedules import with_end
 from ..settings import without_policy
-from .loop import train_while_improving
+from .short_training import WRITES, begin_training
 
 Place = tuple[str, ...]
 
@@ -56,9 +54,8 @@ _MIN_FALL = 0.02
 # By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones. Fewer
 # are enough where the loss breaks away in the end: then the rates did reach those that matter.
 _CHANCE, _CHANCE_BEFORE_BREAK = 6.0, 4.0
-# Checkpoints are left out, as loggers are: they may write. Spikes must not be skipped, nor be gone back from: they are
-# what is looked for.
-_LEFT_OUT = ("checkpoint", "spike_factor", "on_spike", "rollback_after", "rollback_factor", "max_rollbacks")
+# Spikes must not be skipped: they are what is looked for.
+_LEFT_OUT = (*WRITES, "spike_factor", "on_spike")
 
 
 @dataclass
@@ -236,44 +233,22 @@ def _train(
     """Train as spaCy does, but for the rates. YIELDS (tuple): The loss per word of each step, and the rates by param
     group.
     """
-    training = config["training"]
-    if training.get("seed") is not None:
-        fix_random_seed(training["seed"])
     # Schedules move on once more after the last step.
-    optimizer = with_ramp(training["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
-    optimizer = {name: value for name, value in optimizer.items() if name not in _LEFT_OUT}
-    wanted = (
-        "train_corpus",
-        "batcher",
-        "dropout",
-        "accumulate_gradient",
-        "frozen_components",
-        "annotating_components",
-        "before_update",
-    )
-    T = registry.resolve({"training": {name: training[name] for name in wanted} | {"optimizer": optimizer}})["training"]
-    [corpus] = resolve_dot_names(config, [T["train_corpus"]])
-    iterator = train_while_improving(
+    optimizer = with_ramp(config["training"]["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
+    training = begin_training(
         nlp,
-        T["optimizer"],
-        # As many epochs as it takes. -1: a corpus that is streamed.
-        create_train_batches(nlp, corpus, T["batcher"], min(training["max_epochs"], 0)),
-        lambda: (0.0, {}),
-        dropout=T["dropout"],
-        eval_frequency=len(ramp) + 1,
-        accumulate_gradient=T["accumulate_gradient"],
-        patience=0,
+        config,
+        {name: value for name, value in optimizer.items() if name not in _LEFT_OUT},
         max_steps=len(ramp) - 1,
-        exclude=T["frozen_components"],
-        annotating_components=T["annotating_components"],
-        before_update=T["before_update"],
+        eval_frequency=len(ramp) + 1,
+        evaluate=lambda scores: (0.0, {}),
     )
-    counted = _with_loss(nlp, T["frozen_components"])
+    counted = _with_loss(nlp, config["training"]["frozen_components"])
     sum_before, words_before = 0.0, 0
-    with closing(iterator):  # type: ignore[type-var]
+    with closing(training.steps):  # type: ignore[type-var]
         while True:
             try:
-                _, info, is_best = next(iterator)
+                _, info, is_best = next(training.steps)
             except StopIteration:
                 return
             except ValueError as error:

@@ -1,0 +1,120 @@
+"""What `try` and `tune` share: a config as text, which is changed and loaded again and again, and trials of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from confection import Config
+from spacy import util
+
+from ..errors import ConfigError
+from ..host import cli_util
+from ..trials import Trial
+from ._config_text import with_settings
+from ._util import missing_section_named
+from .init import read_config
+
+_spacy = cli_util()
+
+
+@dataclass
+class Source:
+    """The config of the user.
+
+    path (Path): Its file.
+    text (str): As it stands there.
+    overrides (dict[str, Any]): From the command line.
+    """
+
+    path: Path
+    text: str
+    overrides: dict[str, Any]
+
+    def load(self, text: str | None = None, overrides: Mapping[str, Any] = {}) -> Config:
+        """The config with its variables. text (str | None): In the place of its own. overrides (Mapping): More of
+        them.
+        """
+        with self.errors_shown():
+            return util.load_config_from_str(
+                self.text if text is None else text, overrides={**self.overrides, **overrides}, interpolate=False
+            )
+
+    def settle(self, prefix: str) -> Source:
+        """The same with some overrides in the text, and no longer beside it. prefix (str): What their paths begin
+        with.
+        """
+        self.load()  # what can't be overridden is an error
+        settled = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
+        rest = {path: value for path, value in self.overrides.items() if path not in settled}
+        return Source(self.path, with_settings(self.text, settled), rest)
+
+    @contextmanager
+    def errors_shown(self) -> Iterator[None]:
+        """Inside, what is wrong with the config is shown as in spaCy's commands."""
+        with _spacy.show_validation_error(self.path, hint_fill=False), missing_section_named(self.path):
+            yield
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first trial."""
+        return int(self.load().interpolate().get("training", {}).get("seed") or 0)
+
+
+def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_gpu: int) -> Source:
+    """Read a config, with overrides, as spaCy's commands do.
+
+    RAISES (ConfigError): It can't be read.
+    """
+    overrides = _spacy.parse_config_overrides(list(args))
+    _spacy.import_code(code_path)
+    _spacy.setup_gpu(use_gpu, silent=True)
+    return Source(path, read_config(path), overrides)
+
+
+def check_output_file(path: Path | None) -> None:
+    """Check that a config can be written, before the work that leads to it. RAISES (ConfigError): It can't."""
+    if path is not None and path.is_dir():
+        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
+
+
+@dataclass
+class Tried:
+    """A way to train, with what came of it.
+
+    name (str): For people.
+    config (Config): From `shorten`.
+    trials (dict[int, Trial]): By seed.
+    problem (str | None): Why it can't be compared.
+    """
+
+    name: str
+    config: Config
+    trials: dict[int, Trial] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def scores(self) -> list[float]:
+        return [trial.score for trial in self.trials.values()]
+
+    @property
+    def curves(self) -> dict[int, list[float]]:
+        """The score of each seed, by the step of the evaluation."""
+        found: dict[int, list[float]] = {}
+        for trial in self.trials.values():
+            for step, score in trial.evaluations:
+                found.setdefault(step, []).append(score)
+        return found
+
+    @property
+    def words_per_second(self) -> float:
+        seconds = sum(trial.seconds for trial in self.trials.values())
+        return sum(trial.words for trial in self.trials.values()) / seconds if seconds else 0.0
+
+    def reaches(self, score: float) -> int | None:
+        """The step at which its mean score is there. None: it never is."""
+        return next((step for step, scores in self.curves.items() if fmean(scores) >= score), None)

@@ -1,0 +1,238 @@
+"""`spacy torchopt try`: the optimizer of a config against recipes, in short trainings on the user's own data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from ..checks import Section
+from ..errors import ConfigError, TorchOptError
+from ..progress_bars import show_progress
+from ..report import check_picture, plot_trials
+from ..trials import Comparison, compare, run_trial, shorten
+from ._recipes import Recipe
+from ._trials import Source, Tried, check_output_file, open_source
+from ._util import errors_shown, make_console, print_json, print_notes, print_table, sparkline
+from .init import recipe_of, rewrite, write_config
+
+_SECTION = Section("spacy torchopt try", verb="use")
+_BASE = "as it is"
+_CHART_WIDTH = 20
+
+
+def try_recipes(
+    path: Path,
+    args: list[str],
+    *,
+    recipes: str,
+    steps: int,
+    seeds: int,
+    output_path: Path | None,
+    picture_path: Path | None,
+    as_json: bool,
+    code_path: Path | None,
+    use_gpu: int,
+) -> None:
+    """Run the trials, and say what came of them.
+
+    path (Path): A config.
+    args (list[str]): Overrides of settings.
+    recipes (str): Names, with commas between them.
+    steps, seeds (int): The steps of each trial, and how many trials there are of each way to train.
+    output_path (Path | None): The config of the winner.
+    picture_path (Path | None): The scores over the steps.
+    """
+    with errors_shown(as_json=as_json):
+        # What can be refused is refused before the work.
+        _SECTION.whole("--steps", steps, at_least=1)
+        _SECTION.whole("--seeds", seeds, at_least=1)
+        chosen = [recipe_of(name.strip()) for name in recipes.split(",") if name.strip()]
+        if not chosen:
+            _SECTION.refuse("--recipes", "names of recipes with commas between them", recipes)
+        if picture_path is not None:
+            check_picture(picture_path, [path])
+        check_output_file(output_path)
+        # A recipe begins with what the config says, and so with what the command line says of the optimizer.
+        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu).settle("training.optimizer.")
+        config, notes = shorten(source.load(), steps)
+        texts, tried = {_BASE: source.text}, {_BASE: Tried(_BASE, config)}
+        for recipe in dict.fromkeys(chosen):
+            try:
+                rewritten = _rewritten(source, recipe, output_path)
+            except ConfigError as error:
+                notes.append(f"Not tried: {recipe.value}. {error}")
+                continue
+            if rewritten is None:
+                notes.append(f"Not tried: {recipe.value}. It changes nothing in this config.")
+                continue
+            texts[recipe.value], warned = rewritten
+            config, more = shorten(source.load(texts[recipe.value]), steps)
+            tried[recipe.value] = Tried(recipe.value, config)
+            notes += [f"{recipe.value}: {note}" for note in [*warned, *more] if note not in notes]
+        if len(tried) == 1:
+            raise ConfigError(
+                f"Can't compare recipes: expected one at least that can be used, found none. {' '.join(notes)}"
+            )
+        was_stopped = _run(source, tried, [source.seed + i for i in range(seeds)], steps, use_gpu)
+        comparison, winner, verdict = _judge(tried)
+        if was_stopped:
+            notes.append("Stopped before the end. What is shown is of the trials up to then.")
+        notes += [
+            f"{found.name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
+            for found in tried.values()
+            if (skipped := sum(trial.skipped_updates for trial in found.trials.values()))
+        ]
+        if picture_path is not None:
+            plot_trials({name: found.curves for name, found in tried.items() if found.trials}, picture_path)
+        if output_path is not None:
+            write_config(output_path, texts[winner])
+    if as_json:
+        print_json(_as_json(tried, comparison, winner, verdict, notes))
+    else:
+        console = make_console()
+        _print(console, tried, comparison)
+        console.print(verdict)
+        print_notes(console, notes)
+        if picture_path is not None:
+            console.print(f"Saved the picture to {picture_path}")
+        if output_path is not None:
+            what = f"the config with the recipe '{winner}'" if winner != _BASE else "the config as it is"
+            console.print(f"Saved {what} to {output_path}")
+    if was_stopped:
+        sys.exit(130)
+
+
+def _rewritten(source: Source, recipe: Recipe, output_path: Path | None) -> tuple[str, list[str]] | None:
+    """The text of the config with a recipe, and warnings. None: that is what it has already.
+
+    RAISES (ConfigError): The recipe can't be used.
+    """
+    draft, text = rewrite(source.text, source.path, recipe, f"training/{(output_path or source.path).stem}-state")
+    return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warned)
+
+
+def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
+    """Run the trials in turn, so that those that are there are of all. RETURNS (bool): Whether it was interrupted."""
+    with show_progress(len(tried) * len(seeds) * (steps + 1), "Trying") as bar:
+        for n, seed in enumerate(seeds):
+            for found in tried.values():
+                if found.problem is not None:
+                    continue
+                bar.set_description(f"Trying {found.name}, seed {n + 1} of {len(seeds)}")
+                try:
+                    with source.errors_shown():
+                        trial = run_trial(found.config, seed=seed, use_gpu=use_gpu, on_step=bar.update)
+                except KeyboardInterrupt:
+                    if not tried[_BASE].trials:
+                        raise
+                    return True
+                except TorchOptError as error:
+                    if found.name == _BASE:
+                        raise
+                    found.problem = str(error)
+                    continue
+                found.trials[seed] = trial
+                found.problem = trial.problem
+    return False
+
+
+def _judge(tried: dict[str, Tried]) -> tuple[Comparison | None, str, str]:
+    """RETURNS (tuple): The comparison, if there is something to compare; the winner; and the verdict."""
+    scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
+    if tried[_BASE].problem is not None:
+        best = max(scores, key=lambda name: fmean(scores[name]), default=_BASE)
+        failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
+        return None, best, failed if best == _BASE else f"{failed} Of the recipes, {best} has the best score."
+    if len(scores) == 1:
+        return None, _BASE, "No recipe came to its end."
+    found = compare(scores, _BASE)
+    return found, found.winner, _verdict(found)
+
+
+def _verdict(found: Comparison) -> str:
+    best, means, seeds = found.best, found.means, f"{found.seeds} seeds"
+    if not any(means.values()):
+        return "Nothing can be said: all scores are 0. Try more --steps."
+    if len(set(means.values())) == 1 and not found.spread:
+        return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
+    if found.spread is None:
+        ahead = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
+        return f"{ahead}One seed can't tell a difference from chance. Try --seeds 2 at least."
+    if found.winner != found.base:
+        return (
+            f"{found.winner} is better than the config as it is: {means[found.winner]:.4f} against "
+            f"{means[found.base]:.4f}. With {seeds}, up to {found.margins[found.winner]:.4f} may be chance."
+        )
+    widest = max(found.margins.values())
+    if best == found.base:
+        return (
+            f"No recipe is better than the config as it is. With {seeds}, differences of up to {widest:.4f} may be "
+            "chance."
+        )
+    enough = found.seeds_for(best)
+    advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
+    return (
+        f"No recipe is better by more than chance: {best} is ahead by {found.difference(best):.4f}, and with {seeds} "
+        f"up to {found.margins[best]:.4f} may be chance.{advice}"
+    )
+
+
+# ---------------------------------------------------------------------- output
+
+
+def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | None) -> None:
+    base = tried[_BASE]
+    goal = max((fmean(scores) for scores in base.curves.values()), default=0.0)
+    highest = max((max(map(fmean, found.curves.values())) for found in tried.values() if found.curves), default=0.0)
+    rows = []
+    for name, found in tried.items():
+        means = [fmean(scores) for scores in found.curves.values()]
+        told = comparison is not None and comparison.is_told(name)
+        difference = comparison.difference(name) if comparison is not None and name in comparison.means else 0.0
+        reached = found.reaches(goal)
+        rows.append(
+            [
+                name,
+                f"{fmean(found.scores):.4f}" if found.scores else "",
+                " ".join(f"{score:.4f}" for score in found.scores),
+                f"{difference:+.4f}" if comparison is not None and name in comparison.margins else "",
+                ("better" if difference > 0 else "worse") if told else "",
+                "" if reached is None else f"{reached:,}",
+                f"{found.words_per_second:,.0f}" if found.trials else "",
+                sparkline(console, [mean / (highest or 1.0) for mean in means], _CHART_WIDTH) if means else "",
+            ]
+        )
+    headers = ["optimizer", "score", "of each seed", "difference", "verdict", "there at step", "words/s", "curve"]
+    print_table(console, headers, rows, numbers=[*headers[1:4], *headers[5:7]])
+    for name, found in tried.items():
+        if found.problem is not None:
+            console.print(f"{name} did not come to its end: {found.problem}")
+
+
+def _as_json(
+    tried: dict[str, Tried], comparison: Comparison | None, winner: str, verdict: str, notes: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "tried": [
+            {
+                "name": name,
+                "scores": {str(seed): trial.score for seed, trial in found.trials.items()},
+                "evaluations": {str(seed): trial.evaluations for seed, trial in found.trials.items()},
+                "words_per_second": found.words_per_second,
+                "mean": comparison.means.get(name) if comparison is not None else None,
+                "margin": comparison.margins.get(name) if comparison is not None else None,
+                "more_than_chance": comparison is not None and comparison.is_told(name),
+                "problem": found.problem,
+            }
+            for name, found in tried.items()
+        ],
+        "spread": comparison.spread if comparison is not None else None,
+        "winner": winner,
+        "verdict": verdict,
+        "notes": list(notes),
+    }

@@ -1,0 +1,88 @@
+"""A short training, to find something out: spaCy's loop over a pipeline that is thrown away afterwards.
+
+Nothing of the user's is touched: there is no logger, no folder for models, and no checkpoint, controller or rollback,
+which may write, or reach out to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import spacy.training.loop
+from confection import Config
+from spacy.language import Language
+from spacy.training.loop import create_evaluation_callback, create_train_batches
+from spacy.util import registry, resolve_dot_names
+from thinc.api import Optimizer, fix_random_seed
+
+Scores = tuple[float, dict[str, Any]]
+
+# What of [training.optimizer] may write, or needs what was written.
+WRITES = ("checkpoint", "rollback_after", "rollback_factor", "max_rollbacks", "controller")
+_WANTED = (
+    "train_corpus",
+    "dev_corpus",
+    "batcher",
+    "dropout",
+    "accumulate_gradient",
+    "frozen_components",
+    "annotating_components",
+    "before_update",
+)
+
+
+class ShortTraining(NamedTuple):
+    """A training that can begin.
+
+    steps (Iterator): What spaCy's loop yields: batch, info, and whether it is the best so far.
+    optimizer (Optimizer): Built anew.
+    evaluate (Callable): Evaluates the pipeline on the development data. RETURNS (tuple): The score, and all scores.
+    """
+
+    steps: Iterator[tuple[Any, dict[str, Any], bool | None]]
+    optimizer: Optimizer
+    evaluate: Callable[[], Scores]
+
+
+def begin_training(
+    nlp: Language,
+    config: Config,
+    optimizer: Mapping[str, Any],
+    *,
+    max_steps: int,
+    eval_frequency: int,
+    evaluate: Callable[[Callable[[], Scores]], Scores],
+) -> ShortTraining:
+    """Prepare a training as `spacy train` does.
+
+    nlp (Language): The pipeline, initialized. It is trained: pass one that is not needed afterwards.
+    config (Config): Its config, interpolated.
+    optimizer (Mapping[str, Any]): [training.optimizer], without what `WRITES` names.
+    max_steps (int): The last step, counted from 0.
+    evaluate (Callable): Called for each evaluation with the function that does it.
+    """
+    training = config["training"]
+    if training.get("seed") is not None:
+        fix_random_seed(training["seed"])
+    block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
+    T = registry.resolve({"training": block})["training"]
+    train_corpus, dev_corpus = resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
+    scores = create_evaluation_callback(nlp, dev_corpus, training["score_weights"])
+    # spaCy's own, by the name that hooks.py replaces: ours if the optimizer is.
+    steps = spacy.training.loop.train_while_improving(
+        nlp,
+        T["optimizer"],
+        # As many epochs as it takes. -1: a corpus that is streamed.
+        create_train_batches(nlp, train_corpus, T["batcher"], min(training["max_epochs"], 0)),
+        lambda: evaluate(scores),
+        dropout=T["dropout"],
+        eval_frequency=eval_frequency,
+        accumulate_gradient=T["accumulate_gradient"],
+        patience=0,
+        max_steps=max_steps,
+        exclude=T["frozen_components"],
+        annotating_components=T["annotating_components"],
+        before_update=T["before_update"],
+    )
+    return ShortTraining(steps, T["optimizer"], scores)

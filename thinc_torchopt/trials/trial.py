@@ -1,0 +1,210 @@
+"""One trial: a short training of a config, in a pipeline that is built for it and thrown away.
+
+Everything that is learned is as in `spacy train`: the initialization, the batches, the updates and the evaluations.
+What would write is left out (see training/short_training.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from timeit import default_timer
+from typing import Any
+
+from confection import Config
+from spacy.language import DEFAULT_CONFIG
+from spacy.training.initialize import init_nlp
+from spacy.util import registry
+
+from ..errors import NonFiniteGradError, NonFiniteGradWarning
+from ..training import WRITES, begin_training
+
+# So many evaluations at least, beside that at step 0.
+_EVALUATIONS = 5
+# spaCy's errors for a loss, and for scores, that are NaN.
+_NOT_FINITE = ("[E910]", "[E940]")
+
+
+@dataclass
+class Trial:
+    """What came of a trial.
+
+    evaluations (list[tuple[int, float]]): Step and score of each evaluation.
+    words (int): How many were trained on.
+    seconds (float): How long that took, without evaluations.
+    skipped_updates (int): Updates that were not made because of their gradients.
+    problem (str | None): Why it did not come to its end.
+    """
+
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    words: int = 0
+    seconds: float = 0.0
+    skipped_updates: int = 0
+    problem: str | None = None
+
+    @property
+    def score(self) -> float:
+        """The best score, which is that of the model that `spacy train` keeps."""
+        return max((score for _, score in self.evaluations), default=0.0)
+
+
+def run_trial(
+    config: Config,
+    *,
+    seed: int,
+    use_gpu: int = -1,
+    on_step: Callable[[], Any] = lambda: None,
+    on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
+) -> Trial:
+    """Train for the steps of a config, and evaluate on the way and at the end.
+
+    config (Config): From `shorten`.
+    seed (int): In the place of `seed` in [training].
+    on_step (Callable): Called after each step.
+    on_evaluation (Callable): Called with step and score. What it raises ends the trial.
+    """
+    config = config.copy()
+    config["training"]["seed"] = seed
+    # Of other trainings there may be cycles, which hold their pipelines.
+    gc.collect()
+    nlp = init_nlp(config, use_gpu=use_gpu)
+    config = nlp.config.interpolate()
+    training, found = config["training"], Trial()
+    pauses: list[float] = []
+
+    def evaluate(scores: Callable[[], tuple[float, dict[str, Any]]]) -> tuple[float, dict[str, Any]]:
+        started = default_timer()
+        score = scores()
+        pauses.append(default_timer() - started)
+        return score
+
+    def note(step: int, score: float) -> None:
+        if not math.isfinite(score):
+            raise ValueError(f"{_NOT_FINITE[1]} The score is {score}.")
+        found.evaluations.append((step, float(score)))
+        on_evaluation(step, float(score))
+
+    steps, optimizer, scores = begin_training(
+        nlp,
+        config,
+        training["optimizer"],
+        max_steps=training["max_steps"],
+        eval_frequency=training["eval_frequency"],
+        evaluate=evaluate,
+    )
+    started, step, score = default_timer(), -1, None
+    with closing(steps), warnings.catch_warnings():  # type: ignore[type-var]
+        # A trial may go wrong: that is told at the end.
+        for category in (RuntimeWarning, NonFiniteGradWarning):
+            warnings.simplefilter("ignore", category)
+        try:
+            for _, info, _ in steps:
+                step, score, found.words = info["step"], info["score"], info["words"]
+                found.seconds = default_timer() - started - sum(pauses)
+                if score is not None:
+                    note(step, score)
+                on_step()
+            if score is None and step >= 0:
+                with nlp.use_params(optimizer.averages) if optimizer.averages else nullcontext():
+                    note(step, scores()[0])
+        except (ValueError, NonFiniteGradError) as error:
+            if not isinstance(error, NonFiniteGradError) and not str(error).startswith(_NOT_FINITE):
+                raise
+            found.problem = f"the loss, the gradients or the score were not finite at step {step + 1}"
+    found.skipped_updates = getattr(optimizer, "skipped_updates", 0)
+    return found
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
+    """The config of a training of so many steps that writes nothing.
+
+    Schedules that end later are shortened as a whole: they end with the trial.
+
+    config (Config): As it is, with its variables.
+    steps (int): The last step, counted from 0.
+    RETURNS (tuple): The config, interpolated, and notes on what was changed.
+    """
+    before = config.interpolate().get("training", {})
+    config = config.copy()
+    config.setdefault("training", {})["max_steps"] = steps
+    config = config.interpolate()
+    training, notes = config["training"], []
+    usual = training.get("eval_frequency", DEFAULT_CONFIG["training"]["eval_frequency"])
+    training["eval_frequency"] = min(usual, math.ceil(steps / _EVALUATIONS))
+    training["logger"] = dict(DEFAULT_CONFIG["training"]["logger"])
+    training["before_to_disk"] = None
+    optimizer = training.get("optimizer", {})
+    left_out = [key for key in WRITES if optimizer.pop(key, None)]
+    if left_out:
+        notes.append(f"Left out in the trials, as it writes or reaches out: {', '.join(left_out)}.")
+    end = before.get("max_steps", DEFAULT_CONFIG["training"]["max_steps"])
+    changes = [
+        change
+        for path, block, was in _blocks(optimizer, before.get("optimizer", {}), "training.optimizer")
+        for change in _shorten(path, block, was, steps, end)
+    ]
+    if changes:
+        notes.append(
+            f"Schedules end with the trials, and their parts are as long in proportion: {', '.join(changes)}. The "
+            "whole training may come out differently."
+        )
+    slow = [path for path, block, _ in _blocks(optimizer, optimizer, "training.optimizer") if _is_slow(block, steps)]
+    if slow:
+        notes.append(f"More than half of the steps of a trial are warm-up: {', '.join(slow)}. More --steps tell more.")
+    return config, notes
+
+
+def _blocks(
+    now: Mapping[str, Any], before: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """All sections below one, each with its path and as it was."""
+    for key, value in now.items():
+        if isinstance(value, dict):
+            yield f"{path}.{key}", value, before.get(key, {})
+            yield from _blocks(value, before.get(key, {}), f"{path}.{key}")
+
+
+def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: int, end: int) -> list[str]:
+    """Let a schedule end at a step, with its parts as long in proportion. RETURNS (list[str]): What was changed.
+
+    end (int): The last step of the training.
+    """
+    total = was.get("total_steps") or (end if _ends_with_training(was) else None)
+    if not _is_number(total) or total <= steps:
+        return []
+    found = []
+    for key, value in was.items():
+        if key == "total_steps" and _is_number(value):
+            new = steps
+        elif key.endswith("_steps") and _is_number(value) and value:
+            new = max(1, round(value * steps / total))
+        else:
+            continue
+        block[key] = new
+        found.append(f"{key} {value:,} is {new:,}")
+    return [f"[{path}] {', '.join(found)}"] if found else []
+
+
+def _ends_with_training(block: Mapping[str, Any]) -> bool:
+    """Whether it is a schedule whose end, which is left out, is that of the training."""
+    name = block.get("@schedules")
+    if name is None or block.get("total_steps") is not None:
+        return False
+    total = inspect.signature(registry.get("schedules", name)).parameters.get("total_steps")
+    return total is not None and total.default is None
+
+
+def _is_slow(block: Mapping[str, Any], steps: int) -> bool:
+    return _is_number(block.get("warmup_steps")) and 2 * block["warmup_steps"] > steps
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
