@@ -17,6 +17,7 @@ from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grad
 from .spelling import clean, escape, unique
 from .succession import Released
 from .table import ParamTable
+from .touched import Touched
 
 __all__ = [
     "CHUNK",
@@ -25,6 +26,7 @@ __all__ = [
     "ParamTable",
     "Pattern",
     "Released",
+    "Touched",
     "WriteBack",
     "all_names",
     "array_of",

@@ -124,14 +124,15 @@ def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _options_of(group: Group) -> dict[str, Any]:
-    """Those that are saved: numbers, texts, and tuples of such, as lists."""
+    """Those that are saved: numbers, texts, and tuples of such, as lists; and whether untouched cells wait."""
     options = {
         name: list(value) if isinstance(value := group.entry[name], tuple) else value
         for name in group.settings.options
         if name in group.entry and name not in group.moving and name not in _SWITCHES
     }
     plain = (bool, int, float, str, type(None), list)
-    return {name: value for name, value in options.items() if isinstance(value, plain)}
+    found = {name: value for name, value in options.items() if isinstance(value, plain)}
+    return {**found, "sparse": group.settings.sparse}
 
 
 def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:

@@ -500,4 +500,5 @@ class Plan:
             param.steps,
             settings.blocks,
             self._cascade.candidates[settings.algorithm].algorithm.label,
+            settings.sparse,
         )
