@@ -28,6 +28,8 @@ from ..models import pipeline_params, toy_examples
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
+# The recipe best has a rate and an end of its own.
+KEEPING = [recipe for recipe in ALL if recipe != Recipe.best]
 
 # As somebody wrote it: comments, variables, an order of its own, subsections far from their parent, both kinds of
 # delimiters.
@@ -129,8 +131,8 @@ def resolved(text):
 
 
 def run(text, recipe, tmp_path):
-    draft, new = rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"))
-    return draft, new
+    overrides = {"paths.train": str(toy_corpus(tmp_path)["train"])} if recipe == "best" else {}
+    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"), overrides)
 
 
 def with_optimizer(block):
@@ -162,7 +164,7 @@ def test_init_knows_the_recipes_of_its_help():
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
-@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+@pytest.mark.parametrize("recipe", KEEPING, ids=lambda recipe: recipe.value)
 def test_init_leaves_all_else_as_it_was(recipe, ending, tmp_path):
     text = OWN.replace("\n", ending)
     _, new = run(text, recipe, tmp_path)
@@ -245,7 +247,7 @@ def test_init_writes_down_what_spacy_fills_in(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Adam.v1", "RAdam.v1", "SGD.v1"])
 @pytest.mark.parametrize(
-    "recipe", [recipe for recipe in ALL if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value
+    "recipe", [recipe for recipe in KEEPING if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value
 )
 def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     """thinc's RAdam and SGD keep averages if nobody says otherwise; TorchOptimizer doesn't."""
@@ -257,7 +259,7 @@ def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     assert filled["use_averages"] is keeps
 
 
-@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+@pytest.mark.parametrize("recipe", KEEPING, ids=lambda recipe: recipe.value)
 def test_init_carries_over_schedules_and_variables(recipe, tmp_path):
     _, new = run(OWN, recipe, tmp_path)
     theirs, ours = resolved(OWN), resolved(new)
@@ -502,7 +504,7 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
             '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n',
             "drop-in",
-            "The other recipes keep what it has: adamw, fine-tune, low-memory, robust.",
+            "The other recipes keep what it has: best, adamw, fine-tune, low-memory, robust.",
         ),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
@@ -581,7 +583,7 @@ def test_init_lists_the_recipes(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         init_config(tmp_path / "own.cfg", tmp_path / "new.cfg", recipe="adam")
     assert stopped.value.code == 1 and not (tmp_path / "new.cfg").exists()
-    assert "expected one of drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
+    assert "expected one of best, drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- training
@@ -590,6 +592,7 @@ def test_init_lists_the_recipes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("recipe", "pipeline"),
     [
+        ("best", "tagger,parser"),
         ("drop-in", "tagger,ner"),
         ("adamw", "textcat"),
         ("fine-tune", "tagger"),
@@ -605,10 +608,12 @@ def test_init_trains(recipe, pipeline, tmp_path, corpus):
 
     path = tmp_path / "config.cfg"
     path.write_text(spacys(lang="en", pipeline=pipeline.split(",")).to_str())
-    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"))
-    path.write_text(new)
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in QUICK.items() if "batcher" not in k}})
+    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"), overrides)
+    path.write_text(new)
+    # Of the recipe best the first 20 steps are the warm-up.
+    quick = {"training.max_steps": 21, "training.eval_frequency": 7} if recipe == "best" else QUICK
+    train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in quick.items() if "batcher" not in k}})
     nlp = spacy.load(tmp_path / "out" / "model-last")
     assert set(pipeline.split(",")) <= set(nlp.pipe_names)
     assert (tmp_path / "state").is_dir() is (recipe == "robust")
