@@ -14,7 +14,7 @@ from spacy.util import dot_to_object, registry
 
 from ..errors import ConfigError
 
-EPOCHS = 4
+EPOCHS = 5
 LEAST = 400
 MOST = 20_000
 _EVALUATIONS = 10

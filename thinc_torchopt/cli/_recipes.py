@@ -31,8 +31,8 @@ _HEAD_RATE = 1e-3
 # The recipe best: measured by benchmarks/score.py, see docs/recipes.md.
 _BEST_PEAK = {
     "transformer": (0.001, "new components on a transformer"),
-    "cnn": (0.003, "a network that is trained from scratch"),
-    "bow": (0.003, "bags of words"),
+    "cnn": (0.002, "a network that is trained from scratch"),
+    "bow": (0.002, "bags of words"),
 }
 _BEST_ENCODER = 1e-4
 _BEST_WARMUP = 0.05
@@ -191,6 +191,8 @@ class Draft(Translation):
         schedule.put("initial_rate", peak, f"The highest rate, for {what}.")
         schedule.put("warmup_steps", max(1, round(_BEST_WARMUP * end.steps)))
         schedule.put("total_steps", Raw("${training.max_steps}"))
+        own = {*schedule.above, *schedule.settings["initial_rate"].above}
+        self.section.below = [line for line in self.section.below if line not in own]  # of this recipe, used before
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
         self.told.append(
             f"learn_rate: up to {short(peak)}, for {what}; rises over {_BEST_WARMUP:.0%} of the steps, and falls to 0 "
