@@ -13,12 +13,15 @@ import numpy
 import pytest
 import spacy
 from confection import Config
+from spacy.tokens import DocBin
 from spacy.training.initialize import init_nlp
+from spacy.training.loop import create_train_batches
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.cli import _RECIPES
 from thinc_torchopt.cli._config_text import ConfigText
+from thinc_torchopt.cli._end import EPOCHS, LEAST, count_steps
 from thinc_torchopt.cli._recipes import Recipe
 from thinc_torchopt.cli.init import init_config, rewrite
 from thinc_torchopt.errors import ConfigError
@@ -28,6 +31,8 @@ from ..models import pipeline_params, toy_examples
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
+# The recipe best has a rate and an end of its own.
+KEEPING = [recipe for recipe in ALL if recipe != Recipe.best]
 
 # As somebody wrote it: comments, variables, an order of its own, subsections far from their parent, both kinds of
 # delimiters.
@@ -129,8 +134,8 @@ def resolved(text):
 
 
 def run(text, recipe, tmp_path):
-    draft, new = rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"))
-    return draft, new
+    overrides = {"paths.train": str(toy_corpus(tmp_path)["train"])} if recipe == "best" else {}
+    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"), overrides)
 
 
 def with_optimizer(block):
@@ -162,7 +167,7 @@ def test_init_knows_the_recipes_of_its_help():
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
-@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+@pytest.mark.parametrize("recipe", KEEPING, ids=lambda recipe: recipe.value)
 def test_init_leaves_all_else_as_it_was(recipe, ending, tmp_path):
     text = OWN.replace("\n", ending)
     _, new = run(text, recipe, tmp_path)
@@ -245,7 +250,7 @@ def test_init_writes_down_what_spacy_fills_in(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Adam.v1", "RAdam.v1", "SGD.v1"])
 @pytest.mark.parametrize(
-    "recipe", [recipe for recipe in ALL if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value
+    "recipe", [recipe for recipe in KEEPING if recipe != Recipe.fine_tune], ids=lambda recipe: recipe.value
 )
 def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     """thinc's RAdam and SGD keep averages if nobody says otherwise; TorchOptimizer doesn't."""
@@ -257,7 +262,7 @@ def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     assert filled["use_averages"] is keeps
 
 
-@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.value)
+@pytest.mark.parametrize("recipe", KEEPING, ids=lambda recipe: recipe.value)
 def test_init_carries_over_schedules_and_variables(recipe, tmp_path):
     _, new = run(OWN, recipe, tmp_path)
     theirs, ours = resolved(OWN), resolved(new)
@@ -515,7 +520,7 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
             '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n',
             "drop-in",
-            "The other recipes keep what it has: adamw, fine-tune, low-memory, robust.",
+            "The other recipes keep what it has: best, adamw, fine-tune, low-memory, robust.",
         ),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
@@ -594,7 +599,7 @@ def test_init_lists_the_recipes(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         init_config(tmp_path / "own.cfg", tmp_path / "new.cfg", recipe="adam")
     assert stopped.value.code == 1 and not (tmp_path / "new.cfg").exists()
-    assert "expected one of drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
+    assert "expected one of best, drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- training
@@ -603,6 +608,7 @@ def test_init_lists_the_recipes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("recipe", "pipeline"),
     [
+        ("best", "tagger,parser"),
         ("drop-in", "tagger,ner"),
         ("adamw", "textcat"),
         ("fine-tune", "tagger"),
@@ -618,11 +624,131 @@ def test_init_trains(recipe, pipeline, tmp_path, corpus):
 
     path = tmp_path / "config.cfg"
     path.write_text(spacys(lang="en", pipeline=pipeline.split(",")).to_str())
-    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"))
-    path.write_text(new)
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in QUICK.items() if "batcher" not in k}})
+    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"), overrides)
+    path.write_text(new)
+    # Of the recipe best the first 20 steps are the warm-up.
+    quick = {"training.max_steps": 21, "training.eval_frequency": 7} if recipe == "best" else QUICK
+    train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in quick.items() if "batcher" not in k}})
     nlp = spacy.load(tmp_path / "out" / "model-last")
     assert set(pipeline.split(",")) <= set(nlp.pipe_names)
     assert (tmp_path / "state").is_dir() is (recipe == "robust")
     assert list(islice(pipeline_params(nlp), 1))
+
+
+# ---------------------------------------------------------------------- best
+
+
+CORPUS = {"max_length": 0, "gold_preproc": False, "limit": 0, "augmenter": None}
+
+
+def test_init_best_sets_rate_and_end(tmp_path):
+    draft, new = run(OWN, "best", tmp_path)
+    block, training = block_of(new), Config().from_str(new)["training"]
+    optimizer, told = resolved(new), " ".join(draft.told)
+    steps, every = training["max_steps"], training["eval_frequency"]
+    assert (training["patience"], training["max_epochs"]) == (0, 0)
+    assert steps % every == 0 and f"max_steps = {steps}" in told and "patience = 0" in told
+    rates = []
+    for _ in range(steps + 1):
+        rates.append(optimizer.learn_rate)
+        optimizer.step_schedules()
+    # The last step is number max_steps: spaCy counts from 0, and stops after it.
+    assert rates[-1] == 0.0 and rates[-2] > 0.0 and min(rates[:-1]) > 0.0
+    assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[round(0.05 * steps)]
+    assert block["clip_by"] == "param"
+    assert block["algorithm"] == {
+        "@torch_optimizers": "torch.AdamW.v1",
+        "betas": [0.8, 0.99],
+        "eps": 1e-08,
+        "weight_decay": 0.02,
+    }
+
+
+def test_init_best_leaves_the_rest(tmp_path):
+    _, new = run(OWN, "best", tmp_path)
+    before, after = given(OWN), given(new)
+    for config in (before, after):
+        for key in ("max_steps", "max_epochs", "patience", "eval_frequency"):
+            config["training"].pop(key, None)
+    assert before == after
+    for comment in (line for line in OWN.splitlines() if line.startswith(("#", ";"))):
+        assert comment in new.splitlines(), comment
+
+
+@pytest.mark.parametrize("size", [40, 300, {"@schedules": "compounding.v1", "start": 20, "stop": 200, "compound": 1.1}])
+def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
+    """spaCy's own batches of so many epochs. All texts are equally long: it shuffles from the second epoch on."""
+    nlp = spacy.blank("en")
+    docs = [nlp.make_doc("one two three four five") for _ in range(60)]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    batcher = {"@batchers": "spacy.batch_by_words.v1", "size": size, "tolerance": 0.2, "discard_oversize": False}
+    read, theirs, ours = (
+        spacy.registry.resolve(
+            {
+                "corpus": {"@readers": "spacy.Corpus.v1", "path": str(tmp_path / "train.spacy"), **CORPUS},
+                "batcher": {**batcher, "get_length": None},
+            }
+        )[key]
+        for key in ("corpus", "batcher", "batcher")
+    )
+    batches = list(create_train_batches(nlp, read, theirs, max_epochs=EPOCHS))
+    assert count_steps(ours, list(read(nlp))) == len(batches)
+
+
+def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
+    few = Config().from_str(run(OWN, "best", tmp_path)[1])["training"]
+    assert few["max_steps"] == LEAST
+    monkeypatch.setattr("thinc_torchopt.cli._end.MOST", 7)
+    monkeypatch.setattr("thinc_torchopt.cli._end.LEAST", 1)
+    draft, new = run(OWN, "best", tmp_path)
+    assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.told)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("", ""), "expected a path in .corpora.train., to count the steps of an epoch, found none. Give it: --paths"),
+        (("max_steps = 30", "max_epochs = -1"), "expected a corpus with an end, found max_epochs = -1"),
+    ],
+)
+def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        rewrite(OWN.replace(*change), tmp_path / "config.cfg", Recipe.best, "state")
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found none"):
+        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
+
+
+def test_init_best_by_kind_of_pipeline(tmp_path):
+    """In the words of the list of changes."""
+    from spacy.cli.init_config import init_config as spacys
+
+    for pipeline, what in (("textcat", "bags of words"), ("tagger", "from scratch")):
+        text = spacys(lang="en", pipeline=[pipeline]).to_str()
+        draft, _ = run(text, "best", tmp_path)
+        assert what in " ".join(draft.told)
+
+
+def test_init_best_with_a_transformer(tmp_path):
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    text = (CONFIGS / "fine_tuning.cfg").read_text().partition("[training.optimizer]")[0]
+    _, new = run(f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\n', "best", tmp_path)
+    block = block_of(new)
+    peak = block["learn_rate"]["initial_rate"]
+    assert block["param_groups"]["encoder"]["params"] == ["transformer/*"]
+    assert peak * block["param_groups"]["encoder"]["lr_scale"] == pytest.approx(1e-4, rel=0.05)  # written to two digits
+    with pytest.raises(ConfigError, match="Can't use the recipe best: expected no groups of params yet"):
+        run(new, "best", tmp_path)
+
+
+def test_init_best_by_command(tmp_path):
+    (tmp_path / "own.cfg").write_text(OWN)
+    train = toy_corpus(tmp_path)["train"]
+    args = (tmp_path / "own.cfg", tmp_path / "new.cfg", "--recipe", "best")
+    assert "--paths.train train.spacy" in spacy_cli("torchopt", "init", *args, check=False).stderr
+    spacy_cli("torchopt", "init", *args, "--paths.train", train)
+    new = Config().from_disk(tmp_path / "new.cfg", interpolate=False)
+    assert new["paths"]["train"] is None and new["training"]["optimizer"]["learn_rate"]["total_steps"] == (
+        "${training.max_steps}"
+    )

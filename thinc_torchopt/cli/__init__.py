@@ -34,8 +34,8 @@ _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
-_RECIPES = ("drop-in", "adamw", "fine-tune", "low-memory", "robust")
-_TRIED = "adamw,fine-tune,robust"
+_RECIPES = ("best", "drop-in", "adamw", "fine-tune", "low-memory", "robust")
+_TRIED = "best,adamw,robust"
 _RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout")
@@ -217,22 +217,24 @@ def try_cli(
     )
 
 
-@torchopt_cli.command("init")
+@torchopt_cli.command("init", context_settings=_OVERRIDES)
 def init_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG_FILE,
     output_path: Path = _OUTPUT_FILE,
     recipe: str = _RECIPE,
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
-    Give a config one of our optimizers. [training.optimizer] is rewritten: drop-in: the same arithmetic, computed by
-    torch; adamw: torch's AdamW; fine-tune: a low rate for what was trained before, a higher one for what is new;
-    low-memory: Adafactor; robust: guards, checkpoints and averages. Learning rate, schedules and decay are carried
-    over. All else in the config stays as it is, comments too.
+    Give a config one of our optimizers. [training.optimizer] is rewritten: best: what scored best in our benchmark,
+    with a learning rate and an end of its own, counted from the corpus (--paths.train train.spacy); drop-in: the same
+    arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for what was trained before, a higher one
+    for what is new; low-memory: Adafactor; robust: guards, checkpoints and averages. All but best carry learning rate
+    and schedules over. All else in the config stays as it is, comments too.
     """
     from .init import init_config
 
-    init_config(config_path, output_path, recipe=recipe, code_path=code_path)
+    init_config(config_path, output_path, ctx.args, recipe=recipe, code_path=code_path)
 
 
 @torchopt_cli.command("explain", context_settings=_OVERRIDES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -18,8 +18,10 @@ from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
+from ..params import all_names
 from ..schedules import with_end
 from ._config_text import Section, Setting, moved_value
+from ._end import find_end
 from ._pretrained import Pretrained, find_pretrained
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 from ._util import short
@@ -28,10 +30,24 @@ from ._util import short
 _SMALL_RATE = 2e-4
 _ENCODER_RATE = 5e-5
 _HEAD_RATE = 1e-3
+# The recipe best: measured by benchmarks/score.py, see docs/recipes.md.
+_BEST_PEAK = {
+    "transformer": (0.001, "new components on a transformer"),
+    "cnn": (0.002, "a network that is trained from scratch"),
+    "bow": (0.002, "bags of words"),
+}
+_BEST_ENCODER = 1e-4
+_BEST_WARMUP = 0.05
+_BEST_FIGURES = {
+    "transformer": "Measured: docs/recipes.md.",
+    "cnn": "Measured: docs/recipes.md.",
+    "bow": "Measured: docs/recipes.md.",
+}
 _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 
 
 class Recipe(str, Enum):
+    best = "best"
     drop_in = "drop-in"
     adamw = "adamw"
     fine_tune = "fine-tune"
@@ -47,11 +63,14 @@ class Draft(Translation):
     config (Config): The whole config, interpolated, as it was.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
+
+    Public: `training` (what else is to be set in [training]).
     """
 
     build_nlp: Callable[[], Language]
     state_path: str
     is_unchanged: bool = False
+    training: dict[str, int] = field(default_factory=dict)
 
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
@@ -78,6 +97,7 @@ class Draft(Translation):
             self._check_thinc()
             self._fill_in()
         {
+            Recipe.best: self._best,
             Recipe.drop_in: self._drop_in,
             Recipe.adamw: self._adamw,
             Recipe.fine_tune: self._fine_tune,
@@ -161,6 +181,48 @@ class Draft(Translation):
             self.section.put("use_averages", False, "Averages are one more copy of all params.")
             self.told.append("use_averages = false: averages are one more copy of all params.")
 
+    # ------------------------------------------------------------------ best
+
+    def _best(self) -> None:
+        nlp = self.build_nlp()
+        found = find_pretrained(nlp, self.config)
+        if found.encoders or found.sourced or found.vectors:
+            self._check_groups(Recipe.best)
+        kind = "transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"
+        peak, what = _BEST_PEAK[kind]
+        end = find_end(nlp)
+        self._as_torch(clip_by="param", kept="grad_clip is")
+        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        if self.kind != TORCH:
+            self._tell_decay(ADAMW)
+        self.section.put("clip_by", "param")
+        self.section.drop("learn_rate")
+        schedule = Section(above=["# Rises, and falls to zero at the end of the training.\n"])
+        schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
+        schedule.put("initial_rate", peak, f"The highest rate, for {what}.")
+        schedule.put("warmup_ratio", _BEST_WARMUP)
+        schedule.put("total_steps", Raw("${training.max_steps}"))
+        own = {*schedule.above, *schedule.settings["initial_rate"].above}
+        self.section.below = [line for line in self.section.below if line not in own]  # of this recipe, used before
+        self.section.sections = {"learn_rate": schedule, **self.section.sections}
+        self.told.append(
+            f"learn_rate: up to {short(peak)}, for {what}; rises over {_BEST_WARMUP:.0%} of the steps, and falls to 0 "
+            "in a line. The rate of the config is not used."
+        )
+        if found.encoders or found.sourced or found.vectors:
+            self._group(found, peak, encoder_rate=_BEST_ENCODER)
+        self.training = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
+        self.told.append(f"[training] max_steps = {end.steps}: {end.reason}.")
+        self.told.append(
+            "[training] patience = 0: the training goes on to its end, where the rate is low and the score is best. "
+            "For another end change max_steps: the schedule goes with it."
+        )
+        self.told.append(
+            f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too. max_epochs = 0: max_steps "
+            "counts."
+        )
+        self.told.append(_BEST_FIGURES[kind])
+
     # ------------------------------------------------------------------ robust
 
     def _robust(self) -> None:
@@ -214,12 +276,7 @@ class Draft(Translation):
     # ------------------------------------------------------------------ fine-tune
 
     def _fine_tune(self) -> None:
-        for key in _GROUPS:
-            if key in self.section:
-                raise ConfigError(
-                    "Can't use the recipe fine-tune: expected no groups of params yet, found "
-                    f"[training.optimizer.{key}]. Change it there, or remove it and try again."
-                )
+        self._check_groups(Recipe.fine_tune)
         self._adamw()
         found = find_pretrained(self.build_nlp(), self.config)
         peak = self._peak_rate()
@@ -235,7 +292,15 @@ class Draft(Translation):
         if found.encoders or found.sourced or found.vectors:
             self._group(found, peak)
 
-    def _group(self, found: Pretrained, peak: float) -> None:
+    def _check_groups(self, recipe: Recipe) -> None:
+        for key in _GROUPS:
+            if key in self.section:
+                raise ConfigError(
+                    f"Can't use the recipe {recipe.value}: expected no groups of params yet, found "
+                    f"[training.optimizer.{key}]. Change it there, or remove it and try again."
+                )
+
+    def _group(self, found: Pretrained, peak: float, *, encoder_rate: float = _ENCODER_RATE) -> None:
         # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
@@ -259,7 +324,7 @@ class Draft(Translation):
         add(
             "encoder",
             found.encoders,
-            peak if is_encoders else _ENCODER_RATE,
+            peak if is_encoders else encoder_rate,
             "The transformer, which was trained before",
         )
         add("trained", found.sourced, head_rate / 10, "Components that were trained before")
@@ -323,6 +388,11 @@ def _has_bag_of_words(settings: Any) -> bool:
         return False
     is_one = str(settings.get("@architectures", "")).startswith("spacy.TextCatBOW.")
     return is_one or any(map(_has_bag_of_words, settings.values()))
+
+
+def _is_bow(nlp: Language) -> bool:
+    """Whether nothing is trained but output layers: over bags of words, as in spacy.TextCatBOW.v3."""
+    return all(name.split("/")[1:-1] == ["output_layer"] for name in all_names(nlp))
 
 
 def _comment(section: Section, key: str, comment: str) -> None:

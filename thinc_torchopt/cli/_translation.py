@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from confection import Config
 from spacy.language import DEFAULT_CONFIG
@@ -21,6 +21,10 @@ THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 TORCH = "thinc-torchopt.TorchOptimizer.v1"
 ADAMW = "torch.AdamW.v1"
 PREFIX = "thinc-torchopt."
+_CLIP_BY = {
+    "global": 'One norm over all gradients. As thinc: "param", each tensor by its own norm.',
+    "param": "Each tensor by its own norm, as thinc does.",
+}
 
 
 @dataclass
@@ -89,7 +93,9 @@ class Translation:
         )
         self.section.settings |= rest
 
-    def _as_torch(self) -> None:
+    def _as_torch(
+        self, *, clip_by: Literal["global", "param"] = "global", kept: str = "learn_rate and grad_clip are"
+    ) -> None:
         """Go over to TorchOptimizer with the torch optimizer that is nearest to thinc's."""
         if self.kind == TORCH:
             return
@@ -113,14 +119,14 @@ class Translation:
         if "use_averages" not in section:  # thinc's default is another than TorchOptimizer's
             section.put("use_averages", bool(self._value("use_averages")))
         if self._value("grad_clip") != 0:
-            section.put(
-                "clip_by", "global", 'One norm over all gradients. As thinc: "param", each tensor by its own norm.'
-            )
+            section.put("clip_by", clip_by, _CLIP_BY[clip_by])
         section.sections = {"algorithm": algorithm, **section.sections}
-        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; learn_rate and grad_clip are carried over.')
+        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; {kept} carried over.')
         if self._value("grad_clip") != 0:
             self.told.append(
                 'clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.'
+                if clip_by == "global"
+                else 'clip_by = "param": each tensor is clipped by its own norm, as thinc does.'
             )
 
     def _move_betas(self, algorithm: Section) -> None:

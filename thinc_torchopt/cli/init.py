@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,21 @@ _spacy = cli_util()
 _SECTION = "training.optimizer"
 
 
-def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path: Path | None = None) -> None:
+def init_config(
+    config_path: Path, output_path: Path, args: Sequence[str] = (), *, recipe: str, code_path: Path | None = None
+) -> None:
     """Rewrite the optimizer of a config, and say what was done.
 
     config_path, output_path (Path): "-": stdin and stdout. Then stdout gets the config alone.
+    args (Sequence[str]): Overrides from the command line, e.g. where the corpus is. They are not written.
     """
     to_stdout = str(output_path) == "-"
     with errors_shown(as_json=to_stdout):
         _spacy.import_code(code_path)
         chosen = recipe_of(recipe)
         stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
-        draft, text = rewrite(read_config(config_path), config_path, chosen, f"training/{stem}-state")
+        overrides = _spacy.parse_config_overrides(list(args))
+        draft, text = rewrite(read_config(config_path), config_path, chosen, f"training/{stem}-state", overrides)
         if not to_stdout:
             write_config(output_path, text)
     if to_stdout:
@@ -51,15 +56,18 @@ def init_config(config_path: Path, output_path: Path, *, recipe: str, code_path:
     print(f"{_spacy.COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
 
 
-def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Draft, str]:
+def rewrite(
+    text: str, path: Path, recipe: Recipe, state_path: str, overrides: Mapping[str, Any] | None = None
+) -> tuple[Draft, str]:
     """Rewrite the optimizer in the text of a config.
 
     path (Path): Where the text is from, for errors. state_path (str): A folder for checkpoints.
+    overrides (Mapping): What the config says for the time being, by path: "paths.train".
     RETURNS (tuple[Draft, str]): What was done, and the new text.
     RAISES (ConfigError): The optimizer is none that can be rewritten, or what is around it would change.
     """
     with _spacy.show_validation_error(path, hint_fill=False), missing_section_named(path):
-        raw = Config().from_str(text, interpolate=False)
+        raw = Config().from_str(text, interpolate=False, overrides=dict(overrides or {}))
         config = raw.interpolate()
     lines = ConfigText(text, _SECTION)
     inline = lines.setting(_SECTION)
@@ -77,13 +85,20 @@ def rewrite(text: str, path: Path, recipe: Recipe, state_path: str) -> tuple[Dra
         draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
     new = text if draft.is_unchanged else str(lines)
+    if draft.training:
+        rest = ConfigText(new, "training")
+        for key, value in draft.training.items():
+            rest.section.put(key, value)
+        new = str(rest)
     with _spacy.show_validation_error(path, hint_fill=False):
-        resolve_optimizer(_check_rest(text, new)["training"]["optimizer"])
+        resolve_optimizer(_check_rest(text, new, draft.training)["training"]["optimizer"])
     return draft, new
 
 
-def _check_rest(text: str, new: str) -> Config:
-    """Check that nothing else has changed. RETURNS (Config): The new config, interpolated.
+def _check_rest(text: str, new: str, training: Mapping[str, Any]) -> Config:
+    """Check that nothing else has changed. training (Mapping): What was set on purpose.
+
+    RETURNS (Config): The new config, interpolated.
 
     RAISES (ConfigError): Another setting refers to one that has moved.
     """
@@ -95,7 +110,7 @@ def _check_rest(text: str, new: str) -> Config:
         except ConfigValidationError as error:
             raise _refers(error.desc or str(error)) from error
         for config in (rest := [_without_optimizer(before), _without_optimizer(after)]):
-            config.setdefault("training", {})
+            config["training"] = {**config.get("training", {}), **training}
         if rest[0] != rest[1]:
             changed = sorted(name for name in rest[0] | rest[1] if rest[0].get(name) != rest[1].get(name))
             raise _refers(f"other values in [{'], ['.join(changed)}]")

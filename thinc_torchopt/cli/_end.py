@@ -1,0 +1,90 @@
+"""Where a training should end: one formula from the corpus, the same for all pipelines.
+
+It was fitted on the choosing tasks of benchmarks/score.py, and confirmed on the others: docs/recipes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from spacy.language import Language
+from spacy.training import Example
+from spacy.util import dot_to_object, registry
+
+from ..errors import ConfigError
+
+EPOCHS = 5
+LEAST = 400
+MOST = 20_000
+_EVALUATIONS = 10
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a training.
+
+    steps (int): Its length, a multiple of `eval_every`: spaCy evaluates the last step only if it is one.
+    eval_every (int): Steps from one evaluation to the next.
+    reason (str): Why it is there, for people.
+    """
+
+    steps: int
+    eval_every: int
+    reason: str
+
+
+def find_end(nlp: Language) -> End:
+    """Count the steps of so many epochs, within bounds.
+
+    nlp (Language): The pipeline, with its config filled in. It may be not initialized.
+    RAISES (ConfigError): The corpus has no end, is empty, or is not there.
+    """
+    config = nlp.config.interpolate()
+    training = config["training"]
+    if training["max_epochs"] == -1:
+        raise ConfigError(
+            "Can't find the end of the training: expected a corpus with an end, found max_epochs = -1 in [training], "
+            "for one that is streamed. Use the recipe adamw, and set max_steps and a schedule by hand."
+        )
+    batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
+    try:
+        # This corpus alone: spaCy's own function resolves all of them, and the path of dev may not be given.
+        corpus = registry.resolve({"corpus": dot_to_object(config, training["train_corpus"])})["corpus"]
+        examples = list(corpus(nlp))
+    except ValueError as error:
+        if "E913" not in str(error):  # spaCy's, for a corpus without a path
+            raise
+        raise ConfigError(
+            f"Can't find the end of the training: expected a path in [{training['train_corpus']}], to count the steps "
+            "of an epoch, found none. Give it: --paths.train train.spacy."
+        ) from error
+    counted = count_steps(batcher, examples)
+    if not counted:
+        raise ConfigError(
+            f"Can't find the end of the training: expected texts in [{training['train_corpus']}], found none. "
+            "Check the path of the corpus."
+        )
+    words = sum(len(example) for example in examples)
+    reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"
+    if counted < LEAST:
+        reason = f"at least {LEAST}; {reason} would be {counted:,}"
+    elif counted > MOST:
+        reason = f"at most {MOST:,}; {reason} would be more"
+    steps = min(max(counted, LEAST), MOST)
+    every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
+    return End(-(-steps // every) * every, every, reason)
+
+
+def count_steps(batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]) -> int:
+    """The batches of so many epochs. A batcher's sizes may grow from one epoch to the next, so each is gone through.
+
+    RETURNS (int): At most one more than the upper bound.
+    """
+    steps = 0
+    for _ in range(EPOCHS):
+        for _ in batcher(examples):
+            steps += 1
+            if steps > MOST:
+                return steps
+    return steps
