@@ -201,7 +201,6 @@ class Draft(Translation):
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         schedule.put("initial_rate", peak, f"The highest rate, for {what}.")
         schedule.put("warmup_ratio", _BEST_WARMUP)
-        schedule.put("total_steps", Raw("${training.max_steps}"))
         own = {*schedule.above, *schedule.settings["initial_rate"].above}
         self.section.below = [line for line in self.section.below if line not in own]  # of this recipe, used before
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
