@@ -303,7 +303,8 @@ def test_kernels_state_comes_back_in_its_own_dtype(name, dtype, tmp_path):
     _other_nlp, _, other = build()
     other.from_disk(tmp_path / "state")
     ours, theirs = (o.torch_optimizers["algorithm"].state.values() for o in (optimizer, other))
-    for state, loaded in zip(ours, theirs):
+    assert len(ours) == len(list(module.parameters()))
+    for state, loaded in zip(ours, theirs, strict=True):
         assert state.keys() == loaded.keys()
         for key, value in state.items():
             assert loaded[key].dtype == value.dtype and torch.equal(loaded[key], value), key

@@ -184,7 +184,9 @@ def test_alone_a_store_may_come_late(monkeypatch):
     late = threading.Thread(target=begin)
     late.start()
     wait_for_store("127.0.0.1", port)
+    assert looked.is_set()
     late.join()
+    assert stores
 
 
 def test_alone_nobody_at_the_port(monkeypatch):

@@ -49,7 +49,7 @@ def test_buffers_are_as_if_skipped_batches_had_not_been(batches, averages):
             bare.step()
             bare.zero_grad()
     assert optimizer.skipped_updates == len(batches) - batches.count("good")
-    for (name, found), expected in zip(module.state_dict().items(), twin.state_dict().values()):
+    for (name, found), expected in zip(module.state_dict().items(), twin.state_dict().values(), strict=True):
         assert torch.equal(found, expected), name
     with model.use_params(optimizer.averages):
         assert module.eval()(GOOD).isfinite().all()

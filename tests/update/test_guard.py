@@ -185,7 +185,7 @@ def assert_same_training(ours, theirs):
     """
     (params, optimizer), (expected, oracle) = ours, theirs
     assert list(params) == list(expected) and all(same(params[name], expected[name]) for name in params)
-    for a, b in zip(optimizer.averages.values(), oracle.averages.values()):
+    for a, b in zip(optimizer.averages.values(), oracle.averages.values(), strict=True):
         assert numpy.array_equal(a, b)
     assert list(optimizer.nr_update.values()) == list(oracle.nr_update.values())
     states = [list(found.torch_optimizers["algorithm"].state.values()) for found in (optimizer, oracle)]

@@ -477,6 +477,7 @@ class TorchOptimizer(Optimizer):
 
     def freeze(self, params: Sequence[str]) -> None:
         """Train params no longer, from the next update on. What was learned stays; moments and averages are forgotten.
+        They stay frozen under any name, and params that come later are frozen if a pattern matches them.
 
         params (Sequence[str]): Patterns over their names.
         RAISES (ConfigError): One matches no param.

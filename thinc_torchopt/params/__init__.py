@@ -9,7 +9,7 @@ mixed_precision.py what thinc does to gradients of torch modules there.
 from .layers import layers_of
 from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
 from .names import NamedParam, shim_paths, torch_params, walk
-from .param import CHUNK, Param, array_of, clear_grads, is_viewable, own_copy, saved_tensor
+from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewable, own_copy, saved_tensor
 from .paths import name_as_original
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
@@ -30,6 +30,7 @@ __all__ = [
     "WriteBack",
     "all_names",
     "array_of",
+    "as_one_vector",
     "backprop_apart",
     "backprop_through_frozen",
     "clean",

@@ -232,17 +232,21 @@ class ParamTable:
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
-    def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> None:
+    def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
         """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
         together.
 
         shim (Shim): Whose it is. model (Model): The root below which it was found.
+        RETURNS (Param | None): The row of one that is as it was.
         """
         known = self.by_key.get(id(param))
         is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
-        if not is_as_before and (known is not None or param.numel()):
+        if is_as_before:
+            return known
+        if known is not None or param.numel():
             found = self._found_in_shim(param, shim, model)
             self._see_all([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
+        return None
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
         """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.

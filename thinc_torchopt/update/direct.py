@@ -203,7 +203,7 @@ class DirectStep:
                 return False
             lists = _KeptLists.gathered(state, before, kernel.state_names(entry), kernel)
             self._last[id(entry)] = before, lists
-            if lists is None:
+            if not lists:
                 return False
         grads: Any = [tensor.grad for tensor in lists.tensors]
         with torch.set_grad_enabled(False):  # `torch.no_grad`, in half the time
@@ -264,8 +264,14 @@ class _KeptLists:
             self.steps = self._by_param[0]["step"]
 
     @classmethod
-    def gathered(cls, state: Any, params: Sequence[Param], names: tuple[str, ...], kernel: Kernel) -> _KeptLists | None:
-        """RETURNS (_KeptLists | None): None: something is missing. params (Sequence[Param]): They go together."""
+    def gathered(
+        cls, state: Any, params: Sequence[Param], names: tuple[str, ...], kernel: Kernel
+    ) -> _KeptLists | Literal[False] | None:
+        """params (Sequence[Param]): They go together.
+
+        RETURNS (_KeptLists | False | None): None: something is missing. False: they had different numbers of steps, and
+            will have as long as they come together.
+        """
         first, counts = params[0], kernel.counts
         for param in params:
             if not param.is_on(param.source):
@@ -278,7 +284,7 @@ class _KeptLists:
             if counts == "tensors" and not _is_count(found.get("step"), first):
                 return None
             if counts == "numbers" and found.get("step") != state[first.tensor].get("step"):
-                return None
+                return False
         return cls(state, params, names, counts)
 
     def are_current(self, state: Any, names: tuple[str, ...]) -> bool:

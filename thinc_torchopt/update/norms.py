@@ -14,16 +14,19 @@ from collections.abc import Sequence
 import torch
 
 from .. import kernels
-from ..params import CHUNK, Param
+from ..params import CHUNK, Param, as_one_vector
 
 
 def norms_of_grads(params: Sequence[Param]) -> list[float]:
-    """As `grad_norms`, of the gradients of params. The vectors that `Param.flat_grad` keeps save most of the time that
-    many small params take.
+    """As `grad_norms`, of the gradients of params, in half the time for many small ones. `Param.flat_grad` saves half
+    of the rest.
     """
-    flats = [flat for param in params if (flat := param.flat_grad) is not None]
-    if len(flats) < len(params):
-        return grad_norms([param.grad for param in params])
+    flats: list[torch.Tensor] = []
+    for param in params:
+        flat = param.flat_grad
+        if flat is None and (flat := as_one_vector(param.grad)) is None:
+            return grad_norms([param.grad for param in params])
+        flats.append(flat)
     return list(map(math.sqrt, map(torch.Tensor.item, map(torch.dot, flats, flats))))
 
 

@@ -70,11 +70,11 @@ class NotedGrads:
         update_alone (Callable): For arrays that a shim gives to its optimizer, and that are no params: thinc's
             interface of an optimizer.
         sees_all (bool): Whether `set_grad` is to be called for each. Else it is not for those that are as they were at
-            the update before: same array, same gradient on the same memory.
+            the update before: a torch param; the same array, with the same gradient on the same memory.
         """
         for node in model.walk():
             for shim in node.shims:
-                self._collect_from_shim(table, shim, model, set_grad, update_alone)
+                self._collect_from_shim(table, shim, model, set_grad, update_alone, sees_all=sees_all)
             for key, array, grad in grads_of(node):
                 param = table.by_key.get(key)
                 if (
@@ -93,14 +93,25 @@ class NotedGrads:
                 set_grad(table.array_of_node(node, key[1], model), grad, key=key)
 
     def _collect_from_shim(
-        self, table: ParamTable, shim: Shim, model: Model, set_grad: Callable[..., None], update_alone: Call
+        self,
+        table: ParamTable,
+        shim: Shim,
+        model: Model,
+        set_grad: Callable[..., None],
+        update_alone: Call,
+        *,
+        sees_all: bool,
     ) -> None:
         self.shims.append(shim)
         scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
-            for param, grad in torch_grads(shim, update_alone):
-                table.meet_torch_param(param, shim, model)
-                set_grad(param, grad)
+            for source, grad in torch_grads(shim, update_alone):
+                param = table.meet_torch_param(source, shim, model)
+                if param is not None and param.callback is None and param.group is not None and not sees_all:
+                    param.set_grad(grad)
+                    self.params[param.key] = param
+                else:
+                    set_grad(source, grad)
         elif found := foreign_grads(shim):
             back = WriteBack(shim, [name for name, _, _ in found], update_alone)
             for name, weights, gradient in found:
