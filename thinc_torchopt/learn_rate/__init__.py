@@ -2,7 +2,7 @@
 
 watch.py, groups.py: what optimizers and their groups were like when it left them, and what has changed since.
 watchdog.py: how it fares. history.py: what is kept.
-controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py, new_params.py.
+controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py.
 """
 
 from .by_name import NAMED, NamedPolicy, settings_of
