@@ -99,8 +99,8 @@ class PlateauSchedule(Iterator[float]):
     lower (Callable): The next value.
     metric (str): The name of the score that it watches.
 
-    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better), `cooling`
-    (how many of the cooldown are left).
+    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better),
+    `cooling` (how many of the cooldown are left).
     """
 
     def __init__(

@@ -146,6 +146,11 @@ class Schedule:
         self.value = self._check(self.source.value)
         return begins
 
+    def take_back_decay(self) -> None:
+        """Let it stay, as if it had not been told."""
+        self.source.take_back_decay()
+        self.value = self._check(self.source.value)
+
     def observe(self, scores: Mapping[str, Any]) -> None:
         """Tell the source the score that it watches, if it watches any. The position stays; the value of the step that
         comes next may be another.
