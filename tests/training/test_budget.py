@@ -168,9 +168,9 @@ def test_budget_holds_the_checkpoint_to_which_it_goes_back(corpus, tmp_path):
 
     settings = {"marks": [0.5], "decay_ratio": 0.5, "training__optimizer__checkpoint__keep": 1}
     train(tmp_path, corpus, "40 steps", act=look, training__eval_frequency=3, **settings)
-    # The first fall is that of steps 10 to 19, the second one that of 20 to 39.
-    assert all(9 in there[step] for step in range(10, 20)) and 9 not in there[24]
-    assert all(19 in there[step] for step in range(20, 40))
+    # The first fall is that of steps 10 to 19, the second one that of 21 to 39.
+    assert all(9 in there[step] for step in range(10, 20)) and 9 not in there[30]
+    assert all(20 in there[step] for step in range(21, 40))
 
 
 def test_budget_that_becomes_larger_goes_on_at_the_full_rate(corpus, tmp_path):
@@ -257,3 +257,12 @@ def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatc
     clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 40 else 1.0, evaluation=0.0)
     train(tmp_path, corpus, "200s", act=clock.move)
     assert 195.0 <= clock.now - 1000.0 <= 201.0
+
+
+def test_budget_leaves_out_a_fall_for_which_there_is_no_time(corpus, tmp_path, monkeypatch):
+    """An evaluation takes longer than there is until the mark."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=20.0)
+    rates = rates_in(train(tmp_path, corpus, "150s", marks=[0.1], act=clock.move, training__eval_frequency=100))
+    falls = [step for step, rate in enumerate(rates) if step > 2 and rate < 0.01]
+    assert falls == list(range(falls[0], len(rates))) and len(falls) >= 20
+    assert 145.0 <= clock.now - 1000.0 <= 151.0
