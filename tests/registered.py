@@ -34,6 +34,17 @@ MODULAR = "thinc-torchopt.Modular.v1"
 _OURS = "thinc-torchopt.TorchOptimizer.v1"
 ADAMW = {"@torch_optimizers": "torch.AdamW.v1"}
 _RISE = {"initial_rate": 0.5, "warmup_steps": 10, "total_steps": 60}
+# What a budget needs beside it.
+FOR_BUDGET = {
+    "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "path": "no-such-folder"},
+    "learn_rate": {
+        "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
+        "initial_rate": 0.01,
+        "warmup_steps": 2,
+        "decay_steps": 5,
+        "decay_begins": "when told",
+    },
+}
 # What an entry needs beside its defaults.
 NEEDED: dict[str, dict[str, Any]] = {
     "optimizers TorchOptimizer.v1": {"algorithm": ADAMW},
@@ -52,6 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "loggers JSONLinesLogger.v1": {"path": "log.jsonl"},
     "loggers TensorBoardLogger.v1": {"path": "board"},
     "misc SWA.v1": {"start_step": 2},
+    "misc Budget.v1": {"limit": "20m"},
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
     "misc TrainerController.v1": {"definition": QUIET},
@@ -134,7 +146,8 @@ def optimizer_block(entry: Entry, **arguments: Any) -> dict[str, Any]:
         place = {"gradient_modules": "modules"}.get(entry.where, entry.where)
         block = {"@torch_optimizers": MODULAR, place: {"it": block}}
     if entry.where == "misc":
-        return {"@optimizers": _OURS, "algorithm": ADAMW, "learn_rate": 0.01, _place(entry): block}
+        beside = FOR_BUDGET if "Budget" in entry.name else {"learn_rate": 0.01}
+        return {"@optimizers": _OURS, "algorithm": ADAMW, **beside, _place(entry): block}
     return {"@optimizers": _OURS, "algorithm": block, "learn_rate": 0.01}
 
 
@@ -152,7 +165,8 @@ def optimizer_with(entry: Entry, made: Any) -> Any:
         made = registry.torch_optimizers.get(MODULAR)(regularizers={"it": made})
     elif entry.where == "misc" and "Federated" not in entry.name:
         adamw = registry.resolve({"algorithm": ADAMW})["algorithm"]
-        return TorchOptimizer(adamw, **{_place(entry): made})
+        beside = registry.resolve(FOR_BUDGET) if "Budget" in entry.name else {}
+        return TorchOptimizer(adamw, **beside, **{_place(entry): made})
     elif entry.where != "torch_optimizers":
         return made
     return TorchOptimizer(made, 0.01)
@@ -176,4 +190,4 @@ def entries() -> list[Entry]:
     return [entry for entry in found if entry.name not in _NOT_USABLE]
 
 
-__all__ = ["ADAMW", "MODULAR", "Entry", "entries", "optimizer_block", "optimizer_with"]
+__all__ = ["ADAMW", "FOR_BUDGET", "MODULAR", "Entry", "entries", "optimizer_block", "optimizer_with"]

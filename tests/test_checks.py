@@ -17,6 +17,7 @@ from thinc_torchopt.averages.settings import EMA, SWA
 from thinc_torchopt.checks import Section
 from thinc_torchopt.distributed import Distributed
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.training import Budget
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
 NUMBER = ["fast", None, True, -1, math.nan, math.inf, {}, torch.nn.Linear]
@@ -49,6 +50,7 @@ OF_OPTIMIZER = {
     "enable_runtime_guards": FLAG,
     "runtime_budgets": SECTION[:3],
     "checkpoint": OTHER,
+    "budget": OTHER,
     "controller": OTHER,
     "distributed": OTHER,
 }
@@ -80,6 +82,15 @@ FUNCTIONS = {
             "progress_bar": FLAG,
         },
         {"path": "state"},
+    ),
+    Budget: (
+        "[training.optimizer.budget]",
+        {
+            "limit": [3, "", None, "20 minutes", []],
+            "decay_ratio": [*NUMBER, 0.0, 1.5],
+            "marks": [0.5, "half", None, {}],
+        },
+        {"limit": "20m"},
     ),
     Distributed: (
         "[training.optimizer.distributed]",

@@ -41,7 +41,7 @@ from thinc_torchopt.errors import ControllerError, TorchOptError
 from .conftest import needs_muon
 from .loggers.test_loggers import Terminal, info_of
 from .peek import forget_latest, tell_latest
-from .registered import QUIET, entries, optimizer_block, optimizer_with
+from .registered import FOR_BUDGET, QUIET, entries, optimizer_block, optimizer_with
 from .test_every_optimizer import Run, Weights, tagger
 
 NAN = math.nan
@@ -81,6 +81,7 @@ ARGUMENTS = {f"{entry} {argument.name}": (entry, argument) for entry in entries(
 WORK = {
     "torch_optimizers torch.Adafactor.v1 beta2_decay": (["-2.5"], "torch wants one of at most 0"),
     "torch_optimizers torch.SGD.v1 dampening": (["-2.5"], "it makes steps larger instead of smaller"),
+    "misc Budget.v1 marks": (["[]"], "there are none by default"),
 }
 
 
@@ -510,6 +511,7 @@ OTHER = {
     "optimizers TorchOptimizer.v1 enable_runtime_guards": (False, {}),
     "optimizers TorchOptimizer.v1 runtime_budgets": ({"rate_step": 0.5}, {}),
     "optimizers TorchOptimizer.v1 checkpoint": (CHECKPOINT, {}),
+    "optimizers TorchOptimizer.v1 budget": ({"@misc": "thinc-torchopt.Budget.v1", "limit": "20m"}, FOR_BUDGET),
     "optimizers TorchOptimizer.v1 controller": (
         {"@misc": "thinc-torchopt.TrainerController.v1", "definition": QUIET},
         {},
@@ -542,7 +544,14 @@ OTHER = {
     "gradient_modules GaussianNoise.v1 safe_mode": (True, {"seed": None}),
     "gradient_modules TorchOptim.v1 optim_cls": ("torch.optim.Adam", {}),
     "gradient_modules TorchOptim.v1 kwargs": ({"momentum": 0.5}, {}),
+    "schedules plateau.v1 metric": ("ents_f", {}),
     "schedules plateau.v1 threshold": (0.5, {}),
+    **{
+        f"schedules {name}.v1 warmup_ratio": (0.5, {}, {"warmup_steps": None})
+        for name in ("polynomial", "warmup_cosine", "warmup_linear", "warmup_stable_decay")
+    },
+    "schedules warmup_stable_decay.v1 decay_ratio": (0.1, {}, {"decay_steps": None}),
+    "schedules warmup_stable_decay.v1 decay_begins": ("when told", {}, {"total_steps": None}),
     "schedules plateau.v1 eps": (1.0, {}),
     "schedules sequence.v1 parts": ({"one": {"schedule": 0.1, "steps": 5}, "two": {"schedule": 0.2}}, {}),
     "loggers ConsoleLogger.v1 output_file": ("log.txt", {}),
@@ -552,6 +561,8 @@ OTHER = {
     "misc EMA.v1 dtype": ("float64", {}),
     "misc SWA.v1 device": ("cpu", {}),
     "misc SWA.v1 dtype": ("float64", {}),
+    "misc Budget.v1 limit": ("30m", {}),
+    "misc Budget.v1 marks": ([0.5], {}),
     "misc Checkpoint.v1 path": ("another-folder", {}),
     "misc Federated.v1 local_epochs": (2, {"local_steps": 0, "local_epochs": 1}),
     "misc Federated.v1 min_clients": (1, {}),
@@ -596,6 +607,7 @@ NOT_HERE |= {
 SPIKES = "what is usual is known after more updates than these: tests/update/test_guard.py"
 GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
 SAVES = "the training loop saves: tests/training/test_checkpoint.py"
+ENDS = "the training loop ends with it: tests/training/test_budget.py"
 ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"
 RANKS = "with several processes only: tests/distributed/"
 TOLD = {
@@ -606,6 +618,8 @@ TOLD = {
     "optimizers TorchOptimizer.v1 rollback_factor": GOES_BACK,
     "optimizers TorchOptimizer.v1 max_rollbacks": GOES_BACK,
     "optimizers TorchOptimizer.v1 checkpoint": SAVES,
+    "optimizers TorchOptimizer.v1 budget": ENDS,
+    **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio", "marks")},
     "optimizers TorchOptimizer.v1 distributed": RANKS,
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
     **{name: ROUNDS for name in ARGUMENTS if name.startswith("misc Federated.v1")},
@@ -618,6 +632,7 @@ SAME = "the same gradient, with less memory: tests/layers/test_gradients.py"
 SENT = "it is sent to the address: tests/controller/test_operations.py"
 AT_THE_END = "the training loop puts weights together: tests/controller/test_best_weights.py"
 HIDDEN = {
+    "schedules plateau.v1 metric": "the optimizer gives it the score of that name: tests/schedules/test_schedule.py",
     "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/controller/test_training.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/controller/test_training.py",
     "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",

@@ -76,6 +76,21 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class BudgetSettings:
+    """What stands in [training.optimizer.budget]: see `budget.Budget`, which makes it.
+
+    limit (float): How much there is. unit (str): Of what.
+    decay_ratio (float): Which part of it the fall has.
+    marks (tuple[float, ...]): At which parts of it there is to be a model that has fallen, the last but one before 1.
+    """
+
+    limit: float
+    unit: Literal["seconds", "steps", "words"]
+    decay_ratio: float
+    marks: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class DistributedSettings:
     """What stands in [training.optimizer.distributed]: see `distributed.Distributed`, which makes it."""
 

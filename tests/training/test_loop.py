@@ -407,3 +407,28 @@ def test_loop_tells_the_controller_epoch_losses_and_scores(monkeypatch):
     # The losses of a step are the difference of two sums, of single precision among others.
     assert [metrics["loss"] for metrics in seen if "loss" in metrics] == pytest.approx(steps, rel=1e-5)
     assert [snapshot.epoch for snapshot in optimizer.controller.history] == [0, 0, 1, 1, 2]
+
+
+def test_loop_refuses_a_policy_with_a_score_that_is_not_there():
+    """At the first evaluation, with the scores that there are."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    block = {"params": ["tagger/*"], "policy": "adaptive", "metric": "tag_ac", "mode": "max"}
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, param_groups={"a": block})
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    evaluate = lambda: (0.5, {"tag_acc": 0.5})  # noqa: E731
+    options = {"dropout": 0.0, "eval_frequency": 3, "accumulate_gradient": 1, "patience": 0, "max_steps": 9}
+    loop = train_while_improving(
+        nlp,
+        optimizer,
+        [(0, examples)] * 9,
+        evaluate,
+        exclude=[],
+        annotating_components=[],
+        before_update=None,
+        **options,
+    )
+    with pytest.raises(
+        ConfigError, match=r"param_groups.a.*'metric' to be \"loss\" or a score.*score, tag_acc\), found"
+    ):
+        next(loop)
+    optimizer.observe(0.5)  # a loop of one's own that has none

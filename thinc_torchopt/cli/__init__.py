@@ -73,10 +73,14 @@ def train_cli(
     machine: int = Opt(0, "--node-rank", min=0, help="Which of them this is. 0 has the output"),
     endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
     max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to go on after a process has died"),
+    budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
+    any_time: bool = Opt(False, "--any-time", help="With --budget: finished models at a quarter and a half of it, too"),
 ) -> None:
     """
     Train as `spacy train` does, in several processes on one machine or several: each batch is shared between them, and
-    each update takes the gradients of all. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    each update takes the gradients of all. Or within a budget (--budget): the learning rate stays at the highest of the
+    config, and falls in time to end with the budget, in the place of schedules, max_steps and patience. Overrides such
+    as --paths.train train.spacy are needed as in `spacy train`.
     """
     from .train import launch
 
@@ -92,6 +96,8 @@ def train_cli(
         machine=machine,
         endpoint=endpoint,
         max_restarts=max_restarts,
+        budget=budget,
+        any_time=any_time,
     )
 
 

@@ -17,7 +17,7 @@ from wasabi.util import color, supports_ansi
 
 from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
-from ..types import DistributedSettings, ParamInfo
+from ..types import BudgetSettings, DistributedSettings, ParamInfo
 from ._in_words import count, plain, tell_rates
 from ._util import Setup, build, errors_shown, note_on_scores, resolve_optimizer, schedule_notes
 from .params import Row, describe, rows_of, sums_by_component, tell_pipeline
@@ -112,6 +112,8 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
         yield "Waits", _waits(lazy)
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"])
+    if (budget := setup.optimizer.budget) is not None:
+        yield "Budget", _budget(budget, settings["budget"]["limit"])
     for doubt in _doubts_of_schedules(setup):
         yield "Note", doubt
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
@@ -315,6 +317,14 @@ def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
     return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
 
 
+def _budget(settings: BudgetSettings, limit: str) -> str:
+    text = f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
+    if settings.marks:
+        marks = " and ".join(f"{mark:.0%}" for mark in settings.marks)
+        text += f" It also falls for {marks} of it; after each, the training goes back to where that fall began."
+    return text
+
+
 def _processes(settings: DistributedSettings) -> str:
     """What is other where several processes train."""
     taken = "sum" if settings.reduce == "sum" else "mean"
@@ -398,7 +408,7 @@ def _doubts_of_schedules(setup: Setup) -> Iterator[str]:
             "max_steps to what you want to train."
         )
     told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
-    if told:
+    if told and optimizer.budget is None:
         yield (
             f"{', '.join(told)} falls only when it is told: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
             "-USR1 with the id of the process). When it is down, the training ends."

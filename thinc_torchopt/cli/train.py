@@ -13,6 +13,7 @@ from spacy import util
 from ..checks import Section
 from ..distributed import wait_for_store
 from ..host import cli_util
+from ._budget import with_budget
 from ._util import errors_shown, make_console, missing_section_named, print_error, resolve_optimizer
 
 _spacy = cli_util()
@@ -33,6 +34,8 @@ def launch(
     machine: int = 0,
     endpoint: str | None = None,
     max_restarts: int = 0,
+    budget: str | None = None,
+    any_time: bool = False,
 ) -> None:
     """Train in several processes, and end this one as they ended.
 
@@ -42,6 +45,15 @@ def launch(
         if machine >= machines:
             _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
         host, port = ("", 0) if machines == 1 else address_of(endpoint)
+        if any_time and budget is None:
+            _SECTION.refuse("--any-time", "--budget beside it", None, "Without a budget there is nothing to divide.")
+        if budget is not None:
+            config_path, told = with_budget(
+                config_path, args, budget, any_time=any_time, output_path=output_path, code_path=code_path
+            )
+            args = ()
+            for line in told:
+                make_console().print(line)
         check_config(config_path, args, code_path)
         if machine:
             wait_for_store(host, port)

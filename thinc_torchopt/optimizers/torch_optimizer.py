@@ -38,6 +38,7 @@ from ..settings import Cascade, MovingSettings
 from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
+    BudgetSettings,
     CheckpointSettings,
     ClipBy,
     DistributedSettings,
@@ -56,6 +57,7 @@ from .trained import TrainedParams
 _A_CHECKPOINT = (
     'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
 )
+_A_BUDGET = 'a block with @misc = "thinc-torchopt.Budget.v1", or in Python what the function training.Budget returns'
 _A_CONTROLLER = (
     'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python what the function '
     "controller.trainer_controller returns"
@@ -107,11 +109,13 @@ class TorchOptimizer(Optimizer):
         go on from it.
     distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: how several processes
         train one pipeline.
+    budget (BudgetSettings): A block with `@misc = "thinc-torchopt.Budget.v1"`: train for so long, and let the learning
+        rate fall in time.
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback`, `rules` and `distributed`
-    (settings, for the training loop; or None). `controller` is that of the learning rates. `batch_size`
+    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback`, `rules`, `distributed` and
+    `budget` (settings, for the training loop; or None). `controller` is that of the learning rates. `batch_size`
     (`types.BatchSize`, or None): for algorithms that normalize gradients; spaCy's loop sets it for each step, others
     set it before an update.
     """
@@ -141,6 +145,7 @@ class TorchOptimizer(Optimizer):
         enable_runtime_guards: bool = True,
         runtime_budgets: Dict[str, float] = {},
         checkpoint: Optional[CheckpointSettings] = None,
+        budget: Optional[BudgetSettings] = None,
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
@@ -180,9 +185,28 @@ class TorchOptimizer(Optimizer):
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
         for found in () if chosen is None else self._cascade.candidates:
             found.algorithm.check_takes_averages()
+        if budget is not None:
+            OPTIMIZER.kind("budget", budget, BudgetSettings, _A_BUDGET)
+            self._check_budget()
+        self.budget = budget
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._meet_no_params()
+
+    def _check_budget(self) -> None:
+        """RAISES (ConfigError): There is something missing without which there can be no budget."""
+        if self.checkpoint is None:
+            raise ConfigError(
+                "Can't use [training.optimizer.budget]: expected a block [training.optimizer.checkpoint], found none. "
+                "The learning rate falls from a checkpoint. Add it, or let a command do it: spacy torchopt train "
+                "--budget."
+            )
+        if not self.can_begin_decay:
+            raise ConfigError(
+                "Can't use [training.optimizer.budget]: expected a schedule that can be told to fall, found none. Set "
+                "learn_rate to thinc-torchopt.warmup_stable_decay.v1, or let a command do it: spacy torchopt train "
+                "--budget."
+            )
 
     def _meet_no_params(self) -> None:
         self._is_settled = False
@@ -450,6 +474,11 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             return self._settings.begin_decay(decay_steps)
+
+    def take_back_decay(self) -> None:
+        """Let schedules that were told to fall stay, as if they had not been."""
+        with self._lock:
+            self._settings.take_back_decay()
 
     @property
     def can_begin_decay(self) -> bool:
@@ -727,19 +756,21 @@ class TorchOptimizer(Optimizer):
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 
-    def roll_back(self, saved: Mapping[str, Any]) -> None:
+    def roll_back(self, saved: Mapping[str, Any], *, lower_rates: bool = True) -> None:
         """Give all params the state and the averages that they had before. The values of params are the caller's
         affair: see rollback.py.
 
         Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they
         are.
         saved (Mapping): From `state_dict`, of this run.
+        lower_rates (bool): False: learning rates go on as they are.
         RAISES (StateError): Params have come or grown since. Nothing is changed then.
         """
         with self._lock:
             self._trained.table.pipeline.get()
             self._trained.roll_back(read(SavedState, saved, WHAT))
-            self._trained.writer.scale *= 1.0 if self.rollback is None else self.rollback.factor
+            if lower_rates and self.rollback is not None:
+                self._trained.writer.scale *= self.rollback.factor
             self._step.guard.bad_in_a_row = 0
 
     def to_disk(self, path: str | Path) -> None:

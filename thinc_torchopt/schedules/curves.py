@@ -278,7 +278,8 @@ def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int,
     lengths.check()
     if total_steps is None:
         return CurveToTheEnd(lengths, value_at)
-    return _each_step(partial(value_at, span=lengths.span(total_steps)))
+    span = lengths.span(total_steps)
+    return _each_step(lambda step: value_at(step, span))
 
 
 def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:

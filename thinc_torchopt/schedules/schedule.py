@@ -42,7 +42,7 @@ class Schedule:
                 "when the training ends."
             )
         if is_waiting(source):
-            self.value = self._check(source.value)
+            self.value = self._check(self.source.value)
             return
         try:
             first = next(source)
@@ -145,6 +145,11 @@ class Schedule:
         begins = bool(self.source.begin_decay(decay_steps))
         self.value = self._check(self.source.value)
         return begins
+
+    def take_back_decay(self) -> None:
+        """Let it stay, as if it had not been told."""
+        self.source.take_back_decay()
+        self.value = self._check(self.source.value)
 
     def observe(self, scores: Mapping[str, Any]) -> None:
         """Tell the source the score that it watches, if it watches any. The position stays; the value of the step that
@@ -255,6 +260,7 @@ class Schedules:
     def __init__(self) -> None:
         self.by_name: dict[str, Schedule] = {}
         self._by_source: dict[int, Schedule] = {}
+        self._is_end_known = False
 
     def track(self, name: str, value: Any) -> Any:
         """Make a schedule of a value that is one.
@@ -272,6 +278,7 @@ class Schedules:
         schedule = self._by_source.get(id(value))
         if schedule is None:
             schedule = self._by_source[id(value)] = Schedule(name, value)
+            self._is_end_known = False
         self.by_name[name] = schedule
         return schedule
 
@@ -298,9 +305,12 @@ class Schedules:
 
     def check_end_is_known(self) -> None:
         """RAISES (ScheduleError): One ends where the training ends, and was not told where that is."""
+        if self._is_end_known:
+            return
         for name, schedule in self.by_name.items():
             if is_waiting(schedule.source):
                 refuse_without_end(f"of '{name}' in [training.optimizer]")
+        self._is_end_known = True
 
     @property
     def of_decay(self) -> list[Schedule]:

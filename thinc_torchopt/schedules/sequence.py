@@ -118,6 +118,9 @@ class SequenceSchedule(Iterator[float]):
         """Let the last part fall: if its turn is yet to come, from its first step on."""
         return bool(self._last.source.begin_decay(decay_steps))
 
+    def take_back_decay(self) -> None:
+        self._last.source.take_back_decay()
+
     @property
     def waits_to_be_told(self) -> bool:
         return bool(getattr(self._last.source, "waits_to_be_told", False))

@@ -57,6 +57,10 @@ class StableDecaySchedule(SpansTraining):
         self._told = StableDecayState(step, decay_steps)
         return True
 
+    def take_back_decay(self) -> None:
+        """Stay, as if it had not been told to fall."""
+        self._told = StableDecayState(None, None)
+
     @property
     def waits_to_be_told(self) -> bool:
         """Whether it stays for good if it is not told."""

@@ -80,6 +80,12 @@ class MovingSettings:
         self._read()
         return any(begins)
 
+    def take_back_decay(self) -> None:
+        """Let schedules stay that were told to fall."""
+        for schedule in self.schedules.of_decay:
+            schedule.take_back_decay()
+        self._read()
+
     @property
     def decay_is_over(self) -> bool:
         """Whether schedules were told to fall, and all that were are down."""

@@ -75,7 +75,7 @@ class RunCheckpoints:
 
     Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its
     step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`,
-    `seed` (of the run that goes on, if several processes began it).
+    `seed` (of the run that goes on, if several processes began it), `held` (the steps whose checkpoints stay).
     """
 
     name = "checkpoints"
@@ -108,6 +108,7 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._written: int | None = None
+        self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a run that goes on builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
@@ -329,7 +330,8 @@ class RunCheckpoints:
             self._written = step
             self._damaged.discard(path)
             if keep is not None:
-                prune(self.folder, keep, self._damaged, *([self._progress.ranked] if self._keeps_best else []))
+                ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
+                prune(self.folder, keep, self._damaged, held=self.held, **ranked)
         except OSError as error:
             self._warn(error)
 

@@ -163,6 +163,7 @@ def prune(
     keep: int,
     damaged: Collection[Path] = (),
     ranked: Callable[[int | None], Sequence[int]] = lambda until: (),
+    held: Collection[int] = (),
 ) -> None:
     """Remove all checkpoints that are older than the newest `keep` whole ones.
 
@@ -170,13 +171,14 @@ def prune(
         takes long.
     ranked (Callable): Gives steps up to one, the best first. For each checkpoint that stays, the best that there is
         stays too: a run that goes on from there may go back to it.
+    held (Collection[int]): The steps of others that stay.
     """
     paths = steps_of(folder)
     whole = [path for path in paths if path not in damaged and _looks_whole(path)]
     if len(whole) > keep:
         there = set(map(step_of, whole))
         best = {next((step for step in ranked(step_of(path)) if step in there), None) for path in whole[-keep:]}
-        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in best)
+        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in {*best, *held})
 
 
 def remove(paths: Iterable[Path]) -> None:

@@ -29,7 +29,7 @@ def Checkpoint(
     resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is
         none; or start again.
     on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`,
-        `patience`, `eval_frequency`, the logger, this block and that of several processes may change.
+        `patience`, `eval_frequency`, the logger, this block, that of several processes and that of a budget may change.
     allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and
         components whose model is none of thinc's. Their `from_bytes` gets what is in the folder.
     progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a

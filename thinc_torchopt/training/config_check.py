@@ -27,6 +27,7 @@ _MAY_CHANGE = (
     "training.eval_frequency",
     "training.optimizer.checkpoint",
     "training.optimizer.distributed",
+    "training.optimizer.budget",
 )
 # What may be another in one of several processes: where its files are, and what only the first one has.
 _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")

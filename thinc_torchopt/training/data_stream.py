@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from confection import Config
 from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
 from spacy.language import Language
 from spacy.tokens import Doc
@@ -98,44 +99,50 @@ class Batches:
         return self._max_epochs
 
     def count_steps(self, max_steps: int) -> int:
-        """How many steps a training on them has, if its score does not end it before: spaCy makes one more than
-        `max_steps`. If epochs are not equally long, as many as if all were as long as the first.
+        """How many steps a training on them has, if its score does not end it before. max_steps (int): 0: no limit.
 
-        max_steps (int): Of the training. 0: no limit.
         RAISES (ConfigError): Nothing ends it, or nothing says where.
         """
-        limits = [max_steps + 1] if max_steps else []
-        max_epochs = self.max_epochs
-        if max_epochs is not None and max_epochs > 0:
-            limits.append(max_epochs * self.count_first_epoch())
-        if not limits:
-            what = {
-                None: "batches that are not spaCy's own, which are not counted",
-                -1: "max_epochs = -1, which is a corpus that is streamed again and again",
-            }.get(max_epochs, "0 for both, which is no limit")
-            raise ConfigError(
-                "Can't find out where the training ends, for a schedule without total_steps: expected max_steps or "
-                f"max_epochs above 0 in [training], found max_steps = 0 and {what}. Set max_steps, or give the "
-                "schedule total_steps; inverse_sqrt needs none."
-            )
-        return min(limits)
+        return _count_steps(max_steps, self.max_epochs, self.count_first_epoch)
 
 
-def count_steps(nlp: Language, config: Mapping[str, Any]) -> int:
-    """As `Batches.count_steps`, for the training that a config says, without it.
+def count_steps(nlp: Language, config: Config) -> int:
+    """The same for the training that a config says, without it.
 
-    nlp (Language): The pipeline, initialized. config (Mapping): Its config, interpolated.
+    nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
     RAISES (ConfigError): Nothing ends it.
     """
     training = config["training"]
-    if training["seed"] is not None:
-        fix_random_seed(training["seed"])
-    wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
-    T = registry.resolve(wanted)["training"]
-    [corpus] = resolve_dot_names(config, [T["train_corpus"]])
-    return Batches(create_train_batches(nlp, corpus, T["batcher"], training["max_epochs"])).count_steps(
-        training["max_steps"]
-    )
+
+    def count_first_epoch() -> int:
+        if training["seed"] is not None:
+            fix_random_seed(training["seed"])
+        wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
+        T = registry.resolve(wanted)["training"]
+        [corpus] = resolve_dot_names(config, [T["train_corpus"]])
+        return Batches(create_train_batches(nlp, corpus, T["batcher"], 1)).count_first_epoch()
+
+    return _count_steps(training["max_steps"], training["max_epochs"], count_first_epoch)
+
+
+def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Callable[[], int]) -> int:
+    """spaCy makes one step more than `max_steps`. Epochs that are not equally long count as if all were as long as the
+    first.
+    """
+    limits = [max_steps + 1] if max_steps else []
+    if max_epochs is not None and max_epochs > 0:
+        limits.append(max_epochs * count_first_epoch())
+    if not limits:
+        what = {
+            None: "batches that are not spaCy's own, which are not counted",
+            -1: "max_epochs = -1, which is a corpus that is streamed again and again",
+        }.get(max_epochs, "0 for both, which is no limit")
+        raise ConfigError(
+            "Can't find out where the training ends, for a schedule without total_steps: expected max_steps or "
+            f"max_epochs above 0 in [training], found max_steps = 0 and {what}. Set max_steps, or give the "
+            "schedule total_steps; inverse_sqrt needs none."
+        )
+    return min(limits)
 
 
 class DataStream(Batches):

@@ -10,6 +10,7 @@ import logging
 import signal
 
 from ..optimizers import TorchOptimizer
+from .budget import BudgetKeeper
 from .events import Control, StepEnd, TrainBegin
 from .ranks import Alone
 from .signals import Signals
@@ -22,13 +23,14 @@ class Decay:
 
     optimizer (TorchOptimizer): The run's.
 
-    Public: `ranks` (this process among several).
+    Public: `ranks` (this process among several), `budget` (what decides on falls and on the end, if there is one).
     """
 
     name = "decay"
 
     def __init__(self, optimizer: TorchOptimizer):
         self.ranks = Alone()
+        self.budget: BudgetKeeper | None = None
         self._optimizer = optimizer
         # Windows has no such signal. One that is handled elsewhere stays so.
         number = getattr(signal, "SIGUSR1", None)
@@ -47,10 +49,12 @@ class Decay:
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if self.ranks.is_told_to_decay(self.noted):
             self._signals.noted = None
-            begins = self._optimizer.begin_decay()
-            what = "falls from here on, and the training ends when it is down" if begins else "falls already"
-            logger.info("Told by SIGUSR1 after step %d: the learning rate %s.", event.step, what)
-        if self._optimizer.decay_is_over:
+            logger.info("SIGUSR1 after step %d: the learning rate falls, and then the training ends.", event.step)
+            if self.budget is None:
+                self._optimizer.begin_decay()
+            else:
+                self.budget.end_now(event)
+        if self.budget is None and self._optimizer.decay_is_over:
             control.should_evaluate = control.should_stop = True
 
     def close(self) -> None:

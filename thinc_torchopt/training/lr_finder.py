@@ -182,6 +182,11 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     config (Mapping[str, Any]): A config, interpolated.
     RETURNS (dict): Peaks by path below [training.optimizer], e.g. ("param_groups", "encoder", "learn_rate").
     """
+    return {place: max(rates) for place, rates in rates_of_settings(config).items()}
+
+
+def rates_of_settings(config: Mapping[str, Any]) -> dict[Place, list[float]]:
+    """The rates of every setting over the training; of one that does not move, only that."""
     block = config["training"]["optimizer"]
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
     groups = {name: without_policy(group) for name, group in block.get("param_groups", {}).items()}
@@ -191,11 +196,13 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     # Under numbers: what is in a path may be no name of a section.
     resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
     steps = (config["training"].get("max_steps") or _STEPS_WITHOUT_END) + 1
-    return {path: _peak(resolved[str(i)], steps) for i, path in enumerate(given)}
+    return {path: _rates(resolved[str(i)], steps) for i, path in enumerate(given)}
 
 
-def _peak(value: Any, steps: int) -> float:
-    return float(value) if isinstance(value, Real) else float(max(islice(with_end(value, steps), steps)))
+def _rates(value: Any, steps: int) -> list[float]:
+    if isinstance(value, Real):
+        return [float(value)]
+    return [float(rate) for rate in islice(with_end(value, steps), steps)]
 
 
 def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequence[float]) -> dict[str, Any]:

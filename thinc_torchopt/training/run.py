@@ -20,6 +20,7 @@ from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
 from ..types import BatchSize
 from ..update import grad_norms, total_norm
+from .budget import BudgetKeeper
 from .checkpoint import RunCheckpoints
 from .components import grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
@@ -151,6 +152,17 @@ class Run:
             decay,
             self._log_numbers,
         ]
+        if optimizer.budget is not None and self.checkpoints is not None:
+            decay.budget = BudgetKeeper(
+                optimizer.budget,
+                nlp,
+                optimizer,
+                self.progress,
+                self.checkpoints,
+                self.ranks,
+                eval_frequency=eval_frequency,
+            )
+            ours.append(decay.budget)
         models = SavedModels(nlp, optimizer)
         if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
             ours.append(best_weights)
@@ -369,6 +381,7 @@ class Run:
         if is_saved:
             if is_best is None:
                 self.ranks.compare_params(progress.step)
+            progress.seconds = self.seconds  # with the evaluation, and what spaCy saved
             self.emit(Save, info, is_best, stopped_by)
         if is_saved or is_best is not None:
             self.ranks.meet()  # rank 0 has written

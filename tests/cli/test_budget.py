@@ -1,0 +1,152 @@
+"""`spacy torchopt train --budget`: the config that it makes, and the command as it is typed."""
+
+import re
+
+import pytest
+from confection import Config
+from spacy.util import registry
+
+from thinc_torchopt.cli._budget import with_budget
+from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.training import read_checkpoint
+from thinc_torchopt.training.checkpoint_folder import steps_of
+
+from ..conftest import CONFIGS
+from ..runs import config_for
+from ..spacy_cli import flags_of, spacy_process
+
+STABLE = {
+    "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
+    "decay_steps": 500,
+    "decay_begins": "when told",
+    "decay_type": "linear",
+}
+
+
+def derived(config, folder, budget="20m", **settings):
+    """The config that is made, the lines, and the optimizer."""
+    config.to_disk(folder / "given.cfg")
+    path, told = with_budget(folder / "given.cfg", [], budget, output_path=folder / "out", **settings)
+    found = Config().from_disk(path)
+    registry.resolve({"optimizer": found["training"]["optimizer"]})
+    return found, told
+
+
+@pytest.mark.parametrize(
+    ("rate", "peak", "warmup"),
+    [
+        (0.002, 0.002, 0),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 30, "total_steps": 2000}, 0.01, 30),
+        ({"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.01, "warmup_steps": 30}, 0.01, 30),
+        # It rises for a third of 2,000 steps: here for a twentieth.
+        ({"@schedules": "thinc-torchopt.one_cycle.v1", "max_rate": 0.01}, 0.01, 100),
+        ({"@schedules": "thinc-torchopt.inverse_sqrt.v1", "initial_rate": 0.01, "warmup_steps": 7}, 0.01, 7),
+    ],
+)
+def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=2000, training__optimizer__learn_rate=rate)
+    found, told = derived(config, tmp_path)
+    optimizer, training = found["training"]["optimizer"], found["training"]
+    assert optimizer["learn_rate"] == {**STABLE, "initial_rate": pytest.approx(peak), "warmup_steps": warmup}
+    assert optimizer["budget"] == {"@misc": "thinc-torchopt.Budget.v1", "limit": "20m", "marks": []}
+    assert (training["max_steps"], training["max_epochs"], training["patience"]) == (0, 0, 0)
+    assert optimizer["checkpoint"] == config["training"]["optimizer"]["checkpoint"]
+    assert told[0].startswith(f"learn_rate: rises to {peak} in {warmup} steps, and stays")
+    assert told[-1].endswith(f"The config is saved to {tmp_path / 'out' / 'budget.cfg'}.")
+
+
+def test_budget_of_groups_and_of_steps(corpus, tmp_path):
+    """Each rate of its own, and all else as it was, variables too; without a block for checkpoints, one in the output
+    folder.
+    """
+    changes = {
+        "training__optimizer__learn_rate": 0.002,
+        "training__optimizer__checkpoint": None,
+        "training__max_epochs": 5,
+        "training__optimizer__param_groups": {
+            "tagger": {"params": ["tagger/*"], "learn_rate": 0.004, "weight_decay": 0.5},
+            "scaled": {"params": ["parser/*"], "lr_scale": 0.1},
+        },
+        "training__optimizer__per_param_lr": {"tok2vec/*": {"@schedules": "warmup_linear.v1", "initial_rate": 0.03,
+                                                            "warmup_steps": 3000, "total_steps": 9000}},
+    }  # fmt: skip
+    config = config_for(tmp_path, corpus, **changes)
+    config["training"]["max_steps"] = 20_000
+    found, told = derived(config, tmp_path, "1000 steps", any_time=True)
+    block = found["training"]["optimizer"]
+    assert len(told) == 4
+    assert block["param_groups"]["tagger"]["learn_rate"] == {**STABLE, "initial_rate": 0.004, "warmup_steps": 0}
+    assert block["param_groups"]["tagger"]["weight_decay"] == 0.5
+    assert block["param_groups"]["scaled"] == {"params": ["parser/*"], "lr_scale": 0.1}
+    assert block["per_param_lr"]["tok2vec/*"] == {**STABLE, "initial_rate": 0.03, "warmup_steps": 50}
+    assert block["budget"]["marks"] == [0.25, 0.5] and found["training"]["max_steps"] == 999
+    assert block["checkpoint"]["path"] == str(tmp_path / "out" / "state")
+    unchanged = Config().from_disk(CONFIGS / "cnn.cfg")
+    assert found["training"]["batcher"] == {**unchanged["training"]["batcher"], "size": 60}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"training__optimizer": {"@optimizers": "Adam.v1"}},
+            'found "Adam.v1", which has no checkpoints. spacy torchopt init',
+        ),
+        ({"training__optimizer": {"@optimizers": "thinc-torchopt.Adam.v1"}}, 'found "thinc-torchopt.Adam.v1"'),
+        (
+            {"training__optimizer__param_groups": {"x": {"params": ["*"], "policy": "cosine"}}},
+            r"param_groups.x\], found 'cosine'. It would not fall",
+        ),
+    ],
+)
+def test_budget_refuses_what_can_not_fall(changes, said, corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    if "training__optimizer" in changes:
+        config["training"]["optimizer"] = changes["training__optimizer"]
+    else:
+        config["training"]["optimizer"]["param_groups"] = changes["training__optimizer__param_groups"]
+    with pytest.raises(ConfigError, match=said):
+        derived(config, tmp_path)
+
+
+def test_budget_refuses_a_limit_and_wants_a_folder(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, training__optimizer__checkpoint=None)
+    with pytest.raises(ConfigError, match=r"'--budget' in spacy torchopt train: expected a time such as .*found '20'"):
+        derived(config, tmp_path, "20")
+    with pytest.raises(ConfigError, match=r"expected --output, or a block \[training.optimizer.checkpoint\]"):
+        with_budget(tmp_path / "given.cfg", [], "20m")
+
+
+def test_budget_as_it_is_typed(corpus, tmp_path):
+    """Twice: nothing is left to do. With more: it goes on."""
+    paths = flags_of({"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.batcher.size": 40})
+    quick = flags_of({"training.eval_frequency": 10})
+
+    def budget(limit, *more):
+        command = (
+            "torchopt",
+            "train",
+            CONFIGS / "schedules_to_the_end.cfg",
+            "--output",
+            tmp_path / "out",
+            "--any-time",
+        )
+        run = spacy_process(*command, "--budget", limit, *paths, *quick, *more)
+        return re.sub(r"\s+", " ", run.stdout + run.stderr)
+
+    first = budget("40 steps")
+    assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
+    falls = [f"{used} of 40 steps used after step {used - 1}. The learning rate falls in" for used in (8, 16, 32)]
+    assert all(fall in first for fall in falls) and first.count("Back to the checkpoint of step") == 2
+    newest = read_checkpoint(steps_of(tmp_path / "out" / "state")[-1])
+    assert newest.progress.step == 39 and [step for _, step in newest.progress.results][-1] == 39
+    assert (tmp_path / "out" / "model-best" / "meta.json").exists()
+    assert "Nothing to do: the training in" in budget("40 steps")
+    more = budget("60 steps")
+    assert "Budget: it is larger now. Back to the checkpoint of step 31." in more
+    assert "The learning rate falls in 12 steps, and the training ends." in more
+
+
+def test_budget_any_time_wants_a_budget(corpus):
+    run = spacy_process("torchopt", "train", CONFIGS / "cnn.cfg", "--any-time", check=False)
+    assert run.returncode == 1 and "--any-time" in run.stderr and "--budget" in run.stderr

@@ -1,0 +1,268 @@
+"""Training within a budget. By steps and words all is known beforehand; seconds are of a clock that tests move."""
+
+import os
+import re
+import signal
+from itertools import islice
+
+import pytest
+import torch
+from spacy.language import Language
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.schedules import warmup_stable_decay
+from thinc_torchopt.training import Budget, read_checkpoint
+from thinc_torchopt.training.checkpoint_folder import name_of, step_of, steps_of
+from thinc_torchopt.training.checkpoint_settings import Checkpoint
+
+from ..runs import config_for, digests, run
+from .test_decay import STABLE
+from .test_total_steps import rates_in
+
+RATE = {**STABLE, "decay_type": "linear"}
+
+
+def train(folder, corpus, limit, *, marks=(), decay_ratio=0.2, crash_at=None, act=lambda step: None, **changes):
+    changes = {
+        "steps": 0,
+        "training__patience": 0,
+        "training__eval_frequency": 7,
+        "training__optimizer__learn_rate": RATE,
+        "training__optimizer__checkpoint__keep": 2,
+        **changes,
+    }
+    config = config_for(folder, corpus, **changes)
+    config["training"]["optimizer"]["budget"] = {
+        "@misc": "thinc-torchopt.Budget.v1",
+        "limit": limit,
+        "marks": list(marks),
+        "decay_ratio": decay_ratio,
+    }
+    return run(config, folder / "output", crash_at=crash_at, act=act)
+
+
+def falling(begin, steps):
+    """The rates of a fall from the full rate. begin (int): Its first step."""
+    return list(islice(warmup_stable_decay(0.01, 2, steps, begin + steps, decay_type="linear"), begin, begin + steps))
+
+
+# ---------------------------------------------------------------------- what a config says
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("20m", 1200, "seconds"),
+        ("1h30m", 5400, "seconds"),
+        ("1h 30m 5s", 5405, "seconds"),
+        ("90s", 90, "seconds"),
+        ("0.5h", 1800, "seconds"),
+        ("2d", 172_800, "seconds"),
+        ("5000steps", 5000, "steps"),
+        ("5,000 steps", 5000, "steps"),
+        ("5k steps", 5000, "steps"),
+        ("2M words", 2_000_000, "words"),
+        ("1.5M words", 1_500_000, "words"),
+        (" 200_000 words ", 200_000, "words"),
+    ],
+)
+def test_budget_reads_a_limit(text, amount, unit):
+    found = Budget(text)
+    assert (found.limit, found.unit, found.decay_ratio, found.marks) == (amount, unit, 0.2, ())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None]
+)
+def test_budget_refuses_other_limits(text):
+    with pytest.raises(ConfigError, match=r"'limit' in \[training.optimizer.budget\]: expected a time such as \"20m\""):
+        Budget(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"decay_ratio": 0.0}, "'decay_ratio'.*above 0"),
+        ({"decay_ratio": 1.5}, "'decay_ratio'.*at most 1"),
+        ({"marks": [0.5, 1.0]}, "'marks'.*below 1, found 1"),
+        ({"marks": [0.5, 0.25]}, "'marks'.*numbers that rise"),
+        ({"marks": 0.5}, "'marks'.*a list of numbers"),
+    ],
+)
+def test_budget_refuses_other_settings(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        Budget("20m", **settings)
+
+
+def test_budget_wants_checkpoints_and_a_rate_that_falls(tmp_path):
+    rate, state = warmup_stable_decay(0.1, 2, 3, decay_begins="when told"), Checkpoint(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"expected a block \[training.optimizer.checkpoint\], found none"):
+        TorchOptimizer(AdamW(), rate, budget=Budget("20m"))
+    with pytest.raises(ConfigError, match="expected a schedule that can be told to fall, found none"):
+        TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"), checkpoint=state)
+    with pytest.raises(ConfigError, match=r"'budget'.*a block with @misc"):
+        TorchOptimizer(AdamW(), rate, budget="20m", checkpoint=state)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
+    infos = train(tmp_path, corpus, "20 steps")
+    assert rates_in(infos) == list(islice(warmup_stable_decay(0.01, 2, 4, 20, decay_type="linear"), 20))
+    evaluated = [step for step in infos if "('score', None)" not in infos[step]]
+    assert evaluated == [0, 7, 14, 19]
+    assert train(tmp_path, corpus, "20 steps") == {}  # it is over
+
+
+@pytest.mark.parametrize("crash_at", [9, 16, 18])
+def test_budget_of_a_run_that_was_killed(crash_at, corpus, tmp_path):
+    """While the rate stays, as the fall begins, and in it: to the last bit as one that was not."""
+    whole = train(tmp_path / "whole", corpus, "20 steps")
+    begun = train(tmp_path / "parts", corpus, "20 steps", crash_at=crash_at)
+    went_on = train(tmp_path / "parts", corpus, "20 steps")
+    assert {**begun, **went_on} == whole and min(went_on) > 0
+    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
+
+
+def saved_params(folder, step):
+    return read_checkpoint(folder / "state" / name_of(step)).model
+
+
+def equal(one, other):
+    """Of trees of dicts."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_budget_marks(corpus, tmp_path):
+    """At 40% a model has fallen; then params and optimizer are those of before, and the rate is the full one. Killed in
+    that fall: the same.
+    """
+    settings = {"marks": [0.4], "training__optimizer__checkpoint__keep": 50}
+    whole = train(tmp_path / "whole", corpus, "30 steps", **settings)
+    # Marks count as if the budget ended there: the last fifth of 12 steps, and of 30.
+    rates = [*islice(warmup_stable_decay(0.01, 2, 2, 12, decay_type="linear"), 12)]
+    assert rates_in(whole) == rates + [0.01] * 12 + falling(24, 6)
+    before, after = (read_checkpoint(tmp_path / "whole" / "state" / name_of(step)) for step in (9, 11))
+    assert equal(vars(before.model), vars(after.model))
+    moments = [{name: param["state"] for name, param in saved.optimizer["params"].items()} for saved in (before, after)]
+    assert equal(*moments)
+    changed = read_checkpoint(tmp_path / "whole" / "state" / name_of(14)).model
+    assert not equal(vars(before.model), vars(changed))
+    begun = train(tmp_path / "parts", corpus, "30 steps", crash_at=11, **settings)
+    went_on = train(tmp_path / "parts", corpus, "30 steps", **settings)
+    assert {**begun, **went_on} == whole
+    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
+
+
+def test_budget_holds_the_checkpoint_to_which_it_goes_back(corpus, tmp_path):
+    """However few are kept."""
+    there = {}
+
+    def look(step):
+        there[step] = [step_of(path) for path in steps_of(tmp_path / "state")]
+
+    settings = {"marks": [0.5], "decay_ratio": 0.5, "training__optimizer__checkpoint__keep": 1}
+    train(tmp_path, corpus, "40 steps", act=look, training__eval_frequency=3, **settings)
+    # The first fall is that of steps 10 to 19, the second one that of 21 to 39.
+    assert all(9 in there[step] for step in range(10, 20)) and 9 not in there[30]
+    assert all(20 in there[step] for step in range(21, 40))
+
+
+def test_budget_that_becomes_larger_goes_on_at_the_full_rate(corpus, tmp_path):
+    """From where the fall began, not from its end; and once more, killed in between."""
+    assert len(train(tmp_path, corpus, "10 steps")) == 10
+    longer = train(tmp_path, corpus, "30 steps", crash_at=20)
+    assert min(longer) == 10 and rates_in(longer) == [0.01] * 10
+    rest = train(tmp_path, corpus, "30 steps")
+    assert max(rest) == 29 and rates_in(rest)[-6:] == falling(24, 6)
+    assert train(tmp_path, corpus, "30 steps") == train(tmp_path, corpus, "25 steps") == {}
+
+
+def test_budget_ends_sooner_when_a_signal_comes(corpus, tmp_path):
+    def act(step):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    infos = train(tmp_path, corpus, "1000 steps", act=act)
+    # A fifth of the whole: two steps after eight.
+    assert rates_in(infos) == [0.0, 0.005, *[0.01] * 6, *falling(8, 2)]
+    assert train(tmp_path, corpus, "1000 steps") == {}
+
+
+def test_budget_of_words(corpus, tmp_path):
+    infos = train(tmp_path, corpus, "1000 words")
+    words = [int(re.search(r"'words', (\d+)", infos[step])[1]) for step in sorted(infos)]
+    rates = rates_in(infos)
+    first = next(step for step, rate in enumerate(rates) if step > 2 and rate < 0.01) - 1
+    assert words[first - 2] < 800 <= words[first - 1]  # it begins as 80% are used
+    per_batch = words[-1] / len(words)
+    assert abs(words[-1] - 1000) <= 2 * per_batch and rates[first:] == falling(first, len(rates) - first)
+
+
+# ---------------------------------------------------------------------- seconds
+
+
+class Clock:
+    """Moves by so many seconds in each step and each evaluation."""
+
+    def __init__(self, monkeypatch, *, step, evaluation):
+        self.now, self._step = 1000.0, step
+        monkeypatch.setattr("thinc_torchopt.training.run.default_timer", lambda: self.now)
+        evaluate = Language.evaluate
+
+        def slow(*args, **kwargs):
+            self.now += evaluation
+            return evaluate(*args, **kwargs)
+
+        monkeypatch.setattr(Language, "evaluate", slow)
+
+    def move(self, step):
+        self.now += self._step(step)
+
+
+@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "60s"), (20.0, "150s"), (3.0, "1m40s")])
+def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
+    """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
+    rates = rates_in(train(tmp_path, corpus, limit, act=clock.move))
+    budget = Budget(limit).limit
+    used = clock.now - 1000.0
+    assert budget - 2.0 - evaluation <= used <= budget + 1.0
+    first = rates.index(rates[-1]) - len([rate for rate in rates if 0 < rate < 0.01]) + 2
+    assert rates[-1] > 0 and first > 2 and max(rates) == 0.01
+
+
+def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path, monkeypatch):
+    """What was used before counts, and the fall goes on where it was."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=2.0)
+    whole = train(tmp_path / "whole", corpus, "60s", act=clock.move)
+    used = clock.now - 1000.0
+    clock.now = 1000.0
+    begun = train(tmp_path / "parts", corpus, "60s", act=clock.move, crash_at=len(whole) - 3)
+    clock.now += 1e6  # between the two
+    before = clock.now
+    went_on = train(tmp_path / "parts", corpus, "60s", act=clock.move)
+    assert {**begun, **went_on} == whole
+    assert clock.now - before < used / 2
+    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
+
+
+def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatch):
+    """Steps became slower in the course of the training: the fall has fewer of them."""
+    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 40 else 1.0, evaluation=0.0)
+    train(tmp_path, corpus, "200s", act=clock.move)
+    assert 195.0 <= clock.now - 1000.0 <= 201.0
+
+
+def test_budget_leaves_out_a_fall_for_which_there_is_no_time(corpus, tmp_path, monkeypatch):
+    """An evaluation takes longer than there is until the mark."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=20.0)
+    rates = rates_in(train(tmp_path, corpus, "150s", marks=[0.1], act=clock.move, training__eval_frequency=100))
+    falls = [step for step, rate in enumerate(rates) if step > 2 and rate < 0.01]
+    assert falls == list(range(falls[0], len(rates))) and len(falls) >= 20
+    assert 145.0 <= clock.now - 1000.0 <= 151.0

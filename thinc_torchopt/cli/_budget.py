@@ -1,0 +1,112 @@
+"""`spacy torchopt train --budget`: the config of a training that ends with a budget, from one that ends elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spacy import util
+
+from ..checks import Section
+from ..errors import ConfigError
+from ..host import cli_util
+from ..training import rates_of_settings, read_limit
+from ._in_words import plain
+from ._util import missing_section_named
+
+_spacy = cli_util()
+_SECTION = Section("spacy torchopt train", verb="use")
+_OURS = "thinc-torchopt.TorchOptimizer.v1"
+_DEFAULT_RATE = 0.001
+_MARKS = [0.25, 0.5]
+# The warm-up is that of the config; a schedule that rises for longer rises for this part of the training.
+_LONGEST_WARMUP = 0.05
+# For a fall that is told by a signal, in a run without its budget.
+_DECAY_STEPS = 500
+
+
+def with_budget(
+    config_path: Path,
+    args: Sequence[str],
+    budget: str,
+    *,
+    any_time: bool = False,
+    output_path: Path | None = None,
+    code_path: Path | None = None,
+) -> tuple[Path, list[str]]:
+    """Write the config of a training within a budget.
+
+    args (Sequence[str]): Overrides. budget (str): As in `training.Budget`.
+    any_time (bool): There are to be finished models at marks.
+    output_path (Path | None): Where spaCy is to save models.
+    RETURNS (tuple): The config, in that folder, or else beside the checkpoints; and what was done.
+    RAISES (ConfigError): It can't be trained so.
+    """
+    limit, unit = read_limit(budget, _SECTION, "--budget")
+    overrides = _spacy.parse_config_overrides(list(args))
+    _spacy.import_code(code_path)
+    with _spacy.show_validation_error(config_path), missing_section_named(config_path):
+        config = util.load_config(config_path, overrides=overrides, interpolate=False)
+        plain_config = config.interpolate()
+    block = plain_config["training"]["optimizer"]
+    _check(block)
+    if "checkpoint" not in block and output_path is None:
+        _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
+    optimizer, told = config["training"]["optimizer"], []
+    for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
+        schedule = _stable(rates, limit if unit == "steps" else _steps_of(plain_config))
+        _put(optimizer, place, schedule)
+        rise = f"rises to {plain(schedule['initial_rate'])} in {schedule['warmup_steps']:,} steps, and stays"
+        told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
+    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget, "marks": _MARKS if any_time else []}
+    if "checkpoint" not in block:
+        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(Path(output_path) / "state")}  # type: ignore[arg-type]
+    training = config["training"]
+    training |= {"max_steps": int(limit) - 1 if unit == "steps" else 0, "patience": 0}
+    training["max_epochs"] = min(0, plain_config["training"].get("max_epochs", 0))
+    folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "budget.cfg"
+    config.to_disk(path, interpolate=False)
+    return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
+
+
+def _check(block: Mapping[str, Any]) -> None:
+    """RAISES (ConfigError): The optimizer's rates can't be told to fall."""
+    if block["@optimizers"] != _OURS:
+        raise ConfigError(
+            f'Can\'t train with --budget: expected @optimizers = "{_OURS}" in [training.optimizer], found '
+            f'"{block["@optimizers"]}", which has no checkpoints. spacy torchopt init makes one of the other, with '
+            "--recipe adamw, for example."
+        )
+    for name, group in (block.get("param_groups") or {}).items():
+        if group.get("policy") == "cosine" or (group.get("policy") and group.get("max_rate") is not None):
+            raise ConfigError(
+                f"Can't train with --budget: expected no policy with rates or an end of its own in "
+                f"[training.optimizer.param_groups.{name}], found '{group['policy']}'. It would not fall with the "
+                "others. Give the group a learn_rate instead."
+            )
+
+
+def _steps_of(config: Mapping[str, Any]) -> int:
+    return int(config["training"].get("max_steps") or 20_000)
+
+
+def _stable(rates: Sequence[float], steps: float) -> dict[str, Any]:
+    """A schedule that rises as others do, and stays at their peak. steps (float): Of the training, about."""
+    peak = max(rates)
+    return {
+        "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
+        "initial_rate": peak,
+        "warmup_steps": min(rates.index(peak), int(_LONGEST_WARMUP * steps)),
+        "decay_steps": _DECAY_STEPS,
+        "decay_begins": "when told",
+        "decay_type": "linear",
+    }
+
+
+def _put(block: Any, place: Sequence[str], value: Any) -> None:
+    for part in place[:-1]:
+        block = block[part]
+    block[place[-1]] = value

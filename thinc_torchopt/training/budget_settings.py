@@ -1,0 +1,62 @@
+"""What a config says of a budget: `thinc-torchopt.Budget.v1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, List, Literal
+
+from ..checks import Section
+from ..types import BudgetSettings
+
+_SECTION = Section("[training.optimizer.budget]")
+Unit = Literal["seconds", "steps", "words"]
+
+_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_TIMES: Final = {"": 1.0, "k": 1e3, "M": 1e6}
+_TIME: Final = re.compile(r"(?:\d+(?:\.\d+)?[dhms]\s*)+")
+_COUNT: Final = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([kM]?)\s*(steps|words)")
+EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "2M words"'
+
+
+def Budget(limit: str, *, decay_ratio: float = 0.2, marks: List[float] = []) -> BudgetSettings:
+    """Train for so long, and let the learning rate fall in time. Registered as `thinc-torchopt.Budget.v1`.
+
+    The learning rate is a `warmup_stable_decay` that falls when it is told.
+
+    limit (str): A time such as "20m", "1h30m" or "90s", of the training with its evaluations and what it saves; or a
+        number of updates or of words, as "5000 steps", "2M words".
+    decay_ratio (float): The part of it in which the rate falls, above 0 and up to 1.
+    marks (list[float]): Parts of it, above 0 and below 1. At each of them there is a model that has fallen, as if the
+        budget ended there; then the training goes on from where the fall began.
+    RAISES (ConfigError): An argument is out of its range.
+    """
+    amount, unit = read_limit(limit, _SECTION)
+    ratio = _SECTION.number("decay_ratio", decay_ratio, above=0.0, at_most=1.0)
+    return BudgetSettings(amount, unit, ratio, _read_marks(marks))
+
+
+def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float, Unit]:
+    """How much of what a text says.
+
+    section (Section), name (str): Where it stands, for errors.
+    RAISES (ConfigError): It says neither a time nor a number of steps or words, or none at all.
+    """
+    text = limit.strip() if isinstance(limit, str) else ""
+    amount, unit = 0.0, "seconds"
+    if _TIME.fullmatch(text):
+        amount = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
+    elif found := _COUNT.fullmatch(text):
+        amount, unit = float(found[1].replace(",", "").replace("_", "")) * _TIMES[found[2]], found[3]
+    if amount < 1 or (unit != "seconds" and amount != int(amount)):
+        section.refuse(name, EXPECTED, limit)
+    return amount, unit  # type: ignore[return-value]
+
+
+def _read_marks(marks: Sequence[float]) -> tuple[float, ...]:
+    if not isinstance(marks, (list, tuple)):
+        _SECTION.refuse("marks", "a list of numbers", marks)
+    found = [_SECTION.number("marks", mark, above=0.0, below=1.0) for mark in marks]
+    if found != sorted(set(found)):
+        _SECTION.refuse("marks", "numbers that rise", list(marks))
+    return tuple(found)
