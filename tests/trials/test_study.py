@@ -50,7 +50,7 @@ def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
     assert [one.score for one in best] == sorted((one.score for one in found), reverse=True)[:5]
     assert best[0].score > 0.95
     importances = opened.importances()
-    assert list(importances)[0] == "a.rate" and sum(importances.values()) == pytest.approx(1.0)
+    assert next(iter(importances)) == "a.rate" and sum(importances.values()) == pytest.approx(1.0)
 
 
 def test_study_goes_on_and_draws_the_same(tmp_path):

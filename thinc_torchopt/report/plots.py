@@ -184,7 +184,7 @@ def plot_study(
     RAISES (ImportError): matplotlib is not installed.
     """
     paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
-    rows = math.ceil(len(paths) / _SLICES)
+    rows = max(1, math.ceil(len(paths) / _SLICES))
     figure = import_figure()(figsize=(12, 4.0 + 3.0 * rows), dpi=150, layout="constrained")
     above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
     history, bars = above.subplots(1, 2, width_ratios=[2, 1])
@@ -196,7 +196,8 @@ def plot_study(
         history.axhline(as_it_is, color="C1", linestyle="--", linewidth=1.2, label="the config as it is")
     history.set_xlabel("trial")
     history.set_ylabel("score")
-    history.legend(fontsize="small")
+    if points:
+        history.legend(fontsize="small")
     if importances:
         bars.barh([_as_text(key) for key in importances], list(importances.values()), color="C0")
         bars.invert_yaxis()
