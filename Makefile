@@ -21,7 +21,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch setuptools
-	$(PIP) --editable '.[dev,optimizers,plot,tensorboard]'
+	$(PIP) --editable '.[dev,optimizers,plot,tensorboard,tune]'
 	touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed
@@ -39,7 +39,7 @@ $(FEDERATED)/installed: $(VENV)/installed
 $(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON_LOWEST) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt torch setuptools
-	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt --editable '.[test,optimizers,plot,tensorboard]'
+	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt --editable '.[test,optimizers,plot,tensorboard,tune]'
 	touch $@
 
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)

@@ -141,7 +141,10 @@ def run_spacy(args, folder, monkeypatch):
     for definition in (arg for arg in args if arg.endswith(".yaml") and not (folder / arg).exists()):
         (folder / definition).write_text(RULES)
     # Trials are short ones here: of an option that is given twice, the last one counts.
-    quick = ["--steps", "2", "--seeds", "1"] if args[:2] == ["torchopt", "try"] else []
+    quick = ["--steps", "2", "--seeds", "1"] if args[1] in ("try", "tune") else []
+    if args[1] == "tune":
+        pytest.importorskip("optuna", reason="optuna is not installed")
+        quick += ["--trials", "2"]
     run = spacy_cli(*args, *quick)
     written = ("--output", "--picture")
     assert run.stdout and all((folder / output).exists() for flag, output in pairwise(args) if flag in written)

@@ -179,7 +179,7 @@ def test_package_lowest_versions_are_those_that_setup_allows():
     extras = setup["options.extras_require"]
     lines = [
         setup["options"]["install_requires"],
-        *(extras[name] for name in ("optimizers", "plot", "tensorboard", "test")),
+        *(extras[name] for name in ("optimizers", "plot", "tensorboard", "test", "tune")),
     ]
     required = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(lines), re.MULTILINE)
     lowest = re.findall(r"^([\w-]+)==([\d.]+)$", (CONFIGS.parent / "lowest.txt").read_text(), re.MULTILINE)

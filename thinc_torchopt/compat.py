@@ -6,6 +6,7 @@ from typing import Any
 
 has_flwr = find_spec("flwr") is not None
 has_matplotlib = find_spec("matplotlib") is not None
+has_optuna = find_spec("optuna") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
 has_tensorboard = find_spec("tensorboard") is not None
 
@@ -35,6 +36,20 @@ def import_figure() -> type:
     from matplotlib.figure import Figure
 
     return Figure
+
+
+def import_optuna() -> ModuleType:
+    """Import the library behind the extra `tune`.
+
+    RAISES (ImportError): It is not installed.
+    """
+    if not has_optuna:
+        raise ImportError(
+            "Can't tune: the library optuna is not installed. Install it with: pip install 'thinc-torchopt[tune]'"
+        )
+    import optuna
+
+    return optuna
 
 
 def import_pytorch_optimizer() -> ModuleType:

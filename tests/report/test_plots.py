@@ -118,3 +118,39 @@ def test_plots_open_no_display(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "False"
+
+
+def test_plots_trials(tmp_path, drawn):
+    curves = {"as it is": {0: [0.1, 0.3], 10: [0.5, 0.7]}, "adamw": {0: [0.2], 10: [0.8]}}
+    plots.plot_trials(curves, tmp_path / "try.png")
+    [axes] = drawn[0].axes
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [
+        ([0, 10], pytest.approx([0.2, 0.6])),
+        ([0, 10], [0.2, 0.8]),
+    ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(curves)
+    bottom, top = (f(y for _, y in axes.collections[0].get_paths()[0].vertices) for f in (min, max))
+    assert (bottom, top) == (0.1, 0.7)  # from the lowest seed to the highest
+
+
+@pytest.mark.parametrize("importances", [{}, {"b.kind": 0.3, "a.rate": 0.7}], ids=["unknown", "known"])
+def test_plots_study(tmp_path, drawn, importances):
+    points = [
+        plots.Point(0, 0.5, 0.5, {"a.rate": 1e-3, "b.kind": "x"}),
+        plots.Point(1, None, 0.2, {"a.rate": 1e-1, "b.kind": True}),
+        plots.Point(3, 0.7, 0.7, {"a.rate": 1e-2, "b.kind": "x"}),
+    ]
+    plots.plot_study(points, importances, ["a.rate"], 0.6, tmp_path / "tune.svg")
+    history, bars, *slices = drawn[0].axes
+    assert [list(line.get_ydata()) for line in history.lines] == [[0.5, 0.7], [0.6, 0.6]]
+    early, done = (sorted(scatter.get_offsets().tolist()) for scatter in history.collections)
+    assert early == [[1.0, 0.2]] and done == [[0.0, 0.5], [3.0, 0.7]]
+    assert [bar.get_width() for bar in bars.patches] == list(importances.values())
+    by_name = {axes.get_xlabel(): axes for axes in slices}
+    assert by_name["a.rate"].get_xscale() == "log" and by_name["b.kind"].get_xscale() == "linear"
+    assert sorted(by_name["a.rate"].collections[1].get_offsets().tolist()) == [[1e-3, 0.5], [1e-2, 0.7]]
+
+
+def test_plots_a_study_in_which_nothing_came_to_its_end(tmp_path, drawn):
+    plots.plot_study([], {}, [], None, tmp_path / "tune.png")
+    assert (tmp_path / "tune.png").is_file()

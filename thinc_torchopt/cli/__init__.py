@@ -48,6 +48,13 @@ _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with what was found better")
 _SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs the extra 'plot'")
+_SET = Opt(
+    None,
+    "--set",
+    metavar="PATH=VALUES",
+    help="Setting to search: 1e-4..1e-2:log, 0.0..0.5, 1..8, 16|32. Repeatable",
+)
+_STUDY = Opt(Path("tune.db"), "--study", help="SQLite file of the study; if it is there, it goes on", dir_okay=False)
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
@@ -215,6 +222,49 @@ def try_cli(
         recipes=recipes,
         steps=steps,
         seeds=seeds,
+        output_path=output_path,
+        picture_path=picture_path,
+        as_json=as_json,
+        code_path=code_path,
+        use_gpu=use_gpu,
+    )
+
+
+@torchopt_cli.command("tune", context_settings=_OVERRIDES)
+def tune_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    config_path: Path = _CONFIG_OF_TRAINING,
+    given: Optional[list[str]] = _SET,
+    recipe: Optional[str] = Opt(None, "--recipe", "-r", help=f"Rewrite the optimizer first: {', '.join(_RECIPES)}"),
+    steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
+    trials: int = Opt(30, "--trials", "-t", help="Trials of the study, those of all its runs together"),
+    seeds: int = Opt(2, "--seeds", "-s", help="With how many other seeds the best five are done again"),
+    prune: bool = Opt(True, "--prune/--no-prune", help="Stop trials early that are worse than most others"),
+    study_path: Path = _STUDY,
+    output_path: Optional[Path] = _BEST,
+    picture_path: Optional[Path] = _SIDE_PICTURE,
+    as_json: bool = _JSON,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Search for better values of settings on your data, in short trainings, by Optuna (extra 'tune'). Which settings:
+    --set, or a section [search] in the config, or else the learning rate, weight decay and dropout. Run the same
+    command again to go on, or at the same time to share the work. Overrides such as --paths.train train.spacy are
+    needed as in `spacy train`.
+    """
+    from .tune import tune
+
+    tune(
+        config_path,
+        ctx.args,
+        given=given or (),
+        recipe=recipe,
+        steps=steps,
+        trials=trials,
+        seeds=seeds,
+        prune=prune,
+        study_path=study_path,
         output_path=output_path,
         picture_path=picture_path,
         as_json=as_json,

@@ -250,6 +250,16 @@ def with_settings(text: str, settings: Mapping[str, Any]) -> str:
     return text
 
 
+def cut_section(text: str, path: str) -> tuple[dict[str, str], str]:
+    """Take a section out of the text of a config. RETURNS (tuple): Its settings, and the rest of the text."""
+    config = ConfigText(text, path)
+    if not config.found:
+        return {}, text
+    gone = config._lines_of(config.section, with_comments=True)
+    rest = "".join(line for i, line in enumerate(config._lines) if i not in gone)
+    return {key: setting.value for key, setting in config.section.settings.items()}, rest
+
+
 def _with_end(line: str, newline: str) -> str:
     """A line with its line ending: the last of a file may have none, and new ones have that of their system."""
     return line if line.endswith(newline) else line.rstrip("\r\n") + newline

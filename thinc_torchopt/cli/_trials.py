@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,7 @@ from spacy import util
 from ..errors import ConfigError
 from ..host import cli_util
 from ..trials import Trial
-from ._config_text import with_settings
+from ._config_text import cut_section, with_settings
 from ._util import missing_section_named
 from .init import read_config
 
@@ -27,13 +27,16 @@ class Source:
     """The config of the user.
 
     path (Path): Its file.
-    text (str): As it stands there.
+    text (str): As it stands there, without [search].
     overrides (dict[str, Any]): From the command line.
+    search (dict[str, str]): What [search] has. confection never sees it: it would write the dots of its keys as they
+        are, and read sections from them.
     """
 
     path: Path
     text: str
     overrides: dict[str, Any]
+    search: dict[str, str] = field(default_factory=dict)
 
     def load(self, text: str | None = None, overrides: Mapping[str, Any] = {}) -> Config:
         """The config with its variables. text (str | None): In the place of its own. overrides (Mapping): More of
@@ -51,7 +54,7 @@ class Source:
         self.load()  # what can't be overridden is an error
         settled = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
         rest = {path: value for path, value in self.overrides.items() if path not in settled}
-        return Source(self.path, with_settings(self.text, settled), rest)
+        return replace(self, text=with_settings(self.text, settled), overrides=rest)
 
     @contextmanager
     def errors_shown(self) -> Iterator[None]:
@@ -73,7 +76,8 @@ def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
     _spacy.setup_gpu(use_gpu, silent=True)
-    return Source(path, read_config(path), overrides)
+    search, text = cut_section(read_config(path), "search")
+    return Source(path, text, overrides, search)
 
 
 def check_output_file(path: Path | None) -> None:

@@ -149,7 +149,7 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
     for setting in settings:
         if not setting["peak"]:
             continue
-        places = list(_find_peak(block, setting["setting"], setting["peak"]))
+        places = list(find_peak(block, setting["setting"], setting["peak"]))
         is_one = len(places) == 1
         *sections, key = places[0] if is_one else setting["setting"]
         if section != (section := ".".join(["training", "optimizer", *sections])):
@@ -162,13 +162,13 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         )
 
 
-def _find_peak(block: Mapping[str, Any], place: list[str], peak: float) -> Iterator[list[str]]:
+def find_peak(block: Mapping[str, Any], place: list[str], peak: float) -> Iterator[list[str]]:
     """Where a number stands that is the peak: the setting itself, or the arguments of its schedule."""
     value: Any = block
     for part in place:
         value = value[part]
     if isinstance(value, Mapping):
         for name in value:
-            yield from _find_peak(block, [*place, name], peak)
+            yield from find_peak(block, [*place, name], peak)
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and value == peak:
         yield place

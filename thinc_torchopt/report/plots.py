@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from ..state import replacing
 _MAX_COLOURS = 10
 # More names than that are put beside the picture.
 _MAX_INSIDE = 6
+# Beside each other.
+_SLICES = 3
 # Of more values than that, only the line is drawn.
 _MAX_DOTS = 50
 
@@ -158,6 +160,75 @@ def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path)
     axes.set_xlim(left=0)
     _add_legend(axes, lines, list(curves))
     _save(figure, path)
+
+
+class Point(NamedTuple):
+    """A trial of a search. score (float | None): None: it was stopped early. values: What was set, by path."""
+
+    number: int
+    score: float | None
+    last_score: float
+    values: Mapping[str, Any]
+
+
+def plot_study(
+    points: Sequence[Point], importances: Mapping[str, float], logs: Collection[str], as_it_is: float | None, path: Path
+) -> None:
+    """Draw a search: its history, how much each setting matters, and the score over each of them.
+
+    points (Sequence[Point]): The trials, in their order.
+    importances (Mapping[str, float]): By path. Empty: not known.
+    logs (Collection[str]): Paths whose values are on a logarithmic scale.
+    as_it_is (float | None): The score of the config as it is.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
+    rows = max(1, math.ceil(len(paths) / _SLICES))
+    figure = import_figure()(figsize=(12, 4.0 + 3.0 * rows), dpi=150, layout="constrained")
+    above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
+    history, bars = above.subplots(1, 2, width_ratios=[2, 1])
+    done = [point for point in points if point.score is not None]
+    _draw_trials(history, points, [float(point.number) for point in points])
+    bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
+    history.step([point.number for point in done], bests, where="post", color="C0", linewidth=1.5, label="best so far")
+    if as_it_is is not None:
+        history.axhline(as_it_is, color="C1", linestyle="--", linewidth=1.2, label="the config as it is")
+    history.set_xlabel("trial")
+    history.set_ylabel("score")
+    if points:
+        history.legend(fontsize="small")
+    if importances:
+        bars.barh([_as_text(key) for key in importances], list(importances.values()), color="C0")
+        bars.invert_yaxis()
+        bars.tick_params(axis="y", labelsize="x-small")
+    bars.set_xlabel("importance")
+    if not importances:
+        bars.set_axis_off()
+    for axes, key in zip(below.subplots(rows, _SLICES, squeeze=False).flat, [*paths, *[""] * _SLICES]):
+        if not key:
+            axes.set_axis_off()
+            continue
+        shown = [point for point in points if key in point.values]
+        values = [point.values[key] for point in shown]
+        is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+        _draw_trials(axes, shown, values if is_number else [str(value) for value in values])
+        if key in logs:
+            axes.set_xscale("log")
+        axes.set_xlabel(_as_text(key), fontsize="small")
+        axes.set_ylabel("score")
+    _save(figure, path)
+
+
+def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
+    """at (Sequence): The place of each."""
+    for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": "C0"})):
+        chosen = [i for i, point in enumerate(points) if (point.score is not None) == is_done]
+        scores = [points[i].last_score for i in chosen]
+        if chosen:
+            label = "to the end" if is_done else "stopped early"
+            axes.scatter([at[i] for i in chosen], scores, s=25, alpha=0.8, label=label, **look)
+    axes.grid(alpha=0.3)
 
 
 @contextmanager

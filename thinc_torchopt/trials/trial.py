@@ -178,7 +178,7 @@ def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: in
     end (int): The last step of the training.
     """
     total = was.get("total_steps") or (end if _ends_with_training(was) else None)
-    if not _is_number(total) or total <= steps:
+    if total is None or not _is_number(total) or total <= steps:
         return []
     found = []
     for key, value in was.items():

@@ -1,0 +1,126 @@
+"""`spacy torchopt tune` on a small pipeline: what it says is what trials of the written configs score. How a study is
+continued, shared and killed: tests/trials/test_study.py.
+"""
+
+import json
+
+import pytest
+import spacy
+
+from thinc_torchopt.cli._trials import open_source
+from thinc_torchopt.cli.tune import _default_space, _short_names
+from thinc_torchopt.compat import has_matplotlib, has_optuna
+from thinc_torchopt.trials import run_trial, shorten
+
+from ..conftest import CONFIGS
+from ..spacy_cli import spacy_cli, toy_corpus
+
+pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
+
+CNN = CONFIGS / "cnn.cfg"
+RATE = "training.optimizer.learn_rate.initial_rate"
+SEARCH = f"""
+# What to try.
+[search]
+{RATE} = 1e-4..1e-2:log
+training.dropout = "0.1|0.3"
+
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    toy_corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = CNN.read_text()
+    (tmp_path / "plain.cfg").write_text(text.replace("[training]\n", "[training]\ndropout = 0.1\n"))
+    head, sign, rest = (tmp_path / "plain.cfg").read_text().partition("[training.batcher]")
+    (tmp_path / "search.cfg").write_text(head.rstrip("\n") + "\n" + SEARCH + sign + rest)
+    return tmp_path
+
+
+def run(*args, check=True):
+    return spacy_cli("torchopt", "tune", *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check)
+
+
+def test_tune_searches_what_the_config_says_and_goes_on(folder):
+    picture = ["--picture", "tune.png"] if has_matplotlib else []
+    args = ["search.cfg", "--steps", 4, "--study", "study.db", "--set", "training.dropout=0.1|0.2", "--json"]
+    args += ["--training.batcher.size", 60]
+    first = json.loads(run(*args, "--trials", 2, "--seeds", 0).stdout)
+    assert [trial["number"] for trial in first["trials"]] == [0, 1] and not first["other_seeds"]
+    assert first["trials"][0]["values"] == {RATE: 0.002, "training.dropout": 0.1}  # the config's own
+
+    done = run(*args, "--trials", 3, "--seeds", 2, "--output", "best.cfg", *picture)
+    found = json.loads(done.stdout)
+    assert found["trials"][:2] == first["trials"] and len(found["trials"]) == 3
+    assert set(found["other_seeds"]) == {"as it is", *map(str, found["best"])}
+
+    # What was found is written, and nothing else; so [search] is gone.
+    plain, best = ((folder / name).read_text().splitlines() for name in ("plain.cfg", "best.cfg"))
+    changed = [line for line in best if line not in plain]
+    expected = {
+        "initial_rate": found["values"].get(RATE, 0.002),
+        "dropout": found["values"].get("training.dropout", 0.1),
+    }
+    assert all(line in [f"{key} = {json.dumps(value)}" for key, value in expected.items()] for line in changed)
+    assert "search" not in "\n".join(best) and len([*filter(None, best)]) == len([*filter(None, plain)])
+    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.batcher.size": 60}
+    config, _ = shorten(spacy.util.load_config("best.cfg", overrides=overrides, interpolate=False), 4)
+    row = next(trial for trial in found["trials"] if trial["number"] == max(found["winner"], 0))
+    if row["state"] == "complete" and found["winner"] >= 0:
+        trial = run_trial(config, seed=0)
+        assert row["score"] == trial.score and row["evaluations"] == [list(step) for step in trial.evaluations]
+    name = "as it is" if found["winner"] < 0 else str(found["winner"])
+    assert found["other_seeds"][name] == [run_trial(config, seed=seed).score for seed in (1, 2)]
+
+    # Another config is another study.
+    other = run(*args, "--trials", 3, "--training.batcher.tolerance", 0.1, check=False)
+    assert other.returncode == 1 and not other.stdout
+    assert "training.batcher.tolerance as before, 0.2, found 0.1" in other.stderr
+
+
+def test_tune_shows_trials_that_fail(folder):
+    width = "components.tagger.model.tok2vec.width=96|97"  # the tok2vec has 96
+    done = run("plain.cfg", "--set", width, "--steps", 1, "--trials", 3, "--seeds", 0)
+    assert "failed or were killed" in done.stdout and "came to their end" in done.stdout
+    assert "Trial 0 has the best score" in done.stdout
+    assert (folder / "tune.db").is_file()
+
+
+def test_tune_default_space(folder):
+    def space(text):
+        (folder / "config.cfg").write_text(text)
+        return _default_space(open_source(folder / "config.cfg", [], code_path=None, use_gpu=-1))
+
+    decay, dropout = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log"}, {"training.dropout": "0.0..0.4"}
+    assert space(CNN.read_text()) == {RATE: "0.0002..0.02:log", **decay, **dropout}
+    text = CNN.read_text()
+    adam = text[: text.index("[training.optimizer]")] + '[training.optimizer]\n@optimizers = "Adam.v1"\n'
+    rate, L2 = {"training.optimizer.learn_rate": "0.0001..0.01:log"}, {"training.optimizer.L2": "1e-4..0.3:log"}
+    assert space(adam) == {**rate, **L2, **dropout}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--set", "training.dropout"], "expected a setting and its values, as in training.dropout=0.0..0.4"),
+        (["--set", "training.dropout=0.1"], "Can't search in 'training.dropout' of --set: expected a range or choices"),
+        (["--set", "training.nonsense.rate=0.1..0.2"], "not a section value that can be overridden"),
+        (["--set", "training.dropout=a|b"], "dropout"),
+        (["--set", "training.optimizer.grad_clip=0.1|x"], "grad_clip"),
+        (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
+        (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
+        (["--trials", 0], "Can't use '--trials' in spacy torchopt tune"),
+        (["--seeds", -1], "Can't use '--seeds' in spacy torchopt tune"),
+        (["--study", "train.spacy"], "Can't open the study 'train.spacy': expected a new file"),
+    ],
+)
+def test_tune_refuses_early(folder, args, message):
+    done = run("search.cfg", *args, check=False)
+    assert done.returncode == 1 and message in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tune_names_are_as_short_as_can_be():
+    assert _short_names(["a.b.c", "x.b.c", "x.d"]) == ["a.b.c", "x.b.c", "d"]

@@ -1,0 +1,390 @@
+"""`spacy torchopt tune`: search for better values of settings, in short trainings on the user's own data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from confection import Config
+from rich.console import Console
+from spacy.language import DEFAULT_CONFIG
+from spacy.schemas import ConfigSchemaTraining
+from spacy.util import registry
+
+from ..checks import Section
+from ..compat import import_optuna
+from ..errors import ConfigError
+from ..progress_bars import show_progress
+from ..report import Point, check_picture, plot_study
+from ..training import learn_rate_settings
+from ..trials import (
+    AS_IT_IS,
+    Choice,
+    Comparison,
+    Found,
+    Space,
+    Study,
+    Trial,
+    compare,
+    parse_space,
+    run_trial,
+    shorten,
+)
+from ._config_text import with_settings
+from ._trials import Source, check_output_file, open_source
+from ._util import errors_shown, make_console, print_json, print_notes, print_table
+from .find_lr import find_peak
+from .init import recipe_of, rewrite, write_config
+
+_SECTION = Section("spacy torchopt tune", verb="use")
+# So many of the best trials are done again.
+_BEST = 5
+# No trial is pruned in this part of its steps: at first, a high learning rate looks better than it is.
+_WARMUP = 0.4
+# Without a space: so many times the learning rate, and less.
+_TIMES = 10.0
+_DEFAULTS = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log", "training.optimizer.L2": "1e-4..0.3:log"}
+_DROPOUT = ("training.dropout", "0.0..0.4")
+
+
+def tune(
+    path: Path,
+    args: list[str],
+    *,
+    given: Sequence[str],
+    recipe: str | None,
+    steps: int,
+    trials: int,
+    seeds: int,
+    prune: bool,
+    study_path: Path,
+    output_path: Path | None,
+    picture_path: Path | None,
+    as_json: bool,
+    code_path: Path | None,
+    use_gpu: int,
+) -> None:
+    """Search, and say what was found.
+
+    path (Path): A config, which may have a section [search].
+    args (list[str]): Overrides of settings.
+    given (Sequence[str]): Settings with their values: `training.dropout=0.0..0.4`.
+    recipe (str | None): What is made of the optimizer first.
+    steps, trials (int): The steps of each trial, and how many trials the study is to have.
+    seeds (int): How many more seeds the best trials get.
+    prune (bool): Whether trials that are worse than others are stopped early.
+    study_path (Path): The file of the study, which may be there.
+    output_path (Path | None): The config with the best values.
+    picture_path (Path | None): History, importances and slices.
+    """
+    with errors_shown(as_json=as_json):
+        # What can be refused is refused before the work.
+        _SECTION.whole("--steps", steps, at_least=1)
+        _SECTION.whole("--trials", trials, at_least=1)
+        _SECTION.whole("--seeds", seeds)
+        if picture_path is not None:
+            check_picture(picture_path, [path, study_path])
+        check_output_file(output_path)
+        import_optuna()
+        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu)
+        overridden = set(source.overrides)
+        source = source.settle("training.optimizer.")
+        warned: list[str] = []
+        if recipe is not None:
+            draft, text = rewrite(source.text, path, recipe_of(recipe), f"training/{(output_path or path).stem}-state")
+            source.text, warned = text, draft.warned
+        space = _space(source, given, overridden)
+        config, notes = shorten(source.load(), steps)
+        _check_space(source, space)
+        study = Study(
+            study_path,
+            _settings(config, space),
+            space,
+            seed=source.seed,
+            warmup_steps=round(_WARMUP * steps) if prune else None,
+        )
+        study.begin_with({path: _value_at(config, path) for path in space})
+        train = _Training(source, steps, use_gpu)
+        was_stopped, scores = False, {}
+        try:
+            with show_progress(trials, "Searching") as bar:
+                bar.update(min(trials, sum(found.state in ("complete", "pruned") for found in study.found())))
+                study.search(trials, train, bar.update)
+            best = [found.number for found in study.best(_BEST)]
+            if seeds and best:
+                with show_progress((len(best) + 1) * seeds, "The best again, with other seeds") as bar:
+                    again = [source.seed + 1 + i for i in range(seeds)]
+                    scores = study.repeat([AS_IT_IS, *best], again, train, bar.update)
+        except KeyboardInterrupt:
+            was_stopped = True
+        result = _Result(study, {number: list(found.values()) for number, found in scores.items() if found})
+        notes = [*warned, *notes]
+        if picture_path is not None:
+            plot_study(result.points, result.importances, _logs(space), result.as_it_is, picture_path)
+        if output_path is not None and result.winner is not None:
+            write_config(output_path, with_settings(source.text, result.values(result.winner)))
+    again = f"Run the same command to go on with the study '{study_path}'."
+    if as_json:
+        print_json(result.as_json(notes))
+    else:
+        console = make_console()
+        result.print(console)
+        print_notes(console, notes)
+        if picture_path is not None:
+            console.print(f"Saved the picture to {picture_path}")
+        if output_path is not None and result.winner is not None:
+            what = "the config as it is" if result.winner == AS_IT_IS else f"the config of trial {result.winner}"
+            console.print(f"Saved {what} to {output_path}")
+        if was_stopped:
+            console.print(f"Stopped before the end. {again}")
+    if was_stopped:
+        sys.exit(130)
+
+
+class _Training:
+    """What the study calls to train. steps (int): Of each trial."""
+
+    def __init__(self, source: Source, steps: int, use_gpu: int):
+        self._source = source
+        self._steps = steps
+        self._use_gpu = use_gpu
+
+    def __call__(self, values: Mapping[str, Any], seed: int, report: Callable[[int, float], None]) -> Trial:
+        config, _ = shorten(self._source.load(overrides=values), self._steps)
+        return run_trial(config, seed=seed, use_gpu=self._use_gpu, on_evaluation=report)
+
+
+# ---------------------------------------------------------------------- the space
+
+
+def _space(source: Source, given: Sequence[str], overridden: Collection[str]) -> Space:
+    """Which values are tried: those of --set before those of [search]; without both, those that are usually worth it.
+
+    overridden (Collection[str]): Settings that have a value from the command line.
+
+    RAISES (ConfigError): There is nothing to search, or a text that is none.
+    """
+    texts = [("[search]", path, text) for path, text in source.search.items()]
+    for text in given:
+        path, sign, values = text.partition("=")
+        if not sign:
+            _SECTION.refuse("--set", "a setting and its values, as in training.dropout=0.0..0.4", text)
+        texts.append(("--set", path.strip(), values))
+    if not texts:
+        defaults = _default_space(source).items()
+        texts = [("the default space", path, text) for path, text in defaults if path not in overridden]
+    space = parse_space(texts)
+    if not space:
+        raise ConfigError(
+            "Can't tune: expected settings to search, found none, and no learning rate, weight decay or dropout in the "
+            "config that is a number. Add --set, or a section [search]."
+        )
+    for path in space:
+        if path in overridden:
+            _SECTION.refuse("--set", "settings that have no value from the command line", path, "Remove one of both.")
+    return space
+
+
+def _default_space(source: Source) -> dict[str, str]:
+    """The highest learning rate, weight decay and dropout, where they are numbers."""
+    config = Config(DEFAULT_CONFIG).merge(source.load()).interpolate()
+    block = config["training"]["optimizer"]
+    found = {}
+    peak = learn_rate_settings(config).get(("learn_rate",), 0.0)
+    if peak:
+        places = list(find_peak(block, ["learn_rate"], peak))
+        if len(places) == 1:
+            found[".".join(["training", "optimizer", *places[0]])] = f"{peak / _TIMES:.3g}..{peak * _TIMES:.3g}:log"
+    for path, text in (*_DEFAULTS.items(), _DROPOUT):
+        if _is_number(_value_at(config, path)):
+            found[path] = text
+    return found
+
+
+def _check_space(source: Source, space: Space) -> None:
+    """Check that each value can stand in the config, as far as that is known without a pipeline. What is wrong is shown
+    as in spaCy's commands.
+    """
+    lowest = {path: dimension.ends[0] for path, dimension in space.items()}
+    for path, dimension in space.items():
+        for value in dimension.ends:
+            config = Config(DEFAULT_CONFIG).merge(source.load(overrides={**lowest, path: value}))
+            shortened, _ = shorten(config, 1)
+            with source.errors_shown():
+                registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
+
+
+def _settings(config: Config, space: Space) -> dict[str, str]:
+    """What must be the same when a study goes on: the config, but for what is searched, and the space."""
+    found: dict[str, str] = {}
+
+    def collect(section: Mapping[str, Any], prefix: str) -> None:
+        for key, value in section.items():
+            path = f"{prefix}{key}"
+            if path in space:
+                continue
+            if isinstance(value, Mapping):
+                collect(value, f"{path}.")
+            else:
+                found[path] = json.dumps(value)
+
+    collect(config, "")
+    return found | {f"--set {path}": str(dimension) for path, dimension in space.items()}
+
+
+def _value_at(config: Mapping[str, Any], path: str) -> Any:
+    """A setting, or None: there is none."""
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _logs(space: Space) -> list[str]:
+    return [path for path, dimension in space.items() if not isinstance(dimension, Choice) and dimension.is_log]
+
+
+# ---------------------------------------------------------------------- what came of it
+
+
+class _Result:
+    """What a study has.
+
+    study (Study): The study.
+    scores (dict[int, list[float]]): Of trials that were done again, by number, with the other seeds.
+    """
+
+    def __init__(self, study: Study, scores: dict[int, list[float]]):
+        self.found = study.found()
+        self.best = study.best(_BEST)
+        self.importances = study.importances()
+        self.scores = scores
+        self._names = {number: "as it is" if number == AS_IT_IS else f"trial {number}" for number in scores}
+        self.comparison: Comparison | None = None
+        base = next((number for number in scores if number == AS_IT_IS), None)
+        if base is not None and len(scores) > 1:
+            self.comparison = compare({self._names[n]: found for n, found in scores.items()}, self._names[base])
+
+    @property
+    def winner(self) -> int | None:
+        """The number of the trial with the best mean score of the other seeds, or else with the best score."""
+        if self.comparison is not None:
+            return next(number for number, name in self._names.items() if name == self.comparison.best)
+        return self.best[0].number if self.best else None
+
+    @property
+    def as_it_is(self) -> float | None:
+        return next((fmean(scores) for number, scores in self.scores.items() if number == AS_IT_IS), None)
+
+    @property
+    def points(self) -> list[Point]:
+        return [
+            Point(found.number, found.score, found.score if found.score is not None else last, found.values)
+            for found in self.found
+            if (last := max(found.scores.values(), default=found.score)) is not None
+        ]
+
+    def values(self, number: int) -> dict[str, Any]:
+        """The values of a trial. None: the config as it is."""
+        return next((found.values for found in self.found if found.number == number), {})
+
+    @property
+    def verdict(self) -> str:
+        if not self.best:
+            return "No trial has come to its end."
+        compared = self.comparison
+        if compared is None or compared.spread is None:
+            return (
+                f"Trial {self.best[0].number} has the best score, {self.best[0].score:.4f}. One seed can't tell a "
+                "difference from chance. Try --seeds 2 at least."
+            )
+        if compared.best == compared.base:
+            return "No trial is better than the config as it is, with other seeds."
+        name = compared.best
+        told = "more than chance" if compared.is_told(name) else "perhaps chance"
+        return (
+            f"The values of {name} are best: {compared.means[name]:.4f} with {compared.seeds} other seeds, against "
+            f"{compared.means[compared.base]:.4f} of the config as it is. That is {told}: differences of up to "
+            f"{compared.margins[name]:.4f} may be."
+        )
+
+    def print(self, console: Console) -> None:
+        states = [found.state for found in self.found]
+        told = {"complete": "came to their end", "pruned": "were stopped early", "failed": "failed or were killed"}
+        told |= {"running": "are running", "waiting": "are waiting"}
+        counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
+        console.print(f"{len(states)} trials: {', '.join(counts)}.")
+        for problem in dict.fromkeys(found.problem for found in self.found if found.problem is not None):
+            numbers = [str(found.number) for found in self.found if found.problem == problem]
+            console.print(f"Trial {', '.join(numbers)}: {problem}")
+        paths = list(dict.fromkeys(path for found in self.best for path in found.values))
+        rows: list[Found | None] = [*([None] if self.as_it_is is not None else []), *self.best]
+        if rows:
+            headers = ["", "score", "other seeds", "of each", "difference", "verdict", *_short_names(paths)]
+            print_table(console, headers, [self._row(found, paths) for found in rows], numbers=headers[1:5])
+        if self.importances:
+            shown = ", ".join(f"{path} {share:.2f}" for path, share in self.importances.items())
+            console.print(f"Importance: {shown}")
+        console.print(self.verdict)
+
+    def _row(self, found: Found | None, paths: Sequence[str]) -> list[str]:
+        """found (Found | None): None: the config as it is."""
+        number = AS_IT_IS if found is None else found.number
+        name = "as it is" if found is None else f"trial {number}"
+        scores = self.scores.get(number, [])
+        compared = self.comparison
+        difference = compared.difference(name) if compared is not None and name in compared.margins else None
+        is_told = compared is not None and compared.is_told(name)
+        return [
+            name,
+            "" if found is None else f"{found.score:.4f}",
+            f"{fmean(scores):.4f}" if scores else "",
+            " ".join(f"{score:.4f}" for score in scores),
+            "" if difference is None else f"{difference:+.4f}",
+            ("better" if (difference or 0.0) > 0 else "worse") if is_told else "",
+            *("" if found is None or path not in found.values else _shown(found.values[path]) for path in paths),
+        ]
+
+    def as_json(self, notes: Sequence[str]) -> dict[str, Any]:
+        return {
+            "trials": [
+                {
+                    "number": found.number,
+                    "state": found.state,
+                    "values": found.values,
+                    "score": found.score,
+                    "evaluations": list(found.scores.items()),
+                    "problem": found.problem,
+                }
+                for found in self.found
+            ],
+            "best": [found.number for found in self.best],
+            "other_seeds": {"as it is" if n == AS_IT_IS else str(n): scores for n, scores in self.scores.items()},
+            "importances": self.importances,
+            "winner": self.winner,
+            "values": {} if self.winner is None else self.values(self.winner),
+            "verdict": self.verdict,
+            "notes": list(notes),
+        }
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """The ends of paths, as long as it takes to tell them apart."""
+    found = []
+    for path in paths:
+        parts = path.split(".")
+        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+        found.append(next(end for end in ends if sum(f".{other}".endswith(f".{end}") for other in paths) == 1))
+    return found
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
