@@ -643,13 +643,23 @@ def test_init_best_sets_rate_and_end(tmp_path):
     # The last step is number max_steps: spaCy counts from 0, and stops after it.
     assert rates[-1] == 0.0 and rates[-2] > 0.0 and min(rates[:-1]) > 0.0
     assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[round(0.05 * steps)]
-    assert block["clip_by"] == "param"
+    assert block["clip_by"] == "param" and block["use_averages"] is False
+    assert block["averages"] == {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.95}  # of 20 updates: 5% of 400
     assert block["algorithm"] == {
         "@torch_optimizers": "torch.AdamW.v1",
         "betas": [0.8, 0.99],
         "eps": 1e-08,
         "weight_decay": 0.02,
     }
+
+
+def test_init_best_replaces_other_averages(tmp_path):
+    text = OWN.replace("# use_averages = true", "use_averages = true")
+    assert resolved(run(text, "best", tmp_path)[1])
+    swa = '# of ours\n[training.optimizer.averages]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 10\n\n# The end.'
+    text = run(OWN, "adamw", tmp_path)[1].replace("# The end.", swa)
+    _, new = run(text, "best", tmp_path)
+    assert block_of(new)["averages"] == block_of(run(OWN, "best", tmp_path)[1])["averages"] and "# of ours" in new
 
 
 def test_init_best_leaves_the_rest(tmp_path):
