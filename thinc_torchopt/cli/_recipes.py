@@ -35,21 +35,30 @@ _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 class Best:
     """What the recipe best takes for a kind of pipeline: docs/recipes.md.
 
-    peak (float): The highest rate. figures (str): What it was worth in benchmarks/score.py.
+    peak (float): The highest rate. It is that for batches of 200 words if `scales`, and grows with their square root:
+        gradients of more words have less noise.
+    figures (str): What it was worth in benchmarks/score.py.
     """
 
     what: str
     peak: float
+    scales: bool
     figures: str
+
+    def peak_for(self, end: End) -> float:
+        """The highest rate for the batches of a training."""
+        low, high = BEST_SCALES
+        return _rounded(self.peak * min(max(math.sqrt(end.words / 200), low), high)) if self.scales else self.peak
 
 
 BEST_WARMUP = 0.05
 BEST_HORIZON = 0.05
+BEST_SCALES = 0.5, 2.5
 BEST_ENCODER = 1e-4
 BEST = {
-    "cnn": Best("a network that is trained from scratch", 0.002, "FIGURES"),
-    "bow": Best("bags of words", 0.002, "FIGURES"),
-    "transformer": Best("new components on a transformer", 0.001, "FIGURES"),
+    "cnn": Best("a network that is trained from scratch", 0.002, True, "FIGURES"),
+    "bow": Best("bags of words", 0.005, True, "FIGURES"),
+    "transformer": Best("new components on a transformer", 0.001, False, "FIGURES"),
 }
 
 
@@ -208,15 +217,17 @@ class Draft(Translation):
         ]
 
     def _rise_and_fall(self, best: Best, end: End) -> None:
+        of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
         schedule = Section(above=["# Rises, and falls to zero at the end of the training.\n"])
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
-        schedule.put("initial_rate", best.peak, f"The highest rate, for {best.what}.")
+        peak = best.peak_for(end)
+        schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
         schedule.put("warmup_steps", max(1, round(BEST_WARMUP * end.steps)))
         schedule.put("total_steps", Raw("${training.max_steps}"))
         self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(best.peak)}, for {best.what}; rises over {BEST_WARMUP:.0%} of the steps, and "
-            "falls to 0 in a line. What the config said of it is gone."
+            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises over {BEST_WARMUP:.0%} of the "
+            "steps, and falls to 0 in a line. What the config said of it is gone."
         )
 
     def _average(self, end: End) -> None:
