@@ -316,26 +316,38 @@ CANDIDATES: dict[str, Spec | Shipped | None] = {
     "encoder-4e-4-heads-0.003": replace(ADAMW, peak=0.003, encoder=4e-4),
 }
 
-# What was chosen on the choosing tasks, by kind of pipeline, and the recipe without each of its parts.
-CHOSEN = {"cnn": "adamw-0.002", "transformer": "encoder-1e-4", "bow": "adamw-0.002"}
-_WHOLE = replace(ADAMW, peak=0.002)
-LEVERS: dict[str, Spec] = {
-    "clip-global": replace(_WHOLE, clip="global"),
-    "clip-none": replace(_WHOLE, clip="none"),
-    "averages": replace(_WHOLE, averages=0.05),
-    "averages-no-fall": replace(_WHOLE, averages=0.05, fall="none"),
-    "no-fall": replace(_WHOLE, fall="none"),
-    "cosine": replace(_WHOLE, fall="cosine"),
-    "warmup-0.01": replace(_WHOLE, warmup=0.01),
-    "warmup-0.2": replace(_WHOLE, warmup=0.2),
-    "decay-weights": replace(_WHOLE, decay="weights"),
-    "decay-matrices": replace(_WHOLE, decay="matrices"),
-    "decay-none": replace(_WHOLE, decay="none"),
-    "beta2-0.98": replace(_WHOLE, beta2=0.98),
-    "grow": replace(_WHOLE, grow=True),
-    "layer-decay": replace(_WHOLE, peak=0.001, layer_decay=0.9),
+# What was chosen on the choosing tasks, and each of its parts changed once. Names: what is changed -> the candidate.
+WHOLE = replace(ADAMW, peak=0.002, averages=0.05)
+CANDIDATES |= {
+    "whole": WHOLE,
+    "whole-0.004": replace(WHOLE, peak=0.004),
+    "whole-bow": replace(WHOLE, peak=0.005),
+    "whole-transformer": replace(WHOLE, peak=0.001, encoder=1e-4),
+    "whole-clip-global": replace(WHOLE, clip="global"),
+    "whole-clip-none": replace(WHOLE, clip="none"),
+    "whole-no-fall": replace(WHOLE, fall="none"),
+    "whole-cosine": replace(WHOLE, fall="cosine"),
+    "whole-warmup-0.01": replace(WHOLE, warmup=0.01),
+    "whole-decay-weights": replace(WHOLE, decay="weights"),
+    "whole-decay-matrices": replace(WHOLE, decay="matrices"),
+    "whole-beta2-0.98": replace(WHOLE, beta2=0.98),
+    "whole-grow": replace(WHOLE, grow=True),
+    "whole-layer-decay": replace(WHOLE, peak=0.001, layer_decay=0.9),
 }
-CANDIDATES |= LEVERS
+CHOSEN = {"cnn": "whole", "transformer": "whole-transformer", "bow": "whole-bow"}
+LEVERS = {
+    "no averages": "adamw-0.002",
+    "no fall to zero": "whole-no-fall",
+    "cosine": "whole-cosine",
+    "warm-up of 1%": "whole-warmup-0.01",
+    "one global norm": "whole-clip-global",
+    "no clipping": "whole-clip-none",
+    "no decay of biases and norms": "whole-decay-weights",
+    "nor of embeddings": "whole-decay-matrices",
+    "beta2 = 0.98": "whole-beta2-0.98",
+    "batches that grow fourfold": "whole-grow",
+    "layer decay of 0.9": "whole-layer-decay",
+}
 
 # -------------------------------------------------------------------------------------------------------------- a run
 
@@ -470,7 +482,20 @@ def product(tasks: Iterable[str], candidates: Iterable[str], seeds: Iterable[int
     return [(t, c, s, e) for s in seeds for e in ends for c in candidates for t in tasks]
 
 
-PLAN: list[Key] = []
+# What tells most comes first.
+PLAN = [
+    *product(CHOOSING, ["baseline"], [0, 1, 2], ["full"]),
+    *product(["food", "docs-issues", "ewt"], ["whole"], [0, 1, 2], ["half"]),
+    *product(["docs-bow"], ["whole-bow"], [0, 1, 2], ["half"]),
+    *product(["minilm"], ["whole-transformer", "encoder-5e-5", "encoder-2e-4"], [0, 1], ["half"]),
+    *product(CONFIRMING, ["baseline"], [0, 1, 2], ["full"]),
+    *product(CONFIRMING, ["best"], [0, 1, 2], ["own"]),
+    *product(CHOOSING, ["best"], [0, 1, 2], ["own"]),
+    *product(
+        ["food", "docs-issues", "ewt"], [name for name in LEVERS.values() if "layer" not in name], [0, 1], ["half"]
+    ),
+    *product(["minilm"], ["whole-layer-decay"], [0, 1], ["half"]),
+]
 QUICK = product(["food"], ["baseline"], [0], ["full"]) + product(["food"], ["adamw-0.003"], [0], ["half", "full"])
 
 
@@ -581,13 +606,13 @@ def table(lines: list[dict[str, Any]], tasks: Iterable[str]) -> Iterator[str]:
 def levers(lines: list[dict[str, Any]]) -> Iterator[str]:
     """The best score of the recipe without each of its parts, less that with all of them, on the same seeds."""
     arms = arms_of(lines)
-    tasks = [task for task in CHOOSING if any(key[0] == task and key[1] in LEVERS for key in arms)]
+    tasks = [task for task in CHOOSING if any(key[0] == task and key[1] in LEVERS.values() for key in arms)]
     yield f"| lever | {' | '.join(tasks)} |"
     yield "| --- " * (1 + len(tasks)) + "|"
-    for lever in LEVERS:
+    for lever, candidate in LEVERS.items():
         cells = []
         for task in tasks:
-            changed, whole = arms.get((task, lever, "half")), arms.get((task, CHOSEN[TASKS[task].kind], "half"))
+            changed, whole = arms.get((task, candidate, "half")), arms.get((task, CHOSEN[TASKS[task].kind], "half"))
             if changed is None or whole is None:
                 cells.append("")
                 continue

@@ -21,7 +21,7 @@ from thinc.api import Optimizer
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.cli import _RECIPES
 from thinc_torchopt.cli._config_text import ConfigText
-from thinc_torchopt.cli._end import EPOCHS, LEAST, count_steps
+from thinc_torchopt.cli._end import EPOCHS, LEAST, words_of_batches
 from thinc_torchopt.cli._recipes import Recipe
 from thinc_torchopt.cli.init import init_config, rewrite
 from thinc_torchopt.errors import ConfigError
@@ -656,13 +656,23 @@ def test_init_best_sets_rate_and_end(tmp_path):
         optimizer.step_schedules()
     assert rates[-1] == 0.0 and min(rates[:-1]) > 0.0
     assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[round(0.05 * steps)]
-    assert block["clip_by"] == "param"
+    assert block["clip_by"] == "param" and block["use_averages"] is False
+    assert block["averages"] == {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.95}  # of 20 updates: 5% of 400
     assert block["algorithm"] == {
         "@torch_optimizers": "torch.AdamW.v1",
         "betas": [0.8, 0.99],
         "eps": 1e-08,
         "weight_decay": 0.02,
     }
+
+
+def test_init_best_replaces_other_averages(tmp_path):
+    text = OWN.replace("# use_averages = true", "use_averages = true")
+    assert resolved(run(text, "best", tmp_path)[1])
+    swa = '# of ours\n[training.optimizer.averages]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 10\n\n# The end.'
+    text = run(OWN, "adamw", tmp_path)[1].replace("# The end.", swa)
+    _, new = run(text, "best", tmp_path)
+    assert block_of(new)["averages"] == block_of(run(OWN, "best", tmp_path)[1])["averages"] and "# of ours" in new
 
 
 def test_init_best_leaves_the_rest(tmp_path):
@@ -692,8 +702,9 @@ def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
         )[key]
         for key in ("corpus", "batcher", "batcher")
     )
-    batches = list(create_train_batches(nlp, read, theirs, max_epochs=EPOCHS))
-    assert count_steps(ours, list(read(nlp))) == len(batches)
+    batches = create_train_batches(nlp, read, theirs, max_epochs=EPOCHS)
+    expected = [sum(len(example) for example in batch) for _, batch in batches]
+    assert words_of_batches(ours, list(read(nlp))) == expected
 
 
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
@@ -721,13 +732,21 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
 
 
 def test_init_best_by_kind_of_pipeline(tmp_path):
-    """In the words of the list of changes."""
+    """And by the words of a batch: four times as many, twice the rate."""
     from spacy.cli.init_config import init_config as spacys
 
+    peaks = {}
     for pipeline, what in (("textcat", "bags of words"), ("tagger", "from scratch")):
-        text = spacys(lang="en", pipeline=[pipeline]).to_str()
-        draft, _ = run(text, "best", tmp_path)
-        assert what in " ".join(draft.told)
+        for size in (100, 400):
+            config = spacys(lang="en", pipeline=[pipeline])
+            config["training"]["batcher"] = {"@batchers": "spacy.batch_by_words.v1", "size": size, "tolerance": 0.0}
+            config["training"]["batcher"] |= {"discard_oversize": False, "get_length": None}
+            draft, new = run(config.to_str(), "best", tmp_path)
+            assert what in " ".join(draft.told)
+            peaks[pipeline, size] = block_of(new)["learn_rate"]["initial_rate"]
+    assert peaks["textcat", 100] > peaks["tagger", 100]
+    # Batches are no sharp measure: the last of an epoch has what is left. Rates are written to two digits.
+    assert peaks["tagger", 400] / peaks["tagger", 100] == pytest.approx(2.0, rel=0.15)
 
 
 def test_init_best_with_a_transformer(tmp_path):

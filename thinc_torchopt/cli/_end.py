@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from statistics import mean
 
 from spacy.language import Language
 from spacy.training import Example
@@ -26,11 +28,13 @@ class End:
 
     steps (int): Its length, a multiple of `eval_every`: spaCy evaluates the last step only if it is one.
     eval_every (int): Steps from one evaluation to the next.
+    words (float): Of a batch, on average.
     reason (str): Why it is there, for people.
     """
 
     steps: int
     eval_every: int
+    words: float
     reason: str
 
 
@@ -59,32 +63,30 @@ def find_end(nlp: Language) -> End:
             f"Can't find the end of the training: expected a path in [{training['train_corpus']}], to count the steps "
             "of an epoch, found none. Give it: --paths.train train.spacy."
         ) from error
-    counted = count_steps(batcher, examples)
-    if not counted:
+    batches = words_of_batches(batcher, examples)
+    if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected texts in [{training['train_corpus']}], found none. "
             "Check the path of the corpus."
         )
     words = sum(len(example) for example in examples)
     reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"
+    counted = len(batches)
     if counted < LEAST:
         reason = f"at least {LEAST}; {reason} would be {counted:,}"
     elif counted > MOST:
         reason = f"at most {MOST:,}; {reason} would be more"
     steps = min(max(counted, LEAST), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
-    return End(-(-steps // every) * every, every, reason)
+    return End(-(-steps // every) * every, every, mean(batches), reason)
 
 
-def count_steps(batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]) -> int:
-    """The batches of so many epochs. A batcher's sizes may grow from one epoch to the next, so each is gone through.
+def words_of_batches(
+    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]
+) -> list[int]:
+    """The words of each batch of so many epochs. Sizes may grow from one epoch to the next, so each is gone through.
 
-    RETURNS (int): At most one more than the upper bound.
+    RETURNS (list[int]): At most one batch more than the upper bound.
     """
-    steps = 0
-    for _ in range(EPOCHS):
-        for _ in batcher(examples):
-            steps += 1
-            if steps > MOST:
-                return steps
-    return steps
+    epochs = (batch for _ in range(EPOCHS) for batch in batcher(examples))
+    return [sum(len(example) for example in batch) for batch in islice(epochs, MOST + 1)]

@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..params import all_names
 from ..schedules import with_end
 from ._config_text import Section, Setting, moved_value
-from ._end import find_end
+from ._end import End, find_end
 from ._pretrained import Pretrained, find_pretrained
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 from ._util import short
@@ -30,20 +30,38 @@ from ._util import short
 _SMALL_RATE = 2e-4
 _ENCODER_RATE = 5e-5
 _HEAD_RATE = 1e-3
-# The recipe best: measured by benchmarks/score.py, see docs/recipes.md.
-_BEST_PEAK = {
-    "transformer": (0.001, "new components on a transformer"),
-    "cnn": (0.002, "a network that is trained from scratch"),
-    "bow": (0.002, "bags of words"),
-}
-_BEST_ENCODER = 1e-4
-_BEST_WARMUP = 0.05
-_BEST_FIGURES = {
-    "transformer": "Measured: docs/recipes.md.",
-    "cnn": "Measured: docs/recipes.md.",
-    "bow": "Measured: docs/recipes.md.",
-}
 _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
+
+
+@dataclass(frozen=True)
+class Best:
+    """What the recipe best takes for a kind of pipeline: docs/recipes.md.
+
+    peak (float): The highest rate. It is that for batches of 200 words if `scales`, and grows with their square root:
+        gradients of more words have less noise.
+    figures (str): What it was worth in benchmarks/score.py.
+    """
+
+    what: str
+    peak: float
+    scales: bool
+    figures: str
+
+    def peak_for(self, end: End) -> float:
+        """The highest rate for the batches of a training."""
+        low, high = BEST_SCALES
+        return _rounded(self.peak * min(max(math.sqrt(end.words / 200), low), high)) if self.scales else self.peak
+
+
+BEST_WARMUP = 0.05
+BEST_HORIZON = 0.05
+BEST_SCALES = 0.5, 2.5
+BEST_ENCODER = 1e-4
+BEST = {
+    "cnn": Best("a network that is trained from scratch", 0.002, True, "FIGURES"),
+    "bow": Best("bags of words", 0.005, True, "FIGURES"),
+    "transformer": Best("new components on a transformer", 0.001, False, "FIGURES"),
+}
 
 
 class Recipe(str, Enum):
@@ -186,41 +204,61 @@ class Draft(Translation):
     def _best(self) -> None:
         nlp = self.build_nlp()
         found = find_pretrained(nlp, self.config)
-        if found.encoders or found.sourced or found.vectors:
+        if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
-        kind = "transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"
-        peak, what = _BEST_PEAK[kind]
+        best = BEST["transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"]
         end = find_end(nlp)
         self._as_torch(clip_by="param", kept="grad_clip is")
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.kind != TORCH:
             self._tell_decay(ADAMW)
         self.section.put("clip_by", "param")
-        self.section.drop("learn_rate")
+        self._average(end)
+        self._rise_and_fall(best, end)
+        if found.encoders or found.sourced:
+            # All else that is new learns at the one rate that was measured.
+            self._group(Pretrained(found.encoders, found.sourced, heads=found.heads), best.peak, BEST_ENCODER)
+        self.training = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
+        self.told += [
+            f"[training] max_steps = {end.steps}: {end.reason}.",
+            "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
+            "score is best. For another end change max_steps: the schedule goes with it.",
+            f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
+            f"Measured (docs/recipes.md): {best.figures}",
+        ]
+
+    def _rise_and_fall(self, best: Best, end: End) -> None:
+        of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
         schedule = Section(above=["# Rises, and falls to zero at the end of the training.\n"])
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
-        schedule.put("initial_rate", peak, f"The highest rate, for {what}.")
-        schedule.put("warmup_ratio", _BEST_WARMUP)
-        own = {*schedule.above, *schedule.settings["initial_rate"].above}
-        self.section.below = [line for line in self.section.below if line not in own]  # of this recipe, used before
-        self.section.sections = {"learn_rate": schedule, **self.section.sections}
+        peak = best.peak_for(end)
+        schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
+        schedule.put("warmup_ratio", BEST_WARMUP)
+        self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(peak)}, for {what}; rises over {_BEST_WARMUP:.0%} of the steps, and falls to 0 "
-            "in a line. The rate of the config is not used."
+            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises over {BEST_WARMUP:.0%} of the "
+            "steps, and falls to 0 in a line. What the config said of it is gone."
         )
-        if found.encoders or found.sourced or found.vectors:
-            self._group(found, peak, encoder_rate=_BEST_ENCODER)
-        self.training = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
-        self.told.append(f"[training] max_steps = {end.steps}: {end.reason}.")
+
+    def _average(self, end: End) -> None:
+        horizon = max(2, round(BEST_HORIZON * end.steps))
+        averages = Section(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
+        averages.put("@misc", "thinc-torchopt.EMA.v1")
+        averages.put("decay", round(1 - 1 / horizon, 4))
+        self._replace("averages", averages)
+        self.section.put("use_averages", False)
         self.told.append(
-            "[training] patience = 0: the training goes on to its end, where the rate is low and the score is best. "
-            "For another end change max_steps: the schedule goes with it."
+            f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )
-        self.told.append(
-            f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too. max_epochs = 0: max_steps "
-            "counts."
-        )
-        self.told.append(_BEST_FIGURES[kind])
+
+    def _replace(self, key: str, section: Section) -> None:
+        """Put a section in place of what is there, and first. The comments of what was there stay, unless they are of
+        this recipe, used before.
+        """
+        self.section.drop(key)
+        own = {*section.above, *(line for setting in section.settings.values() for line in setting.above)}
+        self.section.below = [line for line in self.section.below if line not in own]
+        self.section.sections = {key: section, **self.section.sections}
 
     # ------------------------------------------------------------------ robust
 
@@ -299,7 +337,7 @@ class Draft(Translation):
                     f"[training.optimizer.{key}]. Change it there, or remove it and try again."
                 )
 
-    def _group(self, found: Pretrained, peak: float, *, encoder_rate: float = _ENCODER_RATE) -> None:
+    def _group(self, found: Pretrained, peak: float, encoder_rate: float = _ENCODER_RATE) -> None:
         # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
