@@ -478,8 +478,8 @@ def test_init_tells_of_a_bag_of_words(tmp_path):
     told = [[line for line in run(given, "robust", tmp_path)[0].told if "lazy" in line] for given in (dense, text)]
     assert told == [
         [
-            "The bag of words in 'textcat_multilabel' is a wide layer: sparse = \"lazy\" would make updates faster, with "
-            "scores of its own. See docs/optimizers.md, 'Wide layers'."
+            "The bag of words in 'textcat_multilabel' is a wide layer: sparse = \"lazy\" would make updates faster, "
+            "with scores of its own. See docs/optimizers.md, 'Wide layers'."
         ],
         [],
     ]

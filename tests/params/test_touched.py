@@ -46,7 +46,7 @@ def test_touched_cells_are_taken_and_put_back():
     touched.put(touched.tensor * 10, other)
     assert other.view(-1).nonzero().view(-1).tolist() == [6, 8]
     assert touched.of(other).tolist() == [60.0, 80.0]
-    touched.clear(param.grad)
+    touched.clear()
     assert not param.grad.any()
 
 

@@ -263,6 +263,7 @@ def test_lazy_torch_module(dtype):
     model = nlp.get_pipe("wide").model = PyTorchWrapper(table)
     optimizer = lazy(AdamW(weight_decay=0.1), grad_clip=0.0)
     optimizer.initialize(nlp)
+    state = {key: torch.zeros_like(theirs.weight) for key in ("exp_avg", "exp_avg_sq")}
     for seed in range(4):
         ids = torch.from_numpy(numpy.random.default_rng(seed).integers(0, 400, 30))
         table(ids).square().sum().backward()
@@ -272,8 +273,6 @@ def test_lazy_torch_module(dtype):
         bare = torch.optim.AdamW([cells], lr=0.01, weight_decay=0.1, fused=True)
         if seed:
             bare.state[cells] = {key: value[rows] if value.dim() else value for key, value in state.items()}
-        else:
-            state = {key: torch.zeros_like(theirs.weight) for key in ("exp_avg", "exp_avg_sq")}
         bare.step()
         for key, value in bare.state[cells].items():
             if value.dim():

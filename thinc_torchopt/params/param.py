@@ -275,7 +275,7 @@ def clear_grads(params: Sequence[Param]) -> None:
             if touched is None:
                 arrays.append(param.tensor.grad)
             else:
-                touched.clear(param.tensor.grad)
+                touched.clear()
             if param.grad_copy is not None:
                 param.grad_source[...] = 0
     kernels.zero_(arrays)

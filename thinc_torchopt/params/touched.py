@@ -26,12 +26,13 @@ class Touched:
     param (Tensor): With a gradient. Both are contiguous.
     index (Tensor): Where the cells are in the param as a vector, in ascending order.
 
-    Public: `tensor` (their values, with their gradient: copies).
+    Public: `tensor` (their values, with their gradient: copies), `grad` (that of the whole param).
     """
 
     def __init__(self, param: Tensor, index: Tensor):
         assert param.grad is not None
         self.index = index
+        self.grad = param.grad
         self.tensor = self.of(param)
         self.tensor.grad = self.of(param.grad)
 
@@ -43,10 +44,9 @@ class Touched:
         """Write values into these cells of a tensor of the param's shape. values (Tensor): Shape: (cells,)."""
         tensor.detach().view(-1).index_copy_(0, self.index, values)
 
-    def clear(self, grad: Tensor | None) -> None:
-        """Set these cells of the param's gradient to 0."""
-        if grad is not None:
-            grad.view(-1).index_fill_(0, self.index, 0.0)
+    def clear(self) -> None:
+        """Set the param's gradient to 0."""
+        self.grad.view(-1).index_fill_(0, self.index, 0.0)
 
 
 def cells_not_zero(tensor: Tensor, row_size: int = 1) -> Tensor:
@@ -67,7 +67,7 @@ def cells_not_zero(tensor: Tensor, row_size: int = 1) -> Tensor:
         # of the time.
         bits = flat.view(_BITS[flat.dtype.itemsize]).numpy().reshape(-1, row_size)
         columns = numpy.flatnonzero(numpy.bitwise_or.reduce(bits, axis=0) != 0)
-        index = (torch.arange(0, n, row_size)[:, None] + torch.from_numpy(columns)).view(-1)
+        index = torch.from_numpy((numpy.arange(0, n, row_size)[:, None] + columns).reshape(-1))
     else:
         # The rows of a table of embeddings are as good blocks as any.
         size = row_size if _BLOCK <= row_size <= n // _BLOCK else _BLOCK
@@ -76,5 +76,5 @@ def cells_not_zero(tensor: Tensor, row_size: int = 1) -> Tensor:
         found = (blocks.amax(1) != 0).logical_or_(blocks.amin(1) != 0).nonzero()
         index = (found * size + torch.arange(size)).view(-1)
         index = torch.cat([index, torch.arange(n_blocks * size, n)])
-    is_touched = flat.index_select(0, index) != 0
-    return index if is_touched.all() else index[is_touched]
+    values = flat.index_select(0, index)
+    return index if values.count_nonzero() == len(index) else index[values != 0]

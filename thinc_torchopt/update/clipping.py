@@ -95,12 +95,14 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
 
 def clip_units_of(params: Sequence[Param], ratio: float) -> None:
     """As `clip_units`, of params. A unit's weights are all of them, also where only some cells are touched."""
-    lazy = [param for param in params if param.touched is not None]
-    for param in lazy:
-        param.touched.put(param.grad, param.tensor.grad)
-    clip_units([param.tensor for param in params], [param.tensor.grad for param in params], ratio)
-    for param in lazy:
-        param.grad.copy_(param.touched.of(param.tensor.grad))
+    whole = [param.grad if param.touched is None else param.touched.grad for param in params]
+    for param, grad in zip(params, whole):
+        if param.touched is not None:
+            param.touched.put(param.grad, grad)
+    clip_units([param.tensor for param in params], whole, ratio)
+    for param, grad in zip(params, whole):
+        if param.touched is not None:
+            param.grad.copy_(param.touched.of(grad))
 
 
 @torch.no_grad()
