@@ -25,7 +25,7 @@ import spacy
 import torch
 from spacy.language import Language
 from spacy.training import Example
-from thinc.api import Model, PyTorchWrapper
+from thinc.api import ArgsKwargs, Model, PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.torch_optimizers import AdamW
@@ -34,9 +34,9 @@ WORDS = 50_000
 Contestant = tuple[Callable[[], None], Callable[[], None]]  # forward and backward (not timed), update (timed)
 
 
-def texts(docs: int, words: int = 40) -> list[str]:
+def texts(docs: int, words: int = 100) -> list[str]:
     rng = numpy.random.default_rng(0)
-    return [" ".join(f"w{i}" for i in rng.zipf(1.3, words) % WORDS) for _ in range(docs)]
+    return [" ".join(f"w{i}" for i in rng.zipf(1.2, words) % WORDS) for _ in range(docs)]
 
 
 def bag_of_words(optimizer: TorchOptimizer, labels: int, docs: int) -> Contestant:
@@ -64,15 +64,17 @@ def bag_of_words(optimizer: TorchOptimizer, labels: int, docs: int) -> Contestan
 
 def embedding(optimizer: TorchOptimizer, labels: int, docs: int) -> Contestant:
     torch.manual_seed(0)
-    model: Model[Any, Any] = PyTorchWrapper(torch.nn.Embedding(30_522, 256))
+    model: Model[Any, Any] = PyTorchWrapper(
+        torch.nn.Embedding(30_522, 256),
+        convert_inputs=lambda model, ids, is_train: (ArgsKwargs((torch.from_numpy(ids),), {}), lambda _: ids),
+    )
     nlp = Language()
     nlp.add_pipe("holder").model = model  # type: ignore[attr-defined]
     optimizer.initialize(nlp)
     rng = numpy.random.default_rng(0)
 
     def run() -> None:
-        ids = rng.zipf(1.3, 2_000) % 30_522
-        out, backprop = model.begin_update(ids)
+        out, backprop = model.begin_update(rng.zipf(1.3, 2_000) % 30_522)
         backprop(out)
 
     return run, lambda: update(optimizer, model)
