@@ -40,7 +40,7 @@ def clip_grads(
         if by == "value":
             clip_values(grads, limit)
         else:
-            clip_units_of(params, limit)
+            clip_units([param.tensor for param in params], grads, limit)
         return 1.0
     if scale != 1.0:
         norms = [scale * norm for norm in norms]
@@ -91,18 +91,6 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
     """
     for grad in grads:
         grad.clamp_(-limit, limit)
-
-
-def clip_units_of(params: Sequence[Param], ratio: float) -> None:
-    """As `clip_units`, of params. A unit's weights are all of them, also where only some cells are touched."""
-    whole = [param.grad if param.touched is None else param.touched.grad for param in params]
-    for param, grad in zip(params, whole):
-        if param.touched is not None:
-            param.touched.put(param.grad, grad)
-    clip_units([param.tensor for param in params], whole, ratio)
-    for param, grad in zip(params, whole):
-        if param.touched is not None:
-            param.grad.copy_(param.touched.of(grad))
 
 
 @torch.no_grad()

@@ -487,5 +487,4 @@ class Plan:
             param.steps,
             settings.blocks,
             self._cascade.candidates[settings.algorithm].algorithm.label,
-            settings.sparse,
         )
