@@ -13,8 +13,6 @@ FloatOrSchedule = Union[float, list[float], Generator]
 IntOrSchedule = Union[int, list[int], Generator]
 ClipBy = Literal["global", "component", "param", "value", "adaptive"]
 SkipDecay = Literal["bias_and_norm"]
-# Whether cells of a param whose gradient is 0 wait, or are updated as all others.
-Sparse = Literal["lazy", "dense"]
 # What stands in [training.optimizer.param_groups]: by name, `params` and any settings.
 Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
@@ -45,7 +43,6 @@ class ParamInfo(NamedTuple):
     updates: int  # how many it had
     blocks: tuple[str, ...]  # of which the name of the group is made
     algorithm: str  # what the config calls it, e.g. "torch.AdamW.v1"
-    sparse: Sparse  # "lazy": cells whose gradient is 0 wait
 
 
 @dataclass(frozen=True)

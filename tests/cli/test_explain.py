@@ -89,14 +89,6 @@ def test_explain_param_groups(corpus, capsys):
     assert found["Saves"].endswith("No checkpoints: a training that is killed has to begin anew.")
 
 
-def test_explain_what_waits(corpus, capsys):
-    assert told(CONFIGS / "sparse.cfg", corpus, capsys)["Waits"] == (
-        "An update changes only those of 524,288 numbers (textcat_multilabel/output_layer/W) that have a gradient "
-        "(sparse = 'lazy'). The others keep value and state: no moment and no weight decay moves them."
-    )
-    assert "Waits" not in told(CONFIGS / "param_groups.cfg", corpus, capsys)
-
-
 def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     found = told(CONFIGS / "guards.cfg", corpus, capsys)
     assert "is skipped, with a warning; after" in found["On NaN"] and "times as large as usual" in found["Spikes"]

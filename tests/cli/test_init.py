@@ -477,19 +477,6 @@ def test_init_keeps_the_algorithms_of_blocks(tmp_path):
     assert said in draft.told
 
 
-def test_init_tells_of_a_bag_of_words(tmp_path):
-    text = (CONFIGS / "sparse.cfg").read_text()
-    dense = text.replace('sparse = "lazy"', "lr_scale = 1.0")
-    told = [[line for line in run(given, "robust", tmp_path)[0].told if "lazy" in line] for given in (dense, text)]
-    assert told == [
-        [
-            "The bag of words in 'textcat_multilabel' is a wide layer: sparse = \"lazy\" would make updates faster, with "
-            "scores of its own. See docs/optimizers.md, 'Wide layers'."
-        ],
-        [],
-    ]
-
-
 def test_init_says_what_is_lost_of_ours(tmp_path):
     text = with_optimizer(
         '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\nlearn_rate = 0.1\n\n'

@@ -34,13 +34,6 @@ def noise_of_a_block(folder):
 
 
 @scenario
-def sparse(folder):
-    nlp = pipelines.pipeline(["tagger"])
-    distributed = Distributed(shard_state=True)
-    return train(nlp, pipelines.optimizer(param_groups=pipelines.LAZY, distributed=distributed))
-
-
-@scenario
 def words_of_all(folder):
     """Sums over words, divided by those of all ranks; before it, weights that differ."""
     nlp = pipelines.pipeline(["tagger"])

@@ -28,8 +28,6 @@ TOK2VEC = {
 ADDITIVE = ("tagger", "morphologizer", "senter", "textcat_multilabel", "trainable_lemmatizer")
 TAGS = ["A", "B", "C", "D"]
 STEPS = 7
-# Tables of embeddings of which a batch looks up a few rows.
-LAZY = {"wide": {"params": ["tok2vec/embed/*"], "sparse": "lazy"}}
 
 
 def examples(nlp, n, seed):

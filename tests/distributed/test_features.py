@@ -6,7 +6,7 @@ from thinc_torchopt.distributed import deal
 from thinc_torchopt.types import BatchSize
 
 from . import pipelines
-from .test_ranks import assert_close, assert_same_on_both, grouped, one_process
+from .test_ranks import assert_close, assert_same_on_both, grouped
 
 
 def test_features_noise_is_the_same_on_all_ranks(ranks):
@@ -22,16 +22,6 @@ def test_features_noise_is_the_same_on_all_ranks(ranks):
 
 def test_features_noise_of_params_that_thaw_is_the_same_on_all_ranks(ranks):
     assert_same_on_both(*ranks("noise_of_a_block"))
-
-
-def test_features_cells_wait_that_no_rank_touches(ranks):
-    """Each rank touches others, and updates and sends the params whose state it keeps."""
-    one, other = ranks("sparse")
-    expected = one_process(["tagger"], param_groups=pipelines.LAZY)
-    for found, rank_1, by_one in zip(one["steps"], other["steps"], expected["steps"]):
-        assert all(torch.equal(found[name], rank_1[name]) for name in found)
-        assert_close(found, by_one)
-    assert_close(one["averages"], expected["averages"])
 
 
 def test_features_modular_knows_the_words_of_all(ranks):

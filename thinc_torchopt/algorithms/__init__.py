@@ -11,7 +11,7 @@ from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
 from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
-from .state_roles import Roles, is_per_cell, library_of
+from .state_roles import Roles, library_of
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,
@@ -66,7 +66,6 @@ __all__ = [
     "create",
     "fit_param_state",
     "fresh_state",
-    "is_per_cell",
     "library_of",
     "map_tensors",
     "may_move",

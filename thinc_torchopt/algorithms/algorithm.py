@@ -58,8 +58,6 @@ class Algorithm:
         whose name matches none of these patterns.
     counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
         pytorch-optimizer.
-    per_cell (bool): It updates each cell of a param by itself, from a state that is 0 at first, or made when it is
-        built: so some cells can be updated while others wait (`sparse = "lazy"`).
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
     Public: `trial` (Trial).
@@ -73,7 +71,6 @@ class Algorithm:
     kernel: FusedKernel = NO_KERNEL
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
-    per_cell: bool = False
     trial: Trial = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

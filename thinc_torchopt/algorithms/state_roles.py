@@ -75,11 +75,6 @@ def role_of(roles: Roles, key: str) -> Role | None:
     return roles.get(last_part(key))
 
 
-def is_per_cell(optimizer_class: type[torch.optim.Optimizer], key: str, value: object) -> bool:
-    """Whether a state is a tensor with a value for each cell of its param. Then its shape is the param's."""
-    return isinstance(value, torch.Tensor) and role_of(roles_of(optimizer_class), key) in PER_CELL
-
-
 def last_part(key: str) -> str:
     """What a state is called, without the label of the module that keeps it: Modular has keys as in "adam/exp_avg"."""
     return key.rpartition("/")[2]

@@ -45,7 +45,6 @@ def _offer(
     options: Sequence[str] = (),
     state_roles: Roles = {},
     matrices_only: bool = False,
-    per_cell: bool = False,
 ) -> AlgorithmFactory:
     """Make the registered function of one of torch's classes.
 
@@ -59,7 +58,6 @@ def _offer(
     state_roles (Mapping[str, Role]): What its state tensors are, where it is not what others mean by their names.
     matrices_only (bool): It is for the matrices among the params. The rest is for its option `fallback`, an algorithm
         too: torch.AdamW.v1 by default.
-    per_cell (bool): As in `Algorithm`.
     """
     register_roles("torch", name, state_roles)
     label = f"torch.{name}.v1"
@@ -84,7 +82,7 @@ def _offer(
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
         }
         if not matrices_only:
-            return Algorithm(label, build, taken, kernel=kernel, per_cell=per_cell)
+            return Algorithm(label, build, taken, kernel=kernel)
         fallback = taken.pop("fallback")
         if fallback is not None:
             Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
@@ -132,28 +130,23 @@ def _config_type(param: inspect.Parameter) -> Any:
     return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
 
 
-Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701", per_cell=True)
+Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
 Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
-Adagrad = _offer(
-    "Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD, per_cell=True
-)
-Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM, per_cell=True)
-Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", per_cell=True)
-AdamW = _offer(
-    "AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM, per_cell=True
-)
+Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD)
+Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
+Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
+AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
 ASGD = _offer(
     "ASGD",
     "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046",
     least={"lambd": 0.0, "alpha": 0.0, "t0": 0.0},
 )
-NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ", per_cell=True)
-RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265", per_cell=True)
+NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
+RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
 RMSprop = _offer(
     "RMSprop",
     "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
     state_roles={"momentum_buffer": "sum"},
-    per_cell=True,
 )
 Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
 SGD = _offer(
@@ -161,7 +154,6 @@ SGD = _offer(
     "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
     kernel=kernels.SGD,
     state_roles={"momentum_buffer": "sum"},
-    per_cell=True,
 )
 LBFGS = _offer(
     "LBFGS",

@@ -8,11 +8,10 @@ variables and schedules included. It says what it did in `told`, and what the us
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Any
 
 from spacy.language import Language
 from spacy.util import registry
@@ -129,15 +128,6 @@ class Draft(Translation):
                 place,
                 f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.',
             )
-        if recipe in (Recipe.adamw, Recipe.robust) and not any(
-            isinstance(block, Mapping) and "sparse" in block for block in self.values.get("param_groups", {}).values()
-        ):
-            self.told += [
-                f"The bag of words in '{name}' is a wide layer: sparse = \"lazy\" would make updates faster, with "
-                "scores of its own. See docs/optimizers.md, 'Wide layers'."
-                for name, component in self.config.get("components", {}).items()
-                if _has_bag_of_words(component)
-            ]
 
     def _drop_in(self) -> None:
         if self.kind.startswith(PREFIX):
@@ -417,14 +407,6 @@ class Draft(Translation):
             f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from "
             "there."
         )
-
-
-def _has_bag_of_words(settings: Any) -> bool:
-    """Whether the settings of a component, or what is below them, name spaCy's linear model of words."""
-    if not isinstance(settings, Mapping):
-        return False
-    is_one = str(settings.get("@architectures", "")).startswith("spacy.TextCatBOW.")
-    return is_one or any(map(_has_bag_of_words, settings.values()))
 
 
 def _is_bow(nlp: Language) -> bool:

@@ -108,8 +108,6 @@ def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
             f"and on at {plain(rollback.factor)} times the learning rates; it stops when that has happened "
             f"{count(rollback.at_most, 'time')}.",
         )
-    if lazy := [row for row in rows if row.name in now and now[row.name].sparse == "lazy"]:
-        yield "Waits", _waits(lazy)
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"])
     if (budget := setup.optimizer.budget) is not None:
@@ -254,14 +252,6 @@ def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
     return (
         f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training "
         "stops with an error."
-    )
-
-
-def _waits(rows: Sequence[Row]) -> str:
-    names = ", ".join(row.name for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
-    return (
-        f"An update changes only those of {sum(row.size for row in rows):,} numbers ({names}) that have a gradient "
-        "(sparse = 'lazy'). The others keep value and state: no moment and no weight decay moves them."
     )
 
 

@@ -91,8 +91,7 @@ class TorchOptimizer(Optimizer):
     max_rollbacks (int): After so many times the training stops.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:"
         and a regular expression), and any of `algorithm` (of its own), `learn_rate`, `lr_scale`, `freeze`,
-        `unfreeze_at` (step), `sparse` ("lazy": cells whose gradient is 0 wait; "dense": they don't) and the algorithm's
-        options. Where several blocks set the same for a param, the last one
+        `unfreeze_at` (step) and the algorithm's options. Where several blocks set the same for a param, the last one
         wins.
     per_param_lr (dict): Learning rates by pattern, in short.
     layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.

@@ -17,7 +17,6 @@ from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grad
 from .spelling import clean, escape, unique
 from .succession import Released
 from .table import ParamTable
-from .touched import Touched
 
 __all__ = [
     "CHUNK",
@@ -26,7 +25,6 @@ __all__ = [
     "ParamTable",
     "Pattern",
     "Released",
-    "Touched",
     "WriteBack",
     "all_names",
     "array_of",

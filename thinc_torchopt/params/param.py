@@ -15,7 +15,6 @@ from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..host import module_of
 from ..types import Key
-from .touched import Touched, cells_not_zero
 
 if TYPE_CHECKING:
     from ..settings import ParamSettings
@@ -55,8 +54,7 @@ class Param:
     joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
     steps (int): How many updates it had.
     flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: it is torch's, a
-        copy, too large to be summed at once, or on another device than the CPU. Of touched cells, that of these.
-    touched (Touched | None): Inside an update, if there are cells that wait: see `touch`.
+        copy, too large to be summed at once, or on another device than the CPU.
     """
 
     __slots__ = (
@@ -87,7 +85,6 @@ class Param:
         "steps",
         "strides",
         "tensor",
-        "touched",
     )
 
     def __init__(self, name: str, key: Key, source: Any, tensor: torch.Tensor, *, is_bias_or_norm: bool = False):
@@ -116,7 +113,6 @@ class Param:
         self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0
-        self.touched: Optional[Touched] = None
 
     def hold(self, source: Any) -> None:
         """Note what the model holds now."""
@@ -230,25 +226,11 @@ class Param:
         """Have no gradient."""
         self.tensor.grad = self.grad_source = self.grad_copy = self.flat_grad = None
 
-    def touch(self) -> None:
-        """From here to `clear_grads` only the cells whose gradient is not 0 take part in the update."""
-        row_size = self.row_size if len(self.shape) < 2 else self.tensor.numel() // self.shape[0]
-        index = cells_not_zero(self.grad, row_size)
-        if len(index) < self.tensor.numel():
-            self.touched = Touched(self.tensor, index)
-            self.flat_grad = as_one_vector(self.grad)
-
-    @property
-    def cells(self) -> torch.Tensor:
-        """What torch is to step on: the tensor, or its touched cells."""
-        return self.tensor if self.touched is None else self.touched.tensor
-
     @property
     def grad(self) -> torch.Tensor:
         """The gradient on which torch works."""
-        grad = self.cells.grad
-        assert grad is not None
-        return grad
+        assert self.tensor.grad is not None
+        return self.tensor.grad
 
 
 def is_key_of_shim(key: Key) -> bool:
@@ -270,16 +252,10 @@ def clear_grads(params: Sequence[Param]) -> None:
     """
     arrays: list[Any] = []
     for param in params:
-        touched = param.touched
-        if touched is not None:
-            param.touched = param.flat_grad = None
         if param.is_torch:
             param.tensor.grad = param.grad_source = param.grad_copy = None
         else:
-            if touched is None:
-                arrays.append(param.tensor.grad)
-            else:
-                touched.clear(param.tensor.grad)
+            arrays.append(param.tensor.grad)
             if param.grad_copy is not None:
                 param.grad_source[...] = 0
     kernels.zero_(arrays)

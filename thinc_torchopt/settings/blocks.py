@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..checks import OPTIMIZER, Section, check_number
@@ -15,12 +15,12 @@ from ..errors import ConfigError
 from ..learn_rate import NAMED, NamedPolicy, settings_of
 from ..params import Pattern
 from ..schedules import Schedule, Schedules
-from ..types import FloatOrSchedule, Sparse
+from ..types import FloatOrSchedule
 
 GROUPS = "[training.optimizer.param_groups.{}]"
 PER_PARAM_LR = "[training.optimizer.per_param_lr]"
 LAYER_DECAY = "[training.optimizer.layer_decay]"
-_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy", "sparse")
+_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,13 @@ class Block:
     lr_scale: float | Schedule | None = None
     frozen_until: float | None = None
     policy: NamedPolicy | None = None
-    sparse: Sparse | None = None
     given: Collection[str] = ()
     options: Mapping[int, dict[str, Any] | ConfigError] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[str, Any]:
         """What it says beside options, as in `ParamSettings`."""
-        said = {name: getattr(self, name) for name in ("learn_rate", "lr_scale", "frozen_until", "sparse")}
+        said = {name: getattr(self, name) for name in ("learn_rate", "lr_scale", "frozen_until")}
         found = {name: value for name, value in said.items() if value is not None}
         if self.policy is not None or self.learn_rate is not None:
             # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the policy
@@ -150,7 +149,6 @@ class BlockReader:
             lr_scale=self._number(path, given, "lr_scale"),
             frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
             policy=policy,
-            sparse=Section(where).choice("sparse", given.get("sparse"), (*get_args(Sparse), None)),
             algorithm=first,
             given=tuple(options),
             options=read,

@@ -191,7 +191,7 @@ class Cascade:
         """What holds for a param.
 
         RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback; or not with the options of a
-            block; or its untouched cells can't wait.
+            block.
         """
         first, blocks, of_options = self._first_and_blocks(param.names)
         algorithm = self._choose(param, first)
@@ -219,29 +219,7 @@ class Cascade:
                 new_params=None if joined_at is None else self._new_params,
                 **values,
             )
-        settings = self._known[alike]
-        if settings.sparse == "lazy":
-            block = next(block for block in reversed(blocks) if block.sparse is not None)
-            self._check_can_wait(param, settings, GROUPS.format(block.name))
-        return settings
-
-    def _check_can_wait(self, param: Param, settings: ParamSettings, where: str) -> None:
-        """RAISES (ConfigError): Cells of a param can't wait while others are updated. where (str): Which block says
-        that they are to.
-        """
-        algorithm = self.candidates[settings.algorithm].algorithm
-        if not algorithm.per_cell:
-            raise ConfigError(
-                f"Can't set sparse = 'lazy' in {where} for param '{param.name}': expected an algorithm that updates "
-                "each number by itself (torch's Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop or SGD), "
-                f"found '{algorithm.label}'. Give the block such an algorithm, or remove the setting."
-            )
-        if not param.tensor.is_contiguous():
-            raise ConfigError(
-                f"Can't set sparse = 'lazy' in {where} for param '{param.name}': expected a tensor whose rows lie one "
-                f"behind the other in memory, found shape {tuple(param.shape)} with strides {param.tensor.stride()}. "
-                "Leave it out of the block's patterns."
-            )
+        return self._known[alike]
 
     def _options_of(
         self, algorithm: int, blocks: Sequence[Block], enabled: Collection[str], *, skips_decay: bool

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..learn_rate import NamedPolicy, Warmup
 from ..schedules import Schedule
-from ..types import Sparse
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class ParamSettings:
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
     policy (NamedPolicy | None): What becomes of the learning rate from that step on.
-    sparse ("lazy" | "dense"): Whether cells whose gradient is 0 wait, or are updated as all others.
     apart (bool): No param with another label is put into the same group: its rate may come to differ.
     joined_at (int | None): For params that came in mid-training: after how many updates.
     """
@@ -43,7 +41,6 @@ class ParamSettings:
     apart: bool = False
     new_params: Warmup | None = None
     policy: NamedPolicy | None = None
-    sparse: Sparse = "dense"
 
     @cached_property
     def label(self) -> str:
@@ -67,7 +64,6 @@ class ParamSettings:
                 self.frozen_until,
                 *map(_hashable, factors),
                 self.joined_at,
-                self.sparse,
                 self._options_key,
                 *self._label_key,
             )
@@ -78,7 +74,6 @@ class ParamSettings:
             scale,
             moving,
             self.joined_at,
-            self.sparse,
             self._options_key,
             *self._label_key,
         )

@@ -124,15 +124,14 @@ def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _options_of(group: Group) -> dict[str, Any]:
-    """Those that are saved: numbers, texts, and tuples of such, as lists; and whether untouched cells wait."""
+    """Those that are saved: numbers, texts, and tuples of such, as lists."""
     options = {
         name: list(value) if isinstance(value := group.entry[name], tuple) else value
         for name in group.settings.options
         if name in group.entry and name not in group.moving and name not in _SWITCHES
     }
     plain = (bool, int, float, str, type(None), list)
-    found = {name: value for name, value in options.items() if isinstance(value, plain)}
-    return {**found, "sparse": group.settings.sparse}
+    return {name: value for name, value in options.items() if isinstance(value, plain)}
 
 
 def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:

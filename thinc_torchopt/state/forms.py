@@ -42,7 +42,7 @@ class SavedGroup:
 
     algorithm, path (str): What optimizes it, and its config path.
     params (list[str]): Their names.
-    options (dict): Its options that nothing moves, but for switches that depend on the machine; and `sparse`.
+    options (dict): Its options that nothing moves, but for switches that depend on the machine.
     state (dict): What the algorithm keeps in it.
     rate, applied_rate (float): The last ones, without and with the scale of the run.
     """

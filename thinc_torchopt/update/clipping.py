@@ -40,7 +40,7 @@ def clip_grads(
         if by == "value":
             clip_values(grads, limit)
         else:
-            clip_units_of(params, limit)
+            clip_units([param.tensor for param in params], grads, limit)
         return 1.0
     if scale != 1.0:
         norms = [scale * norm for norm in norms]
@@ -91,16 +91,6 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
     """
     for grad in grads:
         grad.clamp_(-limit, limit)
-
-
-def clip_units_of(params: Sequence[Param], ratio: float) -> None:
-    """As `clip_units`, of params. A unit's weights are all of them, also where only some cells are touched."""
-    lazy = [param for param in params if param.touched is not None]
-    for param in lazy:
-        param.touched.put(param.grad, param.tensor.grad)
-    clip_units([param.tensor for param in params], [param.tensor.grad for param in params], ratio)
-    for param in lazy:
-        param.grad.copy_(param.touched.of(param.tensor.grad))
 
 
 @torch.no_grad()

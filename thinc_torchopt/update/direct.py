@@ -210,27 +210,6 @@ class DirectStep:
             kernel.call(entry, lists.tensors, grads, lists.of_state, lists.count(), scale)
         return True
 
-    def make_once(self, entry: Entry, params: Sequence[Param], scale: Tensor | None = None) -> bool:
-        """As `make`, for params in whose place there are touched cells, others at each step: nothing is kept."""
-        kernel = self._kernel
-        if kernel is None or not kernel.is_wanted(entry):
-            return False
-        names, first = kernel.state_names(entry), params[0]
-        tensors = [param.cells for param in params]
-        states = [self._optimizer.state.get(tensor) or {} for tensor in tensors]
-        if (
-            kernel.counts == "numbers"
-            or not _go_together(params, kernel.fused)
-            or not all(_fits(found.get(name), tensor) for found, tensor in zip(states, tensors) for name in names)
-            or not (kernel.counts is None or all(_is_count(found.get("step"), first) for found in states))
-        ):
-            return False
-        steps = None if kernel.counts is None else [found["step"].add_(1) for found in states]
-        of_state = [[found[name] for found in states] for name in names]
-        with torch.set_grad_enabled(False):
-            kernel.call(entry, tensors, [param.grad for param in params], of_state, steps, scale)
-        return True
-
     def forget(self) -> None:
         """Groups have gone or changed."""
         self._last.clear()
@@ -279,7 +258,7 @@ class _KeptLists:
             if not (names or counts):
                 continue
             found = state.get(param.tensor)
-            if found is None or not all(_fits(found.get(name), param.tensor) for name in names):
+            if found is None or not all(_fits(found.get(name), param) for name in names):
                 return None
             if counts == "tensors" and not _is_count(found.get("step"), first):
                 return None
@@ -329,14 +308,14 @@ def _go_together(params: Sequence[Param], fused: kernels.FusedKernel) -> bool:
     )
 
 
-def _fits(value: Any, tensor: Tensor) -> bool:
+def _fits(value: Any, param: Param) -> bool:
     """Whether a state tensor lies in memory as its param does: kernels walk through both from the first cell on."""
     return (
         isinstance(value, Tensor)
-        and value.shape == tensor.shape
-        and value.stride() == tensor.stride()
-        and value.dtype == tensor.dtype
-        and value.device == tensor.device
+        and value.shape == param.shape
+        and value.stride() == param.strides
+        and value.dtype == param.dtype
+        and value.device == param.device
     )
 
 

@@ -68,11 +68,6 @@ class Group:
         return self.watched.id
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether cells whose gradient is 0 wait."""
-        return self.settings.sparse == "lazy"
-
-    @property
     def is_fused(self) -> bool:
         """Whether a fused kernel updates its params."""
         return bool(self.key[1])

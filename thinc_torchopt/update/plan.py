@@ -500,5 +500,4 @@ class Plan:
             param.steps,
             settings.blocks,
             self._cascade.candidates[settings.algorithm].algorithm.label,
-            settings.sparse,
         )

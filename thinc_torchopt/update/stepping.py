@@ -23,7 +23,6 @@ from .building import Builder
 from .clipping import scale_grads
 from .direct import DirectStep
 from .group import Group
-from .lazy import on_touched_cells
 
 Parts = Sequence[tuple[Group, Sequence[Param]]]
 
@@ -45,17 +44,14 @@ class Stepper:
         self.direct = DirectStep(optimizer)
 
     def begin_step(self, chosen: Parts, batch_size: BatchSize | None = None) -> None:
-        """Write the options that schedules move, find the cells that are touched where others are to wait, and let an
-        algorithm that wants it know the size of the batch, and change the gradients before they are measured.
+        """Write the options that schedules move, and let an algorithm that wants it know the size of the batch, and
+        change the gradients before they are measured.
 
         chosen (Parts): As for `step`.
         batch_size (BatchSize | None): If it is known.
         RAISES (ScheduleError): The algorithm does not take the value of a schedule.
         """
-        for group, params in chosen:
-            if group.is_lazy:
-                for param in params:
-                    param.touch()
+        for group, _ in chosen:
             for name in group.moving:
                 value = current(group.settings.options[name])
                 if value != group.entry[name]:
@@ -66,7 +62,7 @@ class Stepper:
         hook = getattr(self.optimizer, "before_clipping", None)
         if hook is not None:
             for group, params in chosen:
-                hook(group.entry, [param.cells for param in params])
+                hook(group.entry, [param.tensor for param in params])
 
     def step(self, chosen: Parts, grad_factor: float) -> None:
         """Update params by their gradients, at the rates that were written.
@@ -85,15 +81,10 @@ class Stepper:
             else:
                 grads = [param.grad for _, params in chosen for param in params]
                 scale_grads(grads, [grad_factor] * len(grads))
-        with on_touched_cells(self.optimizer, chosen):
-            if self.direct.is_possible:
-                chosen = [
-                    (group, params)
-                    for group, params in chosen
-                    if not (self.direct.make_once if group.is_lazy else self.direct.make)(group.entry, params, scale)
-                ]
-            if chosen:
-                self._step_by_torch(chosen, scale)
+        if self.direct.is_possible:
+            chosen = [(group, params) for group, params in chosen if not self.direct.make(group.entry, params, scale)]
+        if chosen:
+            self._step_by_torch(chosen, scale)
 
     def _step_by_torch(self, chosen: Parts, scale: torch.Tensor | None) -> None:
         """As `step`, by torch's own. scale (Tensor | None): What fused kernels divide gradients by."""
@@ -138,7 +129,7 @@ class Stepper:
         """The tensors of a step in as few calls of torch's as can be: one, but for fused SGD, which can't take params
         with and without momentum together.
         """
-        tensors = [param.cells for _, params in chosen for param in params]
+        tensors = [param.tensor for _, params in chosen for param in params]
         if isinstance(self.optimizer, torch.optim.SGD) and any(group.is_fused for group, _ in chosen):
             state = self.optimizer.state
             fresh = [tensor for tensor in tensors if not state.get(tensor)]
