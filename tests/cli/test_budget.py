@@ -27,8 +27,8 @@ def derived(config, folder, budget="20m", **settings):
     """The config that is made, the lines, and the optimizer."""
     config.to_disk(folder / "given.cfg")
     path, told = with_budget(folder / "given.cfg", [], budget, output_path=folder / "out", **settings)
-    found = Config().from_disk(path)
-    registry.resolve({"optimizer": found["training"]["optimizer"]})
+    found = Config().from_disk(path, interpolate=False)
+    registry.resolve({"optimizer": found.interpolate()["training"]["optimizer"]})
     return found, told
 
 
@@ -52,6 +52,10 @@ def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
     assert (training["max_steps"], training["max_epochs"], training["patience"]) == (0, 0, 0)
     assert optimizer["checkpoint"] == config["training"]["optimizer"]["checkpoint"]
     assert told[0].startswith(f"learn_rate: rises to {peak} in {warmup} steps, and stays")
+    other = config.copy()
+    other["training"]["max_steps"] = 40  # of the warm-up of a run that has begun, nothing changes
+    again = derived(other, tmp_path, "30m")[0]["training"]["optimizer"]["learn_rate"]
+    assert again["warmup_steps"] == warmup
     assert told[-1].endswith(f"The config is saved to {tmp_path / 'out' / 'budget.cfg'}.")
 
 

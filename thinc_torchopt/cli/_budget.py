@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from confection import Config
 from spacy import util
 
 from ..checks import Section
@@ -53,9 +54,15 @@ def with_budget(
     _check(block)
     if "checkpoint" not in block and output_path is None:
         _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
+    folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
+    path = folder / "budget.cfg"
+    before = Config().from_disk(path)["training"]["optimizer"] if path.exists() else {}
     optimizer, told = config["training"]["optimizer"], []
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
         schedule = _stable(rates, limit if unit == "steps" else _steps_of(plain_config))
+        if (begun := _at(before, place)) is not None:
+            # The run may go on with a larger budget: its warm-up is what it was.
+            schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
         _put(optimizer, place, schedule)
         rise = f"rises to {plain(schedule['initial_rate'])} in {schedule['warmup_steps']:,} steps, and stays"
         told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
@@ -65,9 +72,7 @@ def with_budget(
     training = config["training"]
     training |= {"max_steps": int(limit) - 1 if unit == "steps" else 0, "patience": 0}
     training["max_epochs"] = min(0, plain_config["training"].get("max_epochs", 0))
-    folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "budget.cfg"
     config.to_disk(path, interpolate=False)
     return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
 
@@ -104,6 +109,13 @@ def _stable(rates: Sequence[float], steps: float) -> dict[str, Any]:
         "decay_begins": "when told",
         "decay_type": "linear",
     }
+
+
+def _at(block: Any, place: Sequence[str]) -> Mapping[str, Any] | None:
+    """The section at a place, if there is one."""
+    for part in place:
+        block = block.get(part) if isinstance(block, Mapping) else None
+    return block if isinstance(block, Mapping) else None
 
 
 def _put(block: Any, place: Sequence[str], value: Any) -> None:

@@ -30,7 +30,7 @@ class Schedule:
     RAISES (ScheduleError): The source yields nothing, or no number.
     """
 
-    def __init__(self, name: str, source: Iterator[Any]):
+    def __init__(self, name: str, source: Any):
         self.name = name
         self.source: Any = source
         self.position = 0
