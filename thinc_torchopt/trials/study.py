@@ -29,7 +29,7 @@ _MOST_FAILURES = 3
 # Before there are so many trials, none is pruned.
 _TRIALS_BEFORE_PRUNING = 4
 _SEARCH, _REPEATS = "search", "repeats"
-_SETTINGS, _PROBLEM = "settings", "problem"
+_SETTINGS, _PROBLEM, _AGAIN = "settings", "problem", "again"
 _FINISHED = ("COMPLETE", "PRUNED")
 
 # Trains with values, by their paths, and a seed; reports the step and the score of each evaluation.
@@ -200,6 +200,11 @@ class Study:
 
         def noted(trial: Any) -> float:
             numbers.append(trial.number)
+            # Two processes may notice at once that a third was killed. The first trial in its place counts.
+            of = trial.user_attrs.get(_AGAIN)
+            others = study.trials[: trial.number] if of is not None else ()
+            if any(other.user_attrs.get(_AGAIN) == of for other in others):
+                raise _Failed
             try:
                 return objective(trial)
             except KeyboardInterrupt:
@@ -313,7 +318,7 @@ def _sampler(seed: int) -> Any:
 def _again(study: Any, trial: Any) -> None:
     """Let a trial that was killed or interrupted be done again."""
     if trial.params:
-        study.enqueue_trial(trial.params)
+        study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
 
 
 def _fail_stale(study: Any) -> None:
