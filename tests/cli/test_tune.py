@@ -83,7 +83,7 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder):
 def test_tune_shows_trials_that_fail(folder):
     width = "components.tagger.model.tok2vec.width=96|97"  # the tok2vec has 96
     done = run("plain.cfg", "--set", width, "--steps", 1, "--trials", 3, "--seeds", 0)
-    assert "failed or were killed" in done.stdout and "came to their end" in done.stdout
+    assert "failed or killed" in done.stdout and "to the end" in done.stdout
     assert "Trial 0 has the best score" in done.stdout
     assert (folder / "tune.db").is_file()
 
@@ -110,6 +110,7 @@ def test_tune_default_space(folder):
         (["--set", "training.dropout=a|b"], "dropout"),
         (["--set", "training.optimizer.grad_clip=0.1|x"], "grad_clip"),
         (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
+        (["--set", "training.max_steps=10..20"], "expected settings that change what a trial learns"),
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
         (["--trials", 0], "Can't use '--trials' in spacy torchopt tune"),
         (["--seeds", -1], "Can't use '--seeds' in spacy torchopt tune"),

@@ -20,7 +20,7 @@ from ..compat import import_optuna
 from ..errors import ConfigError
 from ..progress_bars import show_progress
 from ..report import Point, check_picture, plot_study
-from ..training import learn_rate_settings
+from ..training import WRITES, learn_rate_settings
 from ..trials import (
     AS_IT_IS,
     Choice,
@@ -48,6 +48,12 @@ _WARMUP = 0.4
 # Without a space: so many times the learning rate, and less.
 _TIMES = 10.0
 _DEFAULTS = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log", "training.optimizer.L2": "1e-4..0.3:log"}
+# What a trial has of its own, or not at all.
+_NOT_SEARCHED = (
+    *(f"training.{key}" for key in ("max_steps", "max_epochs", "patience", "eval_frequency", "seed")),
+    *(f"training.{key}" for key in ("logger", "before_to_disk")),
+    *(f"training.optimizer.{key}" for key in WRITES),
+)
 _DROPOUT = ("training.dropout", "0.0..0.4")
 
 
@@ -107,27 +113,26 @@ def tune(
             seed=source.seed,
             warmup_steps=round(_WARMUP * steps) if prune else None,
         )
-        study.begin_with({path: _value_at(config, path) for path in space})
+        own = _filled(source)
+        study.begin_with({path: _value_at(own, path) for path in space})
         train = _Training(source, steps, use_gpu)
-        was_stopped, scores = False, {}
+        was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
         try:
             with show_progress(trials, "Searching") as bar:
                 bar.update(min(trials, sum(found.state in ("complete", "pruned") for found in study.found())))
                 study.search(trials, train, bar.update)
             best = [found.number for found in study.best(_BEST)]
-            if seeds and best:
+            if best:
                 with show_progress((len(best) + 1) * seeds, "The best again, with other seeds") as bar:
-                    again = [source.seed + 1 + i for i in range(seeds)]
-                    scores = study.repeat([AS_IT_IS, *best], again, train, bar.update)
+                    study.repeat([AS_IT_IS, *best], other_seeds, train, bar.update)
         except KeyboardInterrupt:
             was_stopped = True
-        result = _Result(study, {number: list(found.values()) for number, found in scores.items() if found})
+        result = _Result(study, other_seeds)
         notes = [*warned, *notes]
         if picture_path is not None:
             plot_study(result.points, result.importances, _logs(space), result.as_it_is, picture_path)
         if output_path is not None and result.winner is not None:
             write_config(output_path, with_settings(source.text, result.values(result.winner)))
-    again = f"Run the same command to go on with the study '{study_path}'."
     if as_json:
         print_json(result.as_json(notes))
     else:
@@ -140,7 +145,7 @@ def tune(
             what = "the config as it is" if result.winner == AS_IT_IS else f"the config of trial {result.winner}"
             console.print(f"Saved {what} to {output_path}")
         if was_stopped:
-            console.print(f"Stopped before the end. {again}")
+            console.print(f"Stopped before the end. The same command goes on with the study '{study_path}'.")
     if was_stopped:
         sys.exit(130)
 
@@ -184,14 +189,21 @@ def _space(source: Source, given: Sequence[str], overridden: Collection[str]) ->
             "config that is a number. Add --set, or a section [search]."
         )
     for path in space:
+        if path.startswith(_NOT_SEARCHED):
+            _SECTION.refuse("--set", "settings that change what a trial learns", path, "A trial has its own, or none.")
         if path in overridden:
             _SECTION.refuse("--set", "settings that have no value from the command line", path, "Remove one of both.")
     return space
 
 
+def _filled(source: Source) -> Config:
+    """The config with what spaCy fills in, interpolated."""
+    return Config(DEFAULT_CONFIG).merge(source.load()).interpolate()
+
+
 def _default_space(source: Source) -> dict[str, str]:
     """The highest learning rate, weight decay and dropout, where they are numbers."""
-    config = Config(DEFAULT_CONFIG).merge(source.load()).interpolate()
+    config = _filled(source)
     block = config["training"]["optimizer"]
     found = {}
     peak = learn_rate_settings(config).get(("learn_rate",), 0.0)
@@ -259,14 +271,18 @@ class _Result:
     """What a study has.
 
     study (Study): The study.
-    scores (dict[int, list[float]]): Of trials that were done again, by number, with the other seeds.
+    other_seeds (Sequence[int]): Those of the trials that were done again.
+
+    Public: `found` (its trials), `best` (of them), `importances`, and `scores`: of those that were done again, by their
+    number.
     """
 
-    def __init__(self, study: Study, scores: dict[int, list[float]]):
+    def __init__(self, study: Study, other_seeds: Sequence[int]):
         self.found = study.found()
         self.best = study.best(_BEST)
         self.importances = study.importances()
-        self.scores = scores
+        again = study.repeated([AS_IT_IS, *(found.number for found in self.best)], other_seeds)
+        self.scores = scores = {number: list(found.values()) for number, found in again.items() if found}
         self._names = {number: "as it is" if number == AS_IT_IS else f"trial {number}" for number in scores}
         self.comparison: Comparison | None = None
         base = next((number for number in scores if number == AS_IT_IS), None)
@@ -318,8 +334,8 @@ class _Result:
 
     def print(self, console: Console) -> None:
         states = [found.state for found in self.found]
-        told = {"complete": "came to their end", "pruned": "were stopped early", "failed": "failed or were killed"}
-        told |= {"running": "are running", "waiting": "are waiting"}
+        told = {"complete": "to the end", "pruned": "stopped early", "failed": "failed or killed"}
+        told |= {"running": "still running", "waiting": "waiting"}
         counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
         console.print(f"{len(states)} trials: {', '.join(counts)}.")
         for problem in dict.fromkeys(found.problem for found in self.found if found.problem is not None):

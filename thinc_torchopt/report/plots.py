@@ -179,7 +179,7 @@ def plot_study(
     points (Sequence[Point]): The trials, in their order.
     importances (Mapping[str, float]): By path. Empty: not known.
     logs (Collection[str]): Paths whose values are on a logarithmic scale.
-    as_it_is (float | None): The score of the config as it is.
+    as_it_is (float | None): The mean score of the config as it is, with other seeds.
     path (Path): The file; its ending says what kind. Replaced if it is there.
     RAISES (ImportError): matplotlib is not installed.
     """
@@ -193,7 +193,7 @@ def plot_study(
     bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
     history.step([point.number for point in done], bests, where="post", color="C0", linewidth=1.5, label="best so far")
     if as_it_is is not None:
-        history.axhline(as_it_is, color="C1", linestyle="--", linewidth=1.2, label="the config as it is")
+        history.axhline(as_it_is, color="C1", linestyle="--", linewidth=1.2, label="the config as it is, other seeds")
     history.set_xlabel("trial")
     history.set_ylabel("score")
     if points:

@@ -29,7 +29,7 @@ _MOST_FAILURES = 3
 # Before there are so many trials, none is pruned.
 _TRIALS_BEFORE_PRUNING = 4
 _SEARCH, _REPEATS = "search", "repeats"
-_SETTINGS, _PROBLEM = "settings", "problem"
+_SETTINGS, _PROBLEM, _AGAIN = "settings", "problem", "again"
 _FINISHED = ("COMPLETE", "PRUNED")
 
 # Trains with values, by their paths, and a seed; reports the step and the score of each evaluation.
@@ -126,11 +126,8 @@ class Study:
 
     def repeat(
         self, numbers: Sequence[int], seeds: Sequence[int], train: Train, on_trial: Callable[[], Any] = lambda: None
-    ) -> dict[int, dict[int, float]]:
-        """Do trials again, with other seeds. Those that are done, also by others, are not done again.
-
-        RETURNS (dict): By number, the score of each seed.
-        """
+    ) -> None:
+        """Do trials again, with other seeds. Those that are done, also by other processes, are not done again."""
         values = {found.number: found.values for found in self.found()} | {AS_IT_IS: {}}
         for seed in seeds:
             for number in numbers:
@@ -146,6 +143,9 @@ class Study:
         while self._wait_for_queue():
             self._run(self._repeats, objective)
             on_trial()
+
+    def repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> dict[int, dict[int, float]]:
+        """What came of that. RETURNS (dict): By number, the score of each seed."""
         scores: dict[int, dict[int, float]] = {number: {} for number in numbers}
         for trial in self._repeats.trials:
             if trial.state.name == "COMPLETE" and trial.params["trial"] in scores and trial.params["seed"] in seeds:
@@ -177,9 +177,11 @@ class Study:
 
     def best(self, n: int) -> list[Found]:
         """The best trials that came to their end, the best one first, and no values twice."""
-        done = sorted((found for found in self.found() if found.score is not None), key=lambda found: -found.score)
-        different = {tuple(found.values.items()): found for found in reversed(done)}
-        return sorted(different.values(), key=lambda found: (-found.score, found.number))[:n]
+        different: dict[str, tuple[float, int, Found]] = {}
+        for found in reversed(self.found()):
+            if found.score is not None:
+                different[repr(found.values)] = -found.score, found.number, found
+        return [found for *_, found in sorted(different.values(), key=lambda entry: entry[:2])][:n]
 
     def importances(self) -> dict[str, float]:
         """How much of the differences between scores is due to each setting, highest first. Empty: that is not
@@ -198,6 +200,11 @@ class Study:
 
         def noted(trial: Any) -> float:
             numbers.append(trial.number)
+            # Two processes may notice at once that a third was killed. The first trial in its place counts.
+            of = trial.user_attrs.get(_AGAIN)
+            others = study.trials[: trial.number] if of is not None else ()
+            if any(other.user_attrs.get(_AGAIN) == of for other in others):
+                raise _Failed
             try:
                 return objective(trial)
             except KeyboardInterrupt:
@@ -286,7 +293,7 @@ def _sampler(seed: int) -> Any:
     """Optuna's own sampler, with a seed for each trial: what is drawn does not depend on which process draws it."""
     optuna = import_optuna()
 
-    class Sampler(optuna.samplers.BaseSampler):  # type: ignore[name-defined, misc]
+    class Sampler(optuna.samplers.BaseSampler):  # type: ignore[name-defined]
         _inner = optuna.samplers.TPESampler(seed=seed)
 
         def before_trial(self, study: Any, trial: Any) -> None:
@@ -311,7 +318,7 @@ def _sampler(seed: int) -> Any:
 def _again(study: Any, trial: Any) -> None:
     """Let a trial that was killed or interrupted be done again."""
     if trial.params:
-        study.enqueue_trial(trial.params)
+        study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
 
 
 def _fail_stale(study: Any) -> None:
