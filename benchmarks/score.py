@@ -172,8 +172,8 @@ def config_of(task: Task, seed: int, folder: Path) -> Config:
     put(config, "system.gpu_allocator", None)
     if task.words:
         put(config, "training.batcher.size", task.words)
-    for path, value in task.changes.items():
-        put(config, path, value)
+    for key, value in task.changes.items():
+        put(config, key, value)
     put(config, "training.patience", 0)
     put(config, "training.max_epochs", 0)
     put(config, "training.max_steps", task.steps)

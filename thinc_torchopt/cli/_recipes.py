@@ -57,9 +57,25 @@ BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.5
 BEST_ENCODER = 1e-4
 BEST = {
-    "cnn": Best("a network that is trained from scratch", 0.002, True, "FIGURES"),
-    "bow": Best("bags of words", 0.005, True, "FIGURES"),
-    "transformer": Best("new components on a transformer", 0.001, False, "FIGURES"),
+    "cnn": Best(
+        "a network that is trained from scratch",
+        0.002,
+        True,
+        "as good as spaCy's Adam at its best after 0.64 and 0.75 of its steps in named entities, in one run each.",
+    ),
+    "bow": Best(
+        "bags of words",
+        0.005,
+        True,
+        "with two labels as good as spaCy's Adam after 0.37 of its steps; with eleven labels 1.3 points below it. Compare "
+        "both.",
+    ),
+    "transformer": Best(
+        "new components on a transformer",
+        0.001,
+        False,
+        "MINILM",
+    ),
 }
 
 
