@@ -174,8 +174,7 @@ class BudgetKeeper:
         state.step_cost.add(used - self._began)
         if not state.is_falling:
             end = self._ends[0]
-            fall = max(self._settings.decay_ratio * end, state.step_cost.mean) + state.eval_cost.mean
-            if self._agreed(used + fall >= end):
+            if self._agreed(used + self._cost_of_fall(event.step, end) >= end):
                 state.base = event.step
                 self._checkpoints.held = {event.step}
                 control.should_save = True
@@ -183,15 +182,27 @@ class BudgetKeeper:
             control.should_evaluate = True
             control.should_stop |= self._ends_run
 
+    def _cost_of_fall(self, after: int, end: float) -> float:
+        """What a fall to an end takes that begins after a step, with its evaluations."""
+        cost = max(self._settings.decay_ratio * end, self._state.step_cost.mean)
+        return cost + self._cost_of_evaluations(after, int(cost / (self._state.step_cost.mean or cost)))
+
+    def _cost_of_evaluations(self, after: int, steps: int) -> float:
+        """Of so many steps after a step, the last of which is evaluated in any case."""
+        before_last = (after + max(1, steps) - 1) // self._eval_frequency - after // self._eval_frequency
+        return self._state.eval_cost.mean * (before_last + 1)
+
     def _steps_of_fall(self, used: float) -> int:
         """How many steps a fall has that begins now. 0: evaluations would take most of its time."""
-        state, left = self._state, self._ends[0] - used
+        state, left, after = self._state, self._ends[0] - used, self._state.base or 0
         if self._settings.unit == "steps":
             return int(left)
-        per_step = state.step_cost.mean + state.eval_cost.mean / self._eval_frequency
-        steps = int((left - state.eval_cost.mean) / per_step) if per_step else 0
-        is_long = steps * state.step_cost.mean > 0.5 * self._settings.decay_ratio * self._ends[0]
-        return self._agreed(steps if is_long or self._ends_run else 0)
+        per_step = state.step_cost.mean or left
+        steps = int(left / per_step)
+        while steps > 0 and steps * per_step + self._cost_of_evaluations(after, steps) > left:
+            steps -= 1
+        is_long = steps * per_step > 0.5 * self._settings.decay_ratio * self._ends[0]
+        return self._agreed(max(0, steps) if is_long or self._ends_run else 0)
 
     def _begin_fall(self, used: float, steps: int) -> None:
         state = self._state
