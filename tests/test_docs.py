@@ -98,7 +98,7 @@ def test_docs_commands_run(command, tmp_path, monkeypatch):
     elif program == "pip":
         setup = ConfigParser()
         setup.read(ROOT / "setup.cfg")
-        extras = {extra for arg in args for extra in re.findall(r"\[(.*)\]", arg)}
+        extras = {extra for arg in args for found in re.findall(r"\[(.*)\]", arg) for extra in found.split(",")}
         assert args[0] == "install" and extras <= set(setup["options.extras_require"])
     elif program == "python":
         script = ROOT / args[0]
