@@ -67,14 +67,14 @@ BEST = {
         "bags of words",
         0.005,
         True,
-        "with two labels as good as spaCy's Adam after 0.37 of its steps; with eleven labels 1.3 points below it. Compare "
-        "both.",
+        "with two labels as good as spaCy's Adam after 0.37 of its steps; with eleven labels 1.3 points below it. "
+        "Compare both.",
     ),
     "transformer": Best(
         "new components on a transformer",
         0.001,
         False,
-        "MINILM",
+        "with MiniLM F 76.5 after 150 steps; the template of spaCy had 75.5 after 250 and 77.8 after 275. One run each.",
     ),
 }
 
@@ -223,7 +223,8 @@ class Draft(Translation):
         self._rise_and_fall(best, end)
         if found.encoders or found.sourced:
             # All else that is new learns at the one rate that was measured.
-            self._group(Pretrained(found.encoders, found.sourced, heads=found.heads), best.peak, BEST_ENCODER)
+            groups = Pretrained(found.encoders, found.sourced, heads=found.heads)
+            self._group(groups, best.peak, encoder_rate=BEST_ENCODER, layer_decay=False)
         self.training = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
         self.told += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
@@ -343,7 +344,9 @@ class Draft(Translation):
                     f"[training.optimizer.{key}]. Change it there, or remove it and try again."
                 )
 
-    def _group(self, found: Pretrained, peak: float, encoder_rate: float = _ENCODER_RATE) -> None:
+    def _group(
+        self, found: Pretrained, peak: float, *, encoder_rate: float = _ENCODER_RATE, layer_decay: bool = True
+    ) -> None:
         # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
@@ -377,7 +380,7 @@ class Draft(Translation):
             head_rate / 10,
             "The layer that maps static vectors, which themselves are never trained",
         )
-        if found.encoders:
+        if found.encoders and layer_decay:
             decay = self.section.section(
                 "layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it."
             )
