@@ -60,8 +60,8 @@ BEST = {
         "a network that is trained from scratch",
         0.002,
         True,
-        "in named entities as good as spaCy's Adam at its best after 0.64 and 0.75 of its steps; in a text classifier 4 "
-        "points below it: there, compare both.",
+        "in named entities as good as spaCy's Adam at its best after 0.64 and 0.75 of its steps; in a text classifier "
+        "4 points below it: there, compare both.",
     ),
     "bow": Best(
         "bags of words",
