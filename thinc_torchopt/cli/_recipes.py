@@ -67,14 +67,14 @@ BEST = {
         "bags of words",
         0.005,
         True,
-        "with eleven labels 1.3 points below spaCy's Adam, in one run; with two labels a candidate without averages was "
+        "with eleven labels 1.3 points below spaCy's Adam, in one run; two labels: a candidate without averages was "
         "as good after 0.37 of the steps. Compare both.",
     ),
     "transformer": Best(
         "new components on a transformer",
         0.001,
         False,
-        "with MiniLM a candidate that ended at 150 steps had F 76.5; spaCy's template had 75.5 after 250 steps and 77.8 "
+        "with MiniLM a candidate that ended at 150 steps had F 76.5; spaCy's template had 75.5 after 250 and 77.8 "
         "after 275. One run each.",
     ),
 }
