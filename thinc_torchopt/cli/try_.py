@@ -112,7 +112,8 @@ def _rewritten(source: Source, recipe: Recipe, output_path: Path | None) -> tupl
 
     RAISES (ConfigError): The recipe can't be used.
     """
-    draft, text = rewrite(source.text, source.path, recipe, f"training/{(output_path or source.path).stem}-state")
+    state_path = f"training/{(output_path or source.path).stem}-state"
+    draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
     return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warned)
 
 

@@ -101,7 +101,8 @@ def tune(
         source = source.settle("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
-            draft, text = rewrite(source.text, path, recipe_of(recipe), f"training/{(output_path or path).stem}-state")
+            state_path = f"training/{(output_path or path).stem}-state"
+            draft, text = rewrite(source.text, path, recipe_of(recipe), state_path, source.overrides)
             source.text, warned = text, draft.warned
         space = _space(source, given, overridden)
         config, notes = shorten(source.load(), steps)
