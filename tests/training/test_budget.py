@@ -211,25 +211,28 @@ class Clock:
     """Moves by so many seconds in each step and each evaluation."""
 
     def __init__(self, monkeypatch, *, step, evaluation):
-        self.now, self._step = 1000.0, step
+        self.now, self._done = 1000.0, 0
         monkeypatch.setattr("thinc_torchopt.training.run.default_timer", lambda: self.now)
-        evaluate = Language.evaluate
+        evaluate, update = Language.evaluate, Language.update
+
+        def slow_update(*args, **kwargs):
+            self.now += step(self._done)
+            self._done += 1
+            return update(*args, **kwargs)
 
         def slow(*args, **kwargs):
             self.now += evaluation
             return evaluate(*args, **kwargs)
 
         monkeypatch.setattr(Language, "evaluate", slow)
-
-    def move(self, step):
-        self.now += self._step(step)
+        monkeypatch.setattr(Language, "update", slow_update)
 
 
 @pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "60s"), (20.0, "150s"), (3.0, "1m40s")])
 def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
-    rates = rates_in(train(tmp_path, corpus, limit, act=clock.move))
+    rates = rates_in(train(tmp_path, corpus, limit))
     budget = Budget(limit).limit
     used = clock.now - 1000.0
     assert budget - 2.0 - evaluation <= used <= budget + 1.0
@@ -240,13 +243,13 @@ def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, mon
 def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path, monkeypatch):
     """What was used before counts, and the fall goes on where it was."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=2.0)
-    whole = train(tmp_path / "whole", corpus, "60s", act=clock.move)
+    whole = train(tmp_path / "whole", corpus, "60s")
     used = clock.now - 1000.0
     clock.now = 1000.0
-    begun = train(tmp_path / "parts", corpus, "60s", act=clock.move, crash_at=len(whole) - 3)
+    begun = train(tmp_path / "parts", corpus, "60s", crash_at=len(whole) - 3)
     clock.now += 1e6  # between the two
     before = clock.now
-    went_on = train(tmp_path / "parts", corpus, "60s", act=clock.move)
+    went_on = train(tmp_path / "parts", corpus, "60s")
     assert {**begun, **went_on} == whole
     assert clock.now - before < used / 2
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
@@ -255,14 +258,14 @@ def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path
 def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatch):
     """Steps became slower in the course of the training: the fall has fewer of them."""
     clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 40 else 1.0, evaluation=0.0)
-    train(tmp_path, corpus, "200s", act=clock.move)
+    train(tmp_path, corpus, "200s")
     assert 195.0 <= clock.now - 1000.0 <= 201.0
 
 
 def test_budget_leaves_out_a_fall_for_which_there_is_no_time(corpus, tmp_path, monkeypatch):
     """An evaluation takes longer than there is until the mark."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=20.0)
-    rates = rates_in(train(tmp_path, corpus, "150s", marks=[0.1], act=clock.move, training__eval_frequency=100))
+    rates = rates_in(train(tmp_path, corpus, "150s", marks=[0.1], training__eval_frequency=100))
     falls = [step for step, rate in enumerate(rates) if step > 2 and rate < 0.01]
     assert falls == list(range(falls[0], len(rates))) and len(falls) >= 20
     assert 150.0 - 20.0 - 2.0 <= clock.now - 1000.0 <= 151.0
