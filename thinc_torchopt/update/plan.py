@@ -21,7 +21,7 @@ import torch
 from ..algorithms import Fill
 from ..checks import Section
 from ..errors import ConfigError
-from ..learn_rate import RateWriter
+from ..learn_rate import Policy, RateWriter
 from ..params import Param, Released, unique
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
@@ -98,6 +98,14 @@ class Plan:
     def frozen_params(self) -> list[Param]:
         """Those that are not trained, or not yet."""
         return [param for param in self._params.values() if param.group is None]
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The policies of all params, by the config paths of their blocks. Those of frozen params too: they may have
+        learned something before, and their params may be trained again.
+        """
+        found = {param.settings.policy: self.rates.policy_of(param.settings) for param in self._params.values()}
+        return {wanted.where: policy for wanted, policy in found.items() if wanted is not None and policy is not None}
 
     # ------------------------------------------------------------------ deriving it
 
