@@ -123,6 +123,15 @@ class Section:
 OPTIMIZER = Section("[training.optimizer]")
 
 
+def check_texts(what: str, value: Any, expected: str) -> None:
+    """Check a list of texts, of which there is one at least. what (str): What can't be done otherwise.
+
+    RAISES (ConfigError): It is something else: one text, for example, which is a sequence of its letters.
+    """
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(text, str) for text in value):
+        raise ConfigError(f"Can't {what}: expected {expected}, found {value!r}.")
+
+
 def check_number(name: str, value: Any) -> float:
     """Check a setting of [training.optimizer] that must be a number of at least 0, or a schedule of such.
 

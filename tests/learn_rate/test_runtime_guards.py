@@ -139,6 +139,13 @@ def test_runtime_guards_have_budgets_for_growth():
     assert controller.overruns == {"adding_params": 1, "state_preservation": 1}
 
 
+def test_runtime_guards_take_numbers_in_quotes():
+    """As every number of the optimizer's: a config puts quotes around it where the type is not known."""
+    controller, _ = controlled(Timer(1.0), runtime_budgets={"rate_step": "1e6"})
+    controller.step()
+    assert controller.guards.budgets["rate_step"] == 1e6 and "rate_step" not in controller.overruns
+
+
 def test_runtime_guards_can_be_turned_off():
     controller, optimizer = controlled(Timer(), enable_runtime_guards=False, on_outside_write="raise")
     for _ in range(3):

@@ -125,6 +125,18 @@ def reload_model(nlp, optimizer):
 WAYS = [rename, copy_model, copy_and_rename, grow, rename_and_grow, replace, rename_and_replace, reload_model]
 
 
+@pytest.mark.parametrize("params", ["tagger/*", [], [1], None])
+def test_freeze_changes_are_for_a_list_of_names(params):
+    """A text would be taken for its letters, and nothing for nothing to do."""
+    optimizer = told(two_pipes())
+    for change in (optimizer.freeze, optimizer.unfreeze):
+        with pytest.raises(ConfigError, match=r'expected a list of patterns over their names, as in \["tagger/\*"\]'):
+            change(params)
+    for change_rates in (optimizer.scale_learn_rates, optimizer.set_learn_rates):
+        with pytest.raises(ConfigError, match="change learning rates: expected a list of names of param groups"):
+            change_rates(params, 0.5)
+
+
 @pytest.mark.parametrize("on_growth", ["mean", "reset"])
 @pytest.mark.parametrize("kind", ["thinc", "torch"])
 @pytest.mark.parametrize("way", WAYS)

@@ -638,6 +638,28 @@ def test_param_groups_policies_go_on_exactly_and_begin_anew_with_another_pipelin
     assert found[1]["heed"] == 0.02
 
 
+def test_param_groups_policies_are_saved_while_their_params_are_frozen():
+    """What a policy has learned is there again when params that were frozen by hand are trained again. The oracle is
+    the same run without a stop.
+    """
+    found = []
+    for is_stopped in (False, True):
+        nlp, model = encoder_pipeline()
+        optimizer = policies()
+        optimizer.initialize(nlp)
+        run_with_losses(optimizer, model, range(6), [])
+        optimizer.freeze(["trf/pytorch/*"])
+        run_with_losses(optimizer, model, range(6, 8), [])
+        if is_stopped:
+            saved, optimizer = optimizer.state_dict(), policies()
+            optimizer.initialize(nlp)
+            optimizer.load_state_dict(saved)
+        optimizer.unfreeze(["trf/pytorch/*"])
+        run_with_losses(optimizer, model, range(8, 12), rates := [])
+        found.append(rates)
+    assert found[0] == found[1] and found[0][0]["heed"] > 0.0
+
+
 def test_param_groups_policies_hold_for_params_that_come_later():
     nlp, model = encoder_pipeline()
     optimizer = policies(rise=None)

@@ -227,12 +227,12 @@ class RuntimeGuards:
         given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
         if unknown := sorted(set(given) - set(BUDGETS)):
             OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
-        for kind, budget in given.items():
-            # An infinite budget means no limit.
-            if budget != math.inf and not _SECTION.number(kind, budget, _BUDGET):
-                _SECTION.refuse(kind, _BUDGET, budget)
+        # An infinite budget means no limit.
+        self.budgets = BUDGETS | {
+            kind: math.inf if budget == math.inf else _SECTION.number(kind, budget, _BUDGET, above=0.0)
+            for kind, budget in given.items()
+        }
         self.enabled = OPTIMIZER.flag("enable_runtime_guards", enabled)
-        self.budgets = {**BUDGETS, **given}
         self.timer = timer
         self.overruns: dict[str, int] = {}
         self._last_was_over: set[str] = set()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from spacy.language import Language
 
 from ..averages import AveragedParams, Averages, AverageSettings
+from ..checks import check_texts
 from ..errors import CheckpointWarning, GrowthWarning
 from ..learn_rate import RateWriter
 from ..params import Param, ParamTable, Pattern
@@ -88,7 +89,8 @@ class TrainedParams:
                 self.averages.release(param)
 
     def check_patterns(self, texts: Sequence[str]) -> None:
-        """Check patterns over the names of params. RAISES (ConfigError): One matches no param."""
+        """Check patterns over the names of params. RAISES (ConfigError): One matches no param; or not a list."""
+        check_texts("freeze or unfreeze params", texts, 'a list of patterns over their names, as in ["tagger/*"]')
         names = [name for param in self.params for name in param.names]
         for text in texts:
             Pattern(text, "what is to be frozen").check(names)

@@ -190,7 +190,7 @@ def _collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
     """Those that have a state, by the config paths of their blocks."""
     return {
         where: {"kind": kind_of(policy), "state": source_of(policy).state_dict()}
-        for where, policy in groups.rates.policies.items()
+        for where, policy in groups.policies.items()
         if hasattr(source_of(policy), "state_dict")
     }
 
@@ -200,7 +200,7 @@ def _restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_gro
     here = _collect_policies(groups)
     if not may_grow:
         check_names(saved, here, WHAT, "policies")
-    both = {where: source_of(policy) for where, policy in groups.rates.policies.items() if where in saved}
+    both = {where: source_of(policy) for where, policy in groups.policies.items() if where in saved}
     for where, policy in both.items():
         if saved[where].kind != here[where]["kind"]:
             refuse(WHAT, f"policies/{where}/kind", repr(here[where]["kind"]), repr(saved[where].kind))

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms import Fill
-from ..checks import Section
+from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..learn_rate import RateWriter
+from ..learn_rate import Policy, RateWriter
 from ..params import Param, Released, unique
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
@@ -98,6 +98,14 @@ class Plan:
     def frozen_params(self) -> list[Param]:
         """Those that are not trained, or not yet."""
         return [param for param in self._params.values() if param.group is None]
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The policies of all params, by the config paths of their blocks. Those of frozen params too: they may have
+        learned something before, and their params may be trained again.
+        """
+        found = {param.settings.policy: self.rates.policy_of(param.settings) for param in self._params.values()}
+        return {wanted.where: policy for wanted, policy in found.items() if wanted is not None and policy is not None}
 
     # ------------------------------------------------------------------ deriving it
 
@@ -372,6 +380,7 @@ class Plan:
         section = Section("the learn rate controller")
         section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
         section.number("min_rate", min_rate)
+        self.check_group_names(texts)
         scale = self._writer.scale
         self._change_rates(RateChange(tuple(texts), factor, min_rate / scale if scale else min_rate))
 
@@ -381,11 +390,11 @@ class Plan:
         RAISES (ConfigError): There is no such group, or an invalid rate. Nothing has changed then.
         """
         Section("the learn rate controller").number("rate", rate)
+        self.check_group_names(texts)
         scale = self._writer.scale
         self._change_rates(RateChange(tuple(texts), rate=rate / scale if scale else rate))
 
     def _change_rates(self, change: RateChange) -> None:
-        self.check_group_names(change.groups)
         self.rate_changes.add(change)
         names = self._group_names()
         by_group: dict[Any, list[Param]] = {}
@@ -459,8 +468,9 @@ class Plan:
     def check_group_names(self, texts: Sequence[str]) -> None:
         """Check that each pattern matches a name of a group or a block, of a frozen one too.
 
-        RAISES (ConfigError): One matches none.
+        RAISES (ConfigError): One matches none; or not a list.
         """
+        check_texts("change learning rates", texts, 'a list of names of param groups, or of patterns, as in ["*"]')
         names = set().union(*self._group_names().values())
         for text in texts:
             if not RateChange((text,)).matches(names):
