@@ -724,6 +724,8 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
     DocBin().to_disk(tmp_path / "empty.spacy")
     with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found none"):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
+    with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found: .*No such file"):
+        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "none.spacy")})
 
 
 def test_init_best_by_kind_of_pipeline(tmp_path):
