@@ -121,6 +121,24 @@ def test_budget_refuses_a_limit_and_wants_a_folder(corpus, tmp_path):
         with_budget(tmp_path / "given.cfg", [], "20m")
 
 
+def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ConfigError, match=r"Can't write '.*budget.cfg': expected a folder that can be written to"):
+        derived(config, tmp_path)
+    (tmp_path / "out").unlink()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "budget.cfg").write_text("no config")
+    with pytest.raises(ConfigError, match="expected the config of a training with --budget, found something else"):
+        derived(config, tmp_path)
+    config["vars"] = {"optimizer": config["training"].pop("optimizer")}
+    with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found none"):
+        derived(config, tmp_path)
+    config["training"]["optimizer"] = "${vars.optimizer}"
+    with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found a value, \$\{vars.opt"):
+        derived(config, tmp_path)
+
+
 def test_budget_as_it_is_typed(corpus, tmp_path):
     """And once more with more: it goes on."""
     paths = flags_of({"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.batcher.size": 40})

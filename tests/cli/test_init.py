@@ -662,6 +662,14 @@ def test_init_best_replaces_other_averages(tmp_path):
     assert block_of(new)["averages"] == block_of(run(OWN, "best", tmp_path)[1])["averages"] and "# of ours" in new
 
 
+def test_init_best_takes_the_place_of_a_budget(tmp_path):
+    paths = {f"paths.{part}": str(path) for part, path in toy_corpus(tmp_path).items() if part != "raw_text"}
+    text = (CONFIGS / "budget.cfg").read_text()
+    draft, new = rewrite(text, CONFIGS / "budget.cfg", Recipe.best, "state", paths)
+    assert "budget" not in Config().from_str(new)["training"]["optimizer"]
+    assert "budget: is gone. max_steps ends the training." in draft.told
+
+
 def test_init_best_leaves_the_rest(tmp_path):
     _, new = run(OWN, "best", tmp_path)
     before, after = given(OWN), given(new)
@@ -716,6 +724,8 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
     DocBin().to_disk(tmp_path / "empty.spacy")
     with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found none"):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
+    with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found: .*No such file"):
+        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "none.spacy")})
 
 
 def test_init_best_by_kind_of_pipeline(tmp_path):

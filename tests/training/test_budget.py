@@ -11,7 +11,7 @@ from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
-from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
 from thinc_torchopt.schedules import warmup_stable_decay
 from thinc_torchopt.training import Budget, read_checkpoint
 from thinc_torchopt.training.checkpoint_folder import name_of, step_of, steps_of
@@ -181,6 +181,57 @@ def test_budget_that_becomes_larger_goes_on_at_the_full_rate(corpus, tmp_path):
     rest = train(tmp_path, corpus, "30 steps")
     assert max(rest) == 29 and rates_in(rest)[-6:] == falling(24, 6)
     assert train(tmp_path, corpus, "30 steps") == train(tmp_path, corpus, "25 steps") == {}
+
+
+@pytest.mark.parametrize("crash_at", [18, 19])
+@pytest.mark.parametrize("before", [("20 steps", []), ("40 steps", [0.5])], ids=["limit", "mark"])
+def test_budget_of_a_run_that_was_killed_in_its_fall_and_ends_later_now(before, crash_at, corpus, tmp_path):
+    """Its limit is higher, or a mark is gone: killed before a checkpoint of the fall, and after it."""
+    settings = {"training__optimizer__checkpoint__every": 100 if crash_at == 18 else 1}
+    begun = train(tmp_path, corpus, before[0], marks=before[1], crash_at=crash_at, **settings)
+    assert rates_in(begun)[-1] < 0.01
+    rest = train(tmp_path, corpus, "40 steps", **settings)
+    assert rates_in(rest) == [0.01] * (32 - min(rest)) + falling(32, 8) and max(rest) == 39
+
+
+def test_budget_that_becomes_less_than_a_mark_that_was_reached(corpus, tmp_path):
+    """The fall begins at once."""
+    train(tmp_path, corpus, "40 steps", marks=[0.5], crash_at=25)
+    rest = train(tmp_path, corpus, "18 steps", marks=[0.5])
+    assert max(rest) <= 27
+    assert train(tmp_path, corpus, "18 steps", marks=[0.5]) == {}
+
+
+def test_budget_leaves_out_marks_that_are_over(corpus, tmp_path):
+    train(tmp_path, corpus, "40 steps", crash_at=30)
+    rest = train(tmp_path, corpus, "40 steps", marks=[0.25, 0.5])
+    assert rates_in(rest) == [0.01] * (32 - min(rest)) + falling(32, 8)
+
+
+def test_budget_in_another_unit(corpus, tmp_path):
+    train(tmp_path, corpus, "40 steps", crash_at=10)
+    with pytest.raises(StateError, match="expected a limit in steps, as before, found one in words"):
+        train(tmp_path, corpus, "1000 words")
+
+
+def test_budget_when_a_rollback_goes_to_before_the_fall(corpus, tmp_path, monkeypatch):
+    """The checkpoint to which the fall would go back is gone: it begins anew, in what is left until the mark."""
+    update, at, bad = Language.update, [0], {17, 18}
+
+    def spoiled(self, *args, **kwargs):
+        result = update(self, *args, **kwargs)
+        if at[0] in bad:
+            bad.remove(at[0])  # a step may be done in parts
+            node = next(node for node in self.get_pipe("tagger").model.walk() if node.has_param("W"))
+            node.inc_grad("W", node.get_param("W") * float("nan"))
+        return result
+
+    monkeypatch.setattr(Language, "update", spoiled)
+    rollback = {"training__optimizer__rollback_after": 1, "training__optimizer__rollback_factor": 1.0}
+    with pytest.warns(RollbackWarning), pytest.warns(NonFiniteGradWarning):
+        infos = train(tmp_path, corpus, "40 steps", marks=[0.5], act=lambda step: at.__setitem__(0, step), **rollback)
+    rates = rates_in(infos)
+    assert rates[20:32] == [0.01] * 12 and rates[32:] == falling(32, 8)
 
 
 def test_budget_ends_sooner_when_a_signal_comes(corpus, tmp_path):

@@ -36,6 +36,7 @@ def test_space_texts(text, expected):
 def test_space_kinds_of_values():
     assert parse("1..8").is_whole and not parse("1..8.0").is_whole and not parse("0..1:0.25").is_whole
     assert parse("0|0.5|null|true|a b|[1, 2]").ends == [0, 0.5, None, True, "a b", [1, 2]]
+    assert 1.5 not in parse("1..8") and 1 in parse("1..8.0")
     assert 1 in parse("1..8") and 9 not in parse("1..8") and True not in parse("1..8") and "1" not in parse("1..8")
     assert True in parse("true|1.5") and 1 not in parse("true|1.5")
     assert parse("true|1.5").text_of(1.5) == "1.5"
@@ -53,6 +54,7 @@ def test_space_kinds_of_values():
         (PATH, "8..1", "expected a range from a lower number to a higher one"),
         (PATH, "0..1:log", "expected numbers above 0"),
         (PATH, "0..1:2", "expected a step above 0"),
+        (PATH, "0..0.9:0.2", "expected a step above 0 that leads from one end to the other"),
         (PATH, "a|a", "expected choices that differ"),
         (PATH, "a|", "expected choices that differ"),
         ("dropout", "0.0..0.5", "expected the path of a setting with its sections, found 'dropout'"),

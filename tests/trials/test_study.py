@@ -4,8 +4,10 @@ pipelines: tests/cli/test_tune.py.
 
 import math
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -171,6 +173,12 @@ def test_study_is_one_of_the_same_training(tmp_path):
     (tmp_path / "text.db").write_text("no database, but a text\n" * 100)
     with pytest.raises(ConfigError, match=r"Can't open the study .*text.db': expected a new file"):
         open_study(tmp_path / "text.db")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as database:
+        database.execute("CREATE TABLE customers (name TEXT)")
+    before = (tmp_path / "other.db").read_bytes()
+    with pytest.raises(ConfigError, match=r"expected a new file, .*a database with the table 'customers'"):
+        open_study(tmp_path / "other.db")
+    assert (tmp_path / "other.db").read_bytes() == before
 
 
 PROCESS = """

@@ -161,6 +161,41 @@ def test_trial_shortens_schedules_that_end_with_the_training():
 
 
 @settings(max_examples=50, deadline=None)
+@given(warmup=st.integers(0, 3000), decay=st.integers(1, 3000), steps=st.integers(1, 300), is_budget=st.booleans())
+def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, is_budget):
+    """Where `max_epochs` or a budget ends the training."""
+    schedule = f'@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.1\nwarmup_steps = {warmup}\n'
+    text = f"[training.optimizer.learn_rate]\n{schedule}decay_steps = {decay}\n"
+    if is_budget:
+        text += 'decay_begins = "when told"\n\n[training.optimizer.budget]\n@misc = "thinc-torchopt.Budget.v1"\n'
+        text += 'limit = "20m"\ndecay_ratio = 0.3\n'
+    block = shorten(config_of(text, max_steps=0), steps)[0]["training"]["optimizer"]
+    assert "budget" not in block
+    schedule = spacy.registry.resolve({"schedule": block["learn_rate"]})["schedule"]
+    schedule.set_total_steps(steps + 1)
+    values = [next(schedule) for _ in range(steps + 2)]
+    assert values[-1] == 0.0 and max(values[:-1]) > 0.0
+
+
+def test_trial_takes_a_budget_for_its_steps(tmp_path):
+    config = load(tmp_path, "budget.cfg")
+    short, notes = shorten(config, 6)
+    assert run_trial(short, seed=0).problem is None and "budget" in notes[0]
+    assert short["training"]["optimizer"]["learn_rate"]["decay_ratio"] == 0.2
+
+
+def test_trial_shortens_averages():
+    text = '[training.optimizer.averages]\n@misc = "thinc-torchopt.{}.v1"\n{}\n'
+    for kind, given_, expected in [
+        ("EMA", "decay = 0.99", {"decay": 0.9}),
+        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 50}),
+        ("SWA", "start_step = 1500", {"start_step": 150}),
+    ]:
+        block = shorten(config_of(text.format(kind, given_)), 200)[0]["training"]["optimizer"]["averages"]
+        assert {key: block[key] for key in expected} == expected
+
+
+@settings(max_examples=50, deadline=None)
 @given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))
 def test_trial_schedules_can_be_built_and_end_in_time(total, part, steps):
     text = LINEAR.replace("warmup_linear", "thinc-torchopt.warmup_linear")

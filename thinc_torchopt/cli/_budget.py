@@ -50,13 +50,19 @@ def with_budget(
     with _spacy.show_validation_error(config_path), missing_section_named(config_path):
         config = util.load_config(config_path, overrides=overrides, interpolate=False)
         plain_config = config.interpolate()
+    block = config.get("training", {}).get("optimizer")
+    if not isinstance(block, Mapping):
+        raise ConfigError(
+            "Can't train with --budget: expected a section [training.optimizer], found "
+            f"{'none' if block is None else f'a value, {block}'}. Write its settings into such a section."
+        )
     block = plain_config["training"]["optimizer"]
     _check(block)
     if "checkpoint" not in block and output_path is None:
         _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
     folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
     path = folder / "budget.cfg"
-    before = Config().from_disk(path)["training"]["optimizer"] if path.exists() else {}
+    before = _rates_before(path)
     optimizer, told = config["training"]["optimizer"], []
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
         schedule = _stable(rates, limit if unit == "steps" else _steps_of(plain_config))
@@ -64,7 +70,10 @@ def with_budget(
             # The run may go on with a larger budget: its warm-up is what it was.
             schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
         _put(optimizer, place, schedule)
-        rise = f"rises to {plain(schedule['initial_rate'])} in {schedule['warmup_steps']:,} steps, and stays"
+        steps = schedule["warmup_steps"]
+        rise = (
+            f"rises to {plain(schedule['initial_rate'])} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
+        )
         told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
     optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget, "marks": _MARKS if any_time else []}
     if "checkpoint" not in block:
@@ -72,9 +81,25 @@ def with_budget(
     training = config["training"]
     training |= {"max_steps": int(limit) - 1 if unit == "steps" else 0, "patience": 0}
     training["max_epochs"] = min(0, plain_config["training"].get("max_epochs", 0))
-    folder.mkdir(parents=True, exist_ok=True)
-    config.to_disk(path, interpolate=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.to_disk(path, interpolate=False)
+    except OSError as error:
+        raise ConfigError(
+            f"Can't write '{path}': expected a folder that can be written to, found: {error}. Change --output."
+        ) from error
     return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
+
+
+def _rates_before(path: Path) -> Any:
+    """What [training.optimizer] was in a budget before. RAISES (ConfigError): The file is no config."""
+    try:
+        return Config().from_disk(path, interpolate=False)["training"]["optimizer"] if path.exists() else {}
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigError(
+            f"Can't read '{path}': expected the config of a training with --budget, found something else. Remove it, "
+            "and its training begins with another warm-up; or change --output."
+        ) from error
 
 
 def _check(block: Mapping[str, Any]) -> None:

@@ -63,6 +63,11 @@ def find_end(nlp: Language) -> End:
             f"Can't find the end of the training: expected a path in [{training['train_corpus']}], to count the steps "
             "of an epoch, found none. Give it: --paths.train train.spacy."
         ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"Can't find the end of the training: expected texts in [{training['train_corpus']}], found: {error}. "
+            "Check the path of the corpus."
+        ) from error
     batches = words_of_batches(batcher, examples)
     if not batches:
         raise ConfigError(

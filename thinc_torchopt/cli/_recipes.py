@@ -221,6 +221,8 @@ class Draft(Translation):
         if self.kind != TORCH:
             self._tell_decay(ADAMW)
         self.section.put("clip_by", "param")
+        if self.section.drop("budget"):
+            self.told.append("budget: is gone. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
         if found.encoders or found.sourced:

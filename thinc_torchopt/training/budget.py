@@ -72,14 +72,18 @@ class Reached:
 class BudgetState:
     """What is saved.
 
+    unit (str): In which all this is counted.
     base (int | None): The step of the checkpoint at which the last fall begins, or began; None after going back to it.
+    falls_to (float): Where that fall is to be over.
     is_falling (bool): It has begun, and is not over.
     reached (list): The falls that are over.
     last_end (float | None): Somebody wants the run to end sooner: there.
     step_cost, eval_cost (Cost): Of an update; and of an evaluation with what is saved after it.
     """
 
+    unit: str
     base: Count | None = None
+    falls_to: NotNegative = 0.0
     is_falling: bool = False
     reached: list[Reached] = field(default_factory=list)
     last_end: NotNegative | None = None
@@ -117,7 +121,7 @@ class BudgetKeeper:
         self._checkpoints = checkpoints
         self._ranks = ranks
         self._eval_frequency = eval_frequency
-        self._state = BudgetState()
+        self._state = BudgetState(settings.unit)
         self._goes_back_at_once = False
         self._began = self._ended = 0.0
         self._was_evaluated = False
@@ -147,7 +151,7 @@ class BudgetKeeper:
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         if self._goes_back_at_once:
             self._goes_back_at_once = False
-            logger.info("Budget: it is larger now. Back to the checkpoint of step %d.", self._state.base)
+            logger.info("Budget: the end is later now. Back to the checkpoint of step %d.", self._state.base)
             self._go_back()
         self._began = self._ended = self._used(event, done=event.step + 1)
 
@@ -166,16 +170,20 @@ class BudgetKeeper:
             else:
                 logger.info("Budget: no fall at %s, which leaves no time for it.", self._shown(self._ends[0]))
                 state.reached.append(Reached(self._ends[0], now, state.base, None))
-                state.base, self._checkpoints.held = None, set()
+                self._stay()
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         state = self._state
         self._ended = used = self._used(event, done=event.step + 1)
         state.step_cost.add(used - self._began)
+        if self._is_base_gone:
+            logger.info("Budget: a rollback went to before the fall, which begins anew.")
+            self._optimizer.take_back_decay()
+            self._stay()
         if not state.is_falling:
             end = self._ends[0]
             if self._agreed(used + self._cost_of_fall(event.step, end) >= end):
-                state.base = event.step
+                state.base, state.falls_to = event.step, end
                 self._checkpoints.held = {event.step}
                 control.should_save = True
         elif self._optimizer.decay_is_over:
@@ -196,7 +204,7 @@ class BudgetKeeper:
         """How many steps a fall has that begins now. 0: evaluations would take most of its time."""
         state, left, after = self._state, self._ends[0] - used, self._state.base or 0
         if self._settings.unit == "steps":
-            return int(left)
+            return max(0, int(left))
         per_step = state.step_cost.mean or left
         steps = int(left / per_step)
         while steps > 0 and steps * per_step + self._cost_of_evaluations(after, steps) > left:
@@ -255,11 +263,22 @@ class BudgetKeeper:
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to where the learning rate began to fall, '{path}': expected an undamaged checkpoint "
-                f"of the same model, found another one, or none. Train without marks (--any-time). ({error})"
+                f"of the same model, found another one, or none. Train without marks (--any-time), or begin anew in "
+                f"another folder. ({error})"
             ) from error
         restore_model(self._nlp, saved.model)
         self._optimizer.take_back_decay()
-        self._state.base = None
+        self._stay()
+
+    @property
+    def _is_base_gone(self) -> bool:
+        """Whether a rollback went further back than to where the fall began."""
+        base, rollbacks = self._state.base, self._progress.rollbacks
+        return base is not None and bool(rollbacks) and rollbacks[-1][1] < base <= rollbacks[-1][0]
+
+    def _stay(self) -> None:
+        """There is no fall now, and none begins."""
+        self._state.base, self._state.is_falling = None, False
         self._checkpoints.held = set()
 
     # ------------------------------------------------------------------ what was used
@@ -285,12 +304,25 @@ class BudgetKeeper:
         return write(self._state)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Go on. A run that was over goes back to where its last fall began, if its budget is larger now.
+        """Go on. If the end is later now than that for which rates fell, all goes back to where that fall began.
 
-        RAISES (StateError): It is of something else.
+        RAISES (StateError): It is of something else, or counted in another unit.
         """
-        self._state = state = read(BudgetState, saved, "the state of the budget")
+        state = read(BudgetState, saved, "the state of the budget")
+        if state.unit != self._settings.unit:
+            raise StateError(
+                f"Can't go on with the budget: expected a limit in {state.unit}, as before, found one in "
+                f"{self._settings.unit}. What steps take is known in {state.unit}. Change 'limit' in "
+                "[training.optimizer.budget] (--budget), or begin anew in another folder."
+            )
+        self._state = state
         self._checkpoints.held = set() if state.base is None else {state.base}
         if self._has_fallen_at(self._progress.step):
             self._goes_back_at_once = bool(self._ends)
             self._progress.was_stopped &= not self._goes_back_at_once
+        elif not self._ends:
+            state.last_end = self._settings.limit  # less than a mark that was reached
+        elif state.base is not None and state.last_end is None and self._ends[0] > state.falls_to:
+            self._goes_back_at_once = state.is_falling
+            if not state.is_falling:
+                self._stay()

@@ -92,7 +92,7 @@ class Run:
         self.batch: list[Example] = []
         self.max_steps = max_steps
         self._evaluate = evaluate
-        self._dropouts = itertools.repeat(dropout) if isinstance(dropout, float) else dropout
+        self._dropouts = itertools.repeat(dropout) if isinstance(dropout, (int, float)) else dropout
         self._eval_frequency = eval_frequency
         self._accumulate_gradient = accumulate_gradient
         self._limits = patience, max_steps

@@ -19,7 +19,7 @@ from thinc.api import Optimizer, fix_random_seed
 Scores = tuple[float, dict[str, Any]]
 
 # What of [training.optimizer] may write, or needs what was written.
-WRITES = ("checkpoint", "rollback_after", "rollback_factor", "max_rollbacks", "controller")
+WRITES = ("checkpoint", "rollback_after", "rollback_factor", "max_rollbacks", "controller", "budget")
 _WANTED = (
     "train_corpus",
     "dev_corpus",

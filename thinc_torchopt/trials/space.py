@@ -35,7 +35,7 @@ class Range:
         return [self.low, self.high]
 
     def __contains__(self, value: Any) -> bool:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, int if self.is_whole else (int, float)) and not isinstance(value, bool)
         return is_number and self.low <= value <= self.high and (self.step is None or value in self.ends)
 
     def value_of(self, drawn: Any) -> Any:
@@ -117,9 +117,14 @@ def _parse(where: str, path: str, text: str) -> Dimension:
         raise _refused(where, path, text, "a range from a lower number to a higher one")
     if scale == "log" and low <= 0:
         raise _refused(where, path, text, "numbers above 0, as the scale is logarithmic")
-    if step is not None and not 0 < step <= high - low:
-        raise _refused(where, path, text, "a step above 0 that fits into the range")
+    if step is not None and not (0 < step <= high - low and _divides(step, high - low)):
+        raise _refused(where, path, text, "a step above 0 that leads from one end to the other")
     return Range(low, high, scale == "log", step)
+
+
+def _divides(step: float, width: float) -> bool:
+    """Whether a whole number of steps has that width, but for rounding."""
+    return math.isclose(width / step, round(width / step))
 
 
 def _refused(where: str, path: str, text: str, expected: str) -> ConfigError:

@@ -7,10 +7,11 @@ them, and the config as it is, with more seeds. A trial whose process was killed
 
 from __future__ import annotations
 
+import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ class Study:
         )
         with self._opened(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_others(path)
             storage = optuna.storages.RDBStorage(
                 f"sqlite:///{path}",
                 # Several processes may write: how long one waits for another.
@@ -283,6 +285,14 @@ class Study:
                     f"found {settings.get(name, 'none')}. Scores of different trainings can't be compared. Change it "
                     "back, or begin a new study: change --study."
                 )
+
+
+def _refuse_others(path: Path) -> None:
+    """Optuna would add its tables to any database. RAISES (ValueError): It is another one."""
+    with closing(sqlite3.connect(path)) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if tables and "studies" not in tables:
+        raise ValueError(f"a database with the table '{tables[0]}'")
 
 
 class _Failed(Exception):

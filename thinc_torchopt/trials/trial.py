@@ -26,6 +26,9 @@ from ..training import WRITES, begin_training
 
 # So many evaluations at least, beside that at step 0.
 _EVALUATIONS = 5
+_AVERAGES = ("thinc-torchopt.EMA.v1", "thinc-torchopt.SWA.v1")
+# Of a budget: the part in which rates fall, and the largest, as there is a warm-up, too.
+_FALL, _LONGEST_FALL = 0.2, 0.9
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
 
@@ -126,7 +129,8 @@ def run_trial(
 def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     """The config of a training of so many steps that writes nothing.
 
-    Schedules that end later are shortened as a whole: they end with the trial.
+    Schedules that end later are shortened as a whole: they end with the trial. So are averages. Rates that fall for a
+    budget fall for the end of the trial.
 
     config (Config): As it is, with its variables.
     steps (int): The last step, counted from 0.
@@ -142,6 +146,9 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     training["logger"] = dict(DEFAULT_CONFIG["training"]["logger"])
     training["before_to_disk"] = None
     optimizer = training.get("optimizer", {})
+    if optimizer.get("budget"):
+        for schedules in (optimizer, before["optimizer"]):
+            _fall_in_time(schedules, optimizer["budget"].get("decay_ratio", _FALL))
     left_out = [key for key in WRITES if optimizer.pop(key, None)]
     if left_out:
         notes.append(f"Left out in the trials, as it writes or reaches out: {', '.join(left_out)}.")
@@ -149,7 +156,7 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     changes = [
         change
         for path, block, was in _blocks(optimizer, before.get("optimizer", {}), "training.optimizer")
-        for change in _shorten(path, block, was, steps, end)
+        for change in [*_shorten(path, block, was, steps, end), *_shorten_averages(path, block, steps, end)]
     ]
     if changes:
         notes.append(
@@ -175,9 +182,9 @@ def _blocks(
 def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: int, end: int) -> list[str]:
     """Let a schedule end at a step, with its parts as long in proportion. RETURNS (list[str]): What was changed.
 
-    end (int): The last step of the training.
+    end (int): The last step of the training. 0: that is not known, and it is as long as its parts at least.
     """
-    total = was.get("total_steps") or (end if _ends_with_training(was) else None)
+    total = was.get("total_steps") or (end or _least_total(was) if _ends_with_training(was) else None)
     if total is None or not _is_number(total) or total <= steps:
         return []
     found = []
@@ -185,12 +192,43 @@ def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: in
         if key == "total_steps" and _is_number(value):
             new = steps
         elif key.endswith("_steps") and _is_number(value) and value:
-            new = max(1, round(value * steps / total))
+            # Rounded up, several might not fit.
+            new = max(1, int(value * steps / total))
         else:
             continue
         block[key] = new
         found.append(f"{key} {value:,} is {new:,}")
     return [f"[{path}] {', '.join(found)}"] if found else []
+
+
+def _least_total(block: Mapping[str, Any]) -> int:
+    """The steps of the shortest training that has room for the parts of a schedule."""
+    steps = sum(value for key, value in block.items() if key.endswith("_steps") and _is_number(value))
+    ratios = sum(value for key, value in block.items() if key.endswith("_ratio") and _is_number(value))
+    return math.ceil(steps / (1.0 - ratios)) if ratios < 1.0 else steps
+
+
+def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
+    """Let averages begin in proportion, and be of as large a part of the training. RETURNS (list[str]): As above."""
+    found = []
+    if block.get("@misc") in _AVERAGES and end > steps:
+        if block.get("start_step"):
+            found.append(("start_step", round(block["start_step"] * steps / end)))
+        decay = block.get("decay", 0.0)
+        if _is_number(decay) and 0.5 < decay < 1.0:
+            found.append(("decay", round(1.0 - 1.0 / max(2.0, steps / end / (1.0 - decay)), 6)))
+    told = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
+    block.update(found)
+    return [f"[{path}] {told}"] if found else []
+
+
+def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
+    """Let schedules that wait to be told fall in the last part of the training. ratio (float): That part."""
+    for _, block, _ in _blocks(optimizer, {}, ""):
+        if block.get("decay_begins") == "when told":
+            del block["decay_begins"]
+            block.pop("decay_steps", None)
+            block["decay_ratio"] = min(ratio, _LONGEST_FALL)
 
 
 def _ends_with_training(block: Mapping[str, Any]) -> bool:
