@@ -301,7 +301,6 @@ class Machine(RuleBasedStateMachine):
             self.by_hand[name] = frozen
 
     @rule()
-    @precondition(lambda self: "tagger" not in self.exclude)  # under a name that was never seen it would be new
     def rename_pipe(self):
         old, self.tagger = self.tagger, "tags" if self.tagger == "tagger" else "tagger"
         self.nlp.rename_pipe(old, self.tagger)

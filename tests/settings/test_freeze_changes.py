@@ -248,3 +248,24 @@ def test_freeze_changes_are_few_however_often_rules_make_them(drawn, frozen_unti
                     change.apply_to(param)
             found.append(param.settings.frozen_until)
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_freeze_of_a_component_and_another_name_make_no_new_params(when):
+    """[training] frozen_components, and `rename_pipe` before or while it is in force. New ones would warm up."""
+    nlp = two_pipes()
+    optimizer = told(nlp, new_params_warmup=100)
+    update(nlp, optimizer)
+
+    def rename():
+        nlp.rename_pipe("tagger", "tags")
+        return "tags"
+
+    name = rename() if when == "before" else "tagger"
+    optimizer.initialize(nlp, exclude=[name])
+    update(nlp, optimizer)
+    if when == "while":
+        optimizer.initialize(nlp, exclude=[rename()])
+    optimizer.initialize(nlp)
+    assert {info.group for info in optimizer.describe()} == {"default"}
+    assert {info.name.partition("/")[0] for info in optimizer.describe()} == {"tags", "morphologizer"}

@@ -505,9 +505,22 @@ class ParamTable:
         for found in walked:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
                 self._be_held_by(known, found.owner)
-        if updates and self._names.in_use:
-            self._joined |= dict.fromkeys(now.keys() - self._names.in_use, updates)
+        if self._names.in_use:
+            self._note_new_names(names, updates)
         self._names.take(names)
+
+    def _note_new_names(self, names: Mapping[Key, tuple[str, ...]], updates: int) -> None:
+        """Note which params joined in mid-training. What has another name is not new, also while it is not trained.
+
+        names (Mapping): Of all params of the pipeline. updates (int): How many there were.
+        """
+        for key, (name, *_) in names.items():
+            if name in self._names.in_use:
+                continue
+            if (before := self.names.get(key)) is not None:
+                self._joined[name] = self._joined.get(before[0])
+            elif updates:
+                self._joined[name] = updates
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
