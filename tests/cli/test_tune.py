@@ -99,6 +99,16 @@ def test_tune_default_space(folder):
     adam = text[: text.index("[training.optimizer]")] + '[training.optimizer]\n@optimizers = "Adam.v1"\n'
     rate, L2 = {"training.optimizer.learn_rate": "0.0001..0.01:log"}, {"training.optimizer.L2": "1e-4..0.3:log"}
     assert space(adam) == {**rate, **L2, **dropout}
+    # spaCy fills in an optimizer, but refuses overrides of what is not there.
+    assert space(text[: text.index("[training.optimizer]")]) == dropout
+
+
+def test_tune_fails_if_no_trial_comes_to_its_end(folder):
+    width = "components.tagger.model.tok2vec.width=97|98"  # the tok2vec has 96
+    args = ["plain.cfg", "--set", width, "--steps", 1, "--trials", 2, "--seeds", 0, "--output", "best.cfg"]
+    done = run(*args, check=False)
+    assert done.returncode == 1 and "No trial has come to its end." in done.stdout
+    assert "Nothing is saved to best.cfg" in done.stdout and not (folder / "best.cfg").exists()
 
 
 @pytest.mark.parametrize(
@@ -109,6 +119,10 @@ def test_tune_default_space(folder):
         (["--set", "training.nonsense.rate=0.1..0.2"], "not a section value that can be overridden"),
         (["--set", "training.dropout=a|b"], "dropout"),
         (["--set", "training.optimizer.grad_clip=0.1|x"], "grad_clip"),
+        (
+            ["--set", "training.optimizer.learn_rate=1e-4..1e-2"],
+            "found 'the section [training.optimizer.learn_rate]'. Search one of its settings:",
+        ),
         (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
         (["--set", "training.max_steps=10..20"], "expected settings that change what a trial learns"),
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),

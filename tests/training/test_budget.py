@@ -81,6 +81,11 @@ def test_budget_refuses_other_limits(text):
         Budget(text)
 
 
+def test_budget_has_room_for_a_fall():
+    with pytest.raises(ConfigError, match="'limit'.*expected at least 2 steps"):
+        Budget("1 steps")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -115,6 +120,24 @@ def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
     evaluated = [step for step in infos if "('score', None)" not in infos[step]]
     assert evaluated == [0, 7, 14, 19]
     assert train(tmp_path, corpus, "20 steps") == {}  # it is over
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes", "said"),
+    [
+        ("20 steps", {"training__patience": 30}, "patience = 30"),
+        ("20 steps", {"steps": 18}, "max_steps = 18"),
+        ("20m", {"steps": 500}, "max_steps = 500"),
+        ("2M words", {"steps": 500, "training__max_epochs": 3}, "max_steps = 500, max_epochs = 3"),
+    ],
+)
+def test_budget_is_all_that_ends_the_training(limit, changes, said, corpus, tmp_path):
+    with pytest.raises(ConfigError, match=rf"\[training.optimizer.budget\]: .*, found {said} in \[training\]"):
+        train(tmp_path, corpus, limit, **changes)
+
+
+def test_budget_beside_an_end_that_is_not_earlier(corpus, tmp_path):
+    assert len(train(tmp_path, corpus, "20 steps", steps=19)) == 20
 
 
 @pytest.mark.parametrize("crash_at", [9, 16, 18])

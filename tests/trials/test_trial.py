@@ -140,6 +140,14 @@ def test_trial_shortens_policies_of_groups():
     assert "param_groups.a] total_steps 1,000 is 200" in notes[0]
 
 
+def test_trial_lets_frozen_params_join_in_proportion():
+    group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
+    short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
+    assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == 50
+    assert "param_groups.a] unfreeze_at 500 is 50" in notes[0]
+    assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=100), 200)[1]
+
+
 def test_trial_tells_of_long_warm_up():
     inverse = LINEAR.replace("warmup_linear.v1", "thinc-torchopt.inverse_sqrt.v1")
     _, notes = shorten(config_of(f"{inverse}warmup_steps = 101\n"), 200)

@@ -147,8 +147,12 @@ def tune(
             console.print(f"Saved {what} to {output_path}")
         if was_stopped:
             console.print(f"Stopped before the end. The same command goes on with the study '{study_path}'.")
+        if output_path is not None and result.winner is None:
+            console.print(f"Nothing is saved to {output_path}.")
     if was_stopped:
         sys.exit(130)
+    if result.winner is None:
+        sys.exit(1)
 
 
 class _Training:
@@ -186,8 +190,9 @@ def _space(source: Source, given: Sequence[str], overridden: Collection[str]) ->
     space = parse_space(texts)
     if not space:
         raise ConfigError(
-            "Can't tune: expected settings to search, found none, and no learning rate, weight decay or dropout in the "
-            "config that is a number. Add --set, or a section [search]."
+            "Can't tune: expected settings to search, found none, and no section in the config with a learning rate, "
+            "weight decay or dropout that is a number. Add --set, or a section [search]; or write the sections that "
+            "spaCy fills in, with spacy init fill-config."
         )
     for path in space:
         if path.startswith(_NOT_SEARCHED):
@@ -215,13 +220,23 @@ def _default_space(source: Source) -> dict[str, str]:
     for path, text in (*_DEFAULTS.items(), _DROPOUT):
         if _is_number(_value_at(config, path)):
             found[path] = text
-    return found
+    written = source.load()  # spaCy takes overrides in sections that are there
+    return {path: text for path, text in found.items() if _value_at(written, path.rpartition(".")[0]) is not None}
 
 
 def _check_space(source: Source, space: Space) -> None:
     """Check that each value can stand in the config, as far as that is known without a pipeline. What is wrong is shown
     as in spaCy's commands.
     """
+    written = source.load()
+    for path in space:
+        if isinstance(section := _value_at(written, path), Mapping):
+            _SECTION.refuse(
+                "--set",
+                "settings with one value",
+                f"the section [{path}]",
+                f"Search one of its settings: {', '.join(f'{path}.{key}' for key in section)}.",
+            )
     lowest = {path: dimension.ends[0] for path, dimension in space.items()}
     for path, dimension in space.items():
         for value in dimension.ends:

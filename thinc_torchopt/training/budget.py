@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from spacy.language import Language
 
-from ..errors import RollbackError, StateError
+from ..errors import ConfigError, RollbackError, StateError
 from ..optimizers import TorchOptimizer
 from ..schema import AnyNumber, Count, NotNegative, read, write
 from ..types import BudgetSettings
@@ -89,6 +89,19 @@ class BudgetState:
     last_end: NotNegative | None = None
     step_cost: Cost = field(default_factory=Cost)
     eval_cost: Cost = field(default_factory=Cost)
+
+
+def check_ends_alone(settings: BudgetSettings, *, patience: int, max_steps: int, max_epochs: int | None) -> None:
+    """RAISES (ConfigError): Something else may end the training first, at the full learning rate."""
+    is_later = settings.unit == "steps" and max_steps + 1 >= settings.limit
+    others = {"patience": patience, "max_steps": 0 if is_later else max_steps, "max_epochs": max(0, max_epochs or 0)}
+    found = [f"{name} = {value}" for name, value in others.items() if value]
+    if found:
+        raise ConfigError(
+            "Can't train with [training.optimizer.budget]: expected nothing else that ends the training, found "
+            f"{', '.join(found)} in [training]. The training could end before the learning rate falls. Set "
+            f"{'it' if len(found) == 1 else 'them'} to 0."
+        )
 
 
 class BudgetKeeper:

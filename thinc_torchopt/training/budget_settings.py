@@ -50,6 +50,8 @@ def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float
         amount, unit = float(found[1].replace(",", "").replace("_", "")) * _TIMES[found[2]], found[3]
     if amount < 1 or (unit != "seconds" and amount != int(amount)):
         section.refuse(name, EXPECTED, limit)
+    if unit == "steps" and amount < 2:
+        section.refuse(name, "at least 2 steps: the rate falls after the first", limit)
     return amount, unit  # type: ignore[return-value]
 
 

@@ -20,7 +20,7 @@ from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
 from ..types import BatchSize
 from ..update import grad_norms, total_norm
-from .budget import BudgetKeeper
+from .budget import BudgetKeeper, check_ends_alone
 from .checkpoint import RunCheckpoints
 from .components import grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
@@ -105,6 +105,9 @@ class Run:
         self._started = default_timer()
         self._is_ready = False
         self.ranks = Alone()
+        if optimizer.budget is not None:
+            max_epochs = self.batches.max_epochs
+            check_ends_alone(optimizer.budget, patience=patience, max_steps=max_steps, max_epochs=max_epochs)
         decay = Decay(optimizer)
         self._rules = rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
         try:

@@ -129,8 +129,8 @@ def run_trial(
 def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     """The config of a training of so many steps that writes nothing.
 
-    Schedules that end later are shortened as a whole: they end with the trial. So are averages. Rates that fall for a
-    budget fall for the end of the trial.
+    Schedules that end later are shortened as a whole: they end with the trial. So are averages, and the steps at which
+    frozen params join. Rates that fall for a budget fall for the end of the trial.
 
     config (Config): As it is, with its variables.
     steps (int): The last step, counted from 0.
@@ -156,7 +156,11 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     changes = [
         change
         for path, block, was in _blocks(optimizer, before.get("optimizer", {}), "training.optimizer")
-        for change in [*_shorten(path, block, was, steps, end), *_shorten_averages(path, block, steps, end)]
+        for change in [
+            *_shorten(path, block, was, steps, end),
+            *_shorten_averages(path, block, steps, end),
+            *_shorten_freezing(path, block, steps, end),
+        ]
     ]
     if changes:
         notes.append(
@@ -220,6 +224,15 @@ def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) ->
     told = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
     block.update(found)
     return [f"[{path}] {told}"] if found else []
+
+
+def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
+    """Let frozen params join in proportion. RETURNS (list[str]): As above."""
+    was = block.get("unfreeze_at")
+    if not was or not _is_number(was) or end <= steps:
+        return []
+    block["unfreeze_at"] = max(1, round(was * steps / end))
+    return [f"[{path}] unfreeze_at {was:,} is {block['unfreeze_at']:,}"]
 
 
 def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
