@@ -1,5 +1,7 @@
 """Scenarios where several ranks meet other features: Modular, losses and attributes of the user's own, averages."""
 
+from timeit import default_timer
+
 import spacy
 import torch.distributed as dist
 
@@ -7,6 +9,8 @@ from tests.distributed import pipelines
 from tests.distributed.scenarios import RANK, scenario, train
 from thinc_torchopt.distributed import Distributed
 from thinc_torchopt.errors import ConfigError, DistributedError
+from thinc_torchopt.schedules import warmup_stable_decay
+from thinc_torchopt.training import Budget, Checkpoint, run
 
 
 @scenario
@@ -39,6 +43,37 @@ def words_of_all(folder):
     nlp = pipelines.pipeline(["tagger"])
     nlp.get_pipe("tagger").model.get_ref("softmax").get_param("W")[...] += RANK
     return train(nlp, pipelines.modular_words())
+
+
+@scenario
+def budget_of_seconds(folder):
+    """With a mark. The clock of rank 1 goes faster, and an evaluation takes as long as three steps."""
+    nlp, now = pipelines.pipeline(["tagger"]), 0.0
+
+    def moved(seconds, result):
+        nonlocal now
+        now += seconds * (1 + RANK)
+        return result
+
+    run.default_timer = lambda: now
+    tagger = nlp.get_pipe("tagger")
+    update = tagger.update
+    tagger.update = lambda examples, **options: moved(1.0, update(examples, **options))
+    optimizer = pipelines.optimizer(
+        learn_rate=warmup_stable_decay(0.02, 2, 5, decay_begins="when told", decay_type="linear"),
+        budget=Budget("40s", marks=[0.5]),
+        checkpoint=Checkpoint(f"{folder}/budget"),
+    )
+    try:
+        return train(
+            nlp,
+            optimizer,
+            batches=pipelines.batches(nlp, 120),
+            evaluate=lambda: moved(3.0, (nlp.evaluate(pipelines.examples(nlp, 9, 5))["tag_acc"], {})),
+            eval_frequency=10,
+        )
+    finally:
+        run.default_timer = default_timer
 
 
 @scenario

@@ -100,8 +100,7 @@ def optimizer(**settings):
     }
     return TorchOptimizer(
         AdamW(weight_decay=0.01),
-        warmup_linear(0.02, 3, 20),
-        **{**options, "distributed": Distributed(check_every=2)} | settings,
+        **{**options, "learn_rate": warmup_linear(0.02, 3, 20), "distributed": Distributed(check_every=2)} | settings,
     )
 
 

@@ -82,7 +82,7 @@ def test_budget_refuses_other_limits(text):
 
 
 def test_budget_has_room_for_a_fall():
-    with pytest.raises(ConfigError, match="'limit'.*expected at least 2 steps"):
+    with pytest.raises(ConfigError, match=r"'limit'.*expected at least 2 steps"):
         Budget("1 steps")
 
 
