@@ -2,16 +2,17 @@
 
     python benchmarks/score.py run --quick            # ten minutes: one task, one seed
     python benchmarks/score.py run                    # what is missing in score.jsonl, in the order that tells most
-    python benchmarks/score.py run --tasks ewt --candidates adamw-0.005 --seeds 0 1 --ends half
+    python benchmarks/score.py run --tasks ewt --candidates cosine --seeds 0 1 --ends own
     python benchmarks/score.py table                  # steps and seconds to a score
     python benchmarks/score.py levers                 # what each part of the recipe is worth
     python benchmarks/score.py step                   # seconds a step, both optimizers in turns in one process
     python benchmarks/score.py picture docs/recipes.svg
 
-Eight tasks: four to choose a recipe on, and four that confirm it, which nobody looks at before. A task is the config
+Ten tasks: six to choose a recipe on, and four that confirm it, which nobody looks at before. A task is the config
 that `spacy init config` writes for its pipeline, on a labelled corpus; `baseline` is its own optimizer, trained until
-the score is flat. A candidate changes [training.optimizer], and has its schedule end with the baseline ("full"), at
-half of its steps ("half"; "third", "quarter"), or where the recipe sets its own end ("own").
+the score is flat. A candidate is a recipe of `spacy torchopt init`, perhaps with a part of it changed (a lever). It
+ends where the recipe sets its own end ("own"), with the baseline ("full"), or at half of its steps ("half"; "third",
+"quarter").
 
 One run is one process of one thread. Its line is added to score.jsonl: scores as [step, score, CPU seconds so far].
 The seconds are the process's CPU time, without evaluations. Runs that are in the file are not run again, so a table is
@@ -28,7 +29,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -47,7 +49,7 @@ class Task:
     """A pipeline and a corpus.
 
     pipeline, optimize (str): What `spacy init config` is asked for. "transformer": its template for a GPU.
-    corpus (str): The files {corpus}-{part}.spacy. prepare (Callable): Makes another Doc of each.
+    corpus (str): The files {corpus}-{part}.spacy. prepare (Callable): Makes other docs of those of a part.
     steps (int): How long the baseline trains. eval_every (int): Steps from one evaluation to the next.
     words (int): Words of a batch; 0: as `spacy init config` says, 100 growing to 1,000.
     changes (dict): What else differs from the config that is written.
@@ -62,24 +64,29 @@ class Task:
     kind: str = "cnn"
     has_test: bool = False
     confirms: bool = False
-    prepare: Callable[[Any], Any] | None = None
+    prepare: Callable[[list[Any], str], list[Any]] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def cut(doc: Any) -> Any:
-    """The first 400 words: single texts of this corpus have 50,000."""
-    return doc[:400].as_doc() if len(doc) > 400 else doc
-
-
-def cut_categories(doc: Any) -> Any:
-    found = cut(doc)
-    found.cats = dict(doc.cats)
+def cut(docs: list[Any], part: str) -> list[Any]:
+    """The first 400 words of each: single texts of this corpus have 50,000."""
+    found = [doc[:400].as_doc() for doc in docs]
+    for short, doc in zip(found, docs):
+        short.cats = dict(doc.cats)
     return found
 
 
-def as_spans(doc: Any) -> Any:
-    doc.spans["sc"] = list(doc.ents)
-    return doc
+def with_genres(docs: list[Any], part: str) -> list[Any]:
+    genres = json.loads((DATA / "ud-english-ewt-genres.json").read_text("utf8"))
+    for doc, genre in zip(docs, genres[part], strict=True):
+        doc.cats = {name: float(name == genre) for name in sorted(set(genres["train"]))}
+    return docs
+
+
+def as_spans(docs: list[Any], part: str) -> list[Any]:
+    for doc in docs:
+        doc.spans["sc"] = list(doc.ents)
+    return docs
 
 
 _BILSTM = {"@architectures": "spacy.TorchBiLSTMEncoder.v1", "width": 96, "depth": 2, "dropout": 0.0}
@@ -94,11 +101,12 @@ TASKS = {
         "docs-issues",
         2400,
         100,
-        prepare=cut_categories,
+        prepare=cut,
         changes={"components.tok2vec.model.encode": {**_SMALL, "maxout_pieces": 3}},
     ),
-    # A fifth to choose on: the cheapest, so that the rate for bags of words is not that of networks.
-    "docs-bow": Task(("textcat",), "efficiency", "docs-issues", 2400, 100, kind="bow", prepare=cut_categories),
+    # Two more to choose on, which are cheap: the rate for bags of words is not that of networks.
+    "docs-bow": Task(("textcat",), "efficiency", "docs-issues", 2400, 100, kind="bow", prepare=cut),
+    "genres": Task(("textcat_multilabel",), "efficiency", "ud-english-ewt", 2400, 100, kind="bow", prepare=with_genres),
     "minilm": Task(
         ("ner",),
         "transformer",
@@ -158,7 +166,7 @@ def config_of(task: Task, seed: int, folder: Path) -> Config:
         path = DATA / f"{task.corpus}-{part}.spacy"
         if task.prepare is not None:
             vocab = spacy.blank("en").vocab
-            docs = [task.prepare(doc) for doc in DocBin().from_disk(path).get_docs(vocab)]
+            docs = task.prepare(list(DocBin().from_disk(path).get_docs(vocab)), part)
             path = folder / path.name
             DocBin(docs=docs, store_user_data=True).to_disk(path)
         put(config, f"paths.{part}", str(path))
@@ -183,105 +191,30 @@ def config_of(task: Task, seed: int, folder: Path) -> Config:
 
 # ----------------------------------------------------------------------------------------------------- the candidates
 
+Block = dict[str, Any]
+
 
 @dataclass(frozen=True)
-class Spec:
-    """An optimizer block.
+class Recipe:
+    """What `spacy torchopt init --recipe` makes of the config.
 
-    peak (float): The highest rate. encoder (float): That of a transformer, whose heads have `peak`.
-    warmup (float): Share of the steps. fall (str): "linear" or "cosine" to zero, "none".
-    clip (str): As clip_by, or "none". decay (str): What has weight decay: "all", "weights" (no biases and norms),
-        "matrices" (no embeddings either), "none".
-    averages (float): The horizon of EMA averages, as a share of the steps; 0: none.
-    grow (bool): Batches that grow fourfold on the way.
+    change (Callable): What is changed in it afterwards: by the written config and that of spaCy.
     """
 
-    algorithm: str = "adamw"
-    peak: float = 0.003
-    encoder: float = 1e-4
-    beta2: float = 0.999
-    warmup: float = 0.05
-    fall: str = "linear"
-    clip: str = "param"
-    decay: str = "all"
-    averages: float = 0.0
-    layer_decay: float = 0.0
-    grow: bool = False
+    recipe: str = "best"
+    change: Callable[[Block, Config], None] = lambda training, spacys: None
 
-    def edit(self, config: Config, task: Task, steps: int) -> None:
-        training = config["training"]
-        training["max_steps"] = steps
-        adamw = {
-            "@torch_optimizers": "torch.AdamW.v1",
-            "betas": [0.9, self.beta2],
-            "weight_decay": 0.0 if self.decay == "none" else 0.01,
-        }
-        algorithm: dict[str, Any] = adamw
-        groups: dict[str, Any] = {}
-        names = names_of(config)
-        embeddings = [p for p in ("*/hashembed/E", "*/embeddings/*") if matches(p, names)]
-        heads = [p for p in ("*/output_layer/W", "*/upper/W", "*/sparse_linear/W") if matches(p, names)]
-        if self.algorithm == "muon":
-            algorithm = {
-                "@torch_optimizers": "torch.Muon.v1",
-                "weight_decay": adamw["weight_decay"],
-                "adjust_lr_fn": "match_rms_adamw",
-                "fallback": adamw,
-            }
-            if embeddings or heads:
-                groups["embeddings_and_heads"] = {"params": embeddings + heads, "algorithm": adamw}
-        if self.decay == "matrices" and embeddings:
-            groups["embeddings"] = {"params": embeddings, "weight_decay": 0.0}
-        if task.kind == "transformer":
-            groups["encoder"] = {"params": ["transformer/*"], "lr_scale": self.encoder / self.peak}
-        warmup = max(1, round(self.warmup * steps))
-        rate: Any = {
-            "@schedules": f"thinc-torchopt.warmup_{self.fall}.v1",
-            "initial_rate": self.peak,
-            "warmup_steps": warmup,
-            "total_steps": steps,
-        }
-        if self.fall == "none":
-            rate = self.peak
-        training["optimizer"] = {
-            "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-            "learn_rate": rate,
-            "grad_clip": 0.0 if self.clip == "none" else 1.0,
-            "clip_by": "param" if self.clip == "none" else self.clip,
-            "algorithm": algorithm,
-            "param_groups": groups,
-        }
-        if self.decay in ("weights", "matrices"):
-            training["optimizer"]["skip_decay"] = "bias_and_norm"
-        if self.averages:
-            horizon = max(2.0, self.averages * steps)
-            training["optimizer"]["averages"] = {
-                "@misc": "thinc-torchopt.EMA.v1",
-                "decay": round(1 - 1 / horizon, 6),
-            }
-        if self.layer_decay and task.kind == "transformer":
-            training["optimizer"]["layer_decay"] = {"transformer/*": self.layer_decay}
-        if self.grow:
-            size = training["batcher"]["size"]
-            first = size["start"] if isinstance(size, dict) else size / 2
-            training["batcher"]["size"] = {
-                "@schedules": "compounding.v1",
-                "start": first,
-                "stop": first * 4,
-                "compound": 4 ** (1 / steps),
-            }
+    def edit(self, config: Config, steps: int) -> None:
+        """steps (int): For another end than that of the recipe. 0: its own."""
+        from thinc_torchopt.cli.init import recipe_of, rewrite
 
-
-class Shipped:
-    """What `spacy torchopt init --recipe best` makes of the config."""
-
-    def edit(self, config: Config, task: Task, steps: int) -> None:
-        from thinc_torchopt.cli._recipes import Recipe
-        from thinc_torchopt.cli.init import rewrite
-
-        _, text = rewrite(config.to_str(), Path("config.cfg"), Recipe.best, "state")
+        spacys = config.copy()
+        _, text = rewrite(config.to_str(), Path("config.cfg"), recipe_of(self.recipe), "state")
         config.clear()
         config.update(Config().from_str(text, interpolate=False))
+        if steps:
+            config["training"] |= {"max_steps": steps, "eval_frequency": spacys["training"]["eval_frequency"]}
+        self.change(config["training"], spacys)
 
 
 def names_of(config: Config) -> list[str]:
@@ -293,61 +226,82 @@ def names_of(config: Config) -> list[str]:
     return list(all_names(load_model_from_config(config, auto_fill=True)))
 
 
-def matches(pattern: str, names: Iterable[str]) -> bool:
-    from fnmatch import fnmatchcase
+def sets(path: str, value: Any) -> Recipe:
+    """The recipe with another value in [training.optimizer]."""
+    return Recipe(change=lambda training, spacys: put(training["optimizer"], path, value))
 
-    return any(fnmatchcase(name, pattern) for name in names)
+
+def times_peak(factor: float) -> Recipe:
+    def change(training: Block, spacys: Config) -> None:
+        training["optimizer"]["learn_rate"]["initial_rate"] *= factor
+
+    return Recipe(change=change)
 
 
-ADAMW = Spec()
-MUON = Spec(algorithm="muon", peak=0.005)
+def no_fall(training: Block, spacys: Config) -> None:
+    training["optimizer"]["learn_rate"] = training["optimizer"]["learn_rate"]["initial_rate"]
 
-CANDIDATES: dict[str, Spec | Shipped | None] = {
-    "baseline": None,
-    "best": Shipped(),
-    **{f"adamw-{peak:g}": replace(ADAMW, peak=peak) for peak in (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01)},
-    **{f"muon-{peak:g}": replace(MUON, peak=peak) for peak in (0.002, 0.003, 0.005, 0.008)},
-    "adamw-0.003-cosine": replace(ADAMW, peak=0.003, fall="cosine"),
-    "adamw-0.005-cosine": replace(ADAMW, peak=0.005, fall="cosine"),
-    "encoder-5e-5": replace(ADAMW, peak=0.001, encoder=5e-5),
-    "encoder-1e-4": replace(ADAMW, peak=0.001, encoder=1e-4),
-    "encoder-2e-4": replace(ADAMW, peak=0.001, encoder=2e-4),
-    "encoder-2e-4-heads-0.003": replace(ADAMW, peak=0.003, encoder=2e-4),
-    "encoder-4e-4-heads-0.003": replace(ADAMW, peak=0.003, encoder=4e-4),
-}
 
-# What was chosen on the choosing tasks, and each of its parts changed once. Names: what is changed -> the candidate.
-WHOLE = replace(ADAMW, peak=0.002, averages=0.05)
-CANDIDATES |= {
-    "whole": WHOLE,
-    "whole-0.004": replace(WHOLE, peak=0.004),
-    "whole-bow": replace(WHOLE, peak=0.005),
-    "whole-transformer": replace(WHOLE, peak=0.001, encoder=1e-4),
-    "whole-clip-global": replace(WHOLE, clip="global"),
-    "whole-clip-none": replace(WHOLE, clip="none"),
-    "whole-no-fall": replace(WHOLE, fall="none"),
-    "whole-cosine": replace(WHOLE, fall="cosine"),
-    "whole-warmup-0.01": replace(WHOLE, warmup=0.01),
-    "whole-decay-weights": replace(WHOLE, decay="weights"),
-    "whole-decay-matrices": replace(WHOLE, decay="matrices"),
-    "whole-beta2-0.98": replace(WHOLE, beta2=0.98),
-    "whole-grow": replace(WHOLE, grow=True),
-    "whole-layer-decay": replace(WHOLE, peak=0.001, layer_decay=0.9),
-}
-CHOSEN = {"cnn": "whole", "transformer": "whole-transformer", "bow": "whole-bow"}
+def no_averages(training: Block, spacys: Config) -> None:
+    del training["optimizer"]["averages"]
+
+
+def no_decay_of_embeddings(training: Block, spacys: Config) -> None:
+    optimizer = training["optimizer"]
+    optimizer["skip_decay"] = "bias_and_norm"
+    found = [p for p in ("*/hashembed/E", "*/embeddings/*") if any(fnmatchcase(n, p) for n in names_of(spacys))]
+    if found:
+        optimizer.setdefault("param_groups", {})["embeddings"] = {"params": found, "weight_decay": 0.0}
+
+
+def muon(training: Block, spacys: Config) -> None:
+    adamw = training["optimizer"]["algorithm"]
+    training["optimizer"]["algorithm"] = {
+        "@torch_optimizers": "torch.Muon.v1",
+        "weight_decay": adamw["weight_decay"],
+        "adjust_lr_fn": "match_rms_adamw",
+        "fallback": adamw,
+    }
+
+
+def spacys_batches(training: Block, spacys: Config) -> None:
+    training["batcher"] = spacys["training"]["batcher"]
+
+
+def spacys_optimizer(training: Block, spacys: Config) -> None:
+    training["optimizer"] = spacys["training"]["optimizer"]
+
+
+def growing_batches(training: Block, spacys: Config) -> None:
+    size, steps = training["batcher"]["size"], training["max_steps"]
+    growth = {"@schedules": "compounding.v1", "start": size / 2, "stop": size * 2, "compound": 4 ** (1 / steps)}
+    training["batcher"]["size"] = growth
+
+
+def layer_decay(training: Block, spacys: Config) -> None:
+    training["optimizer"]["layer_decay"] = {"transformer/*": 0.9}
+
+
 LEVERS = {
-    "no averages": "adamw-0.002",
-    "no fall to zero": "whole-no-fall",
-    "cosine": "whole-cosine",
-    "warm-up of 1%": "whole-warmup-0.01",
-    "one global norm": "whole-clip-global",
-    "no clipping": "whole-clip-none",
-    "no decay of biases and norms": "whole-decay-weights",
-    "nor of embeddings": "whole-decay-matrices",
-    "beta2 = 0.98": "whole-beta2-0.98",
-    "batches that grow fourfold": "whole-grow",
-    "layer decay of 0.9": "whole-layer-decay",
+    "without averages": Recipe(change=no_averages),
+    "without a fall": Recipe(change=no_fall),
+    "cosine": sets("learn_rate.@schedules", "thinc-torchopt.warmup_cosine.v1"),
+    "warm-up of 1%": sets("learn_rate.warmup_ratio", 0.01),
+    "half of the peak": times_peak(0.5),
+    "twice the peak": times_peak(2.0),
+    "one global norm": sets("clip_by", "global"),
+    "no clipping": sets("grad_clip", 0.0),
+    "no decay of biases and norms": sets("skip_decay", "bias_and_norm"),
+    "nor of embeddings": Recipe(change=no_decay_of_embeddings),
+    "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
+    "Muon": Recipe(change=muon),
+    "batches that grow fourfold": Recipe(change=growing_batches),
+    "spaCy's batches": Recipe(change=spacys_batches),
+    "spaCy's Adam in these batches": Recipe(change=spacys_optimizer),
+    "layer decay of 0.9": Recipe(change=layer_decay),
 }
+OTHERS = {name: Recipe(name) for name in ("drop-in", "adamw", "fine-tune", "low-memory", "robust")}
+CANDIDATES: dict[str, Recipe | None] = {"baseline": None, "best": Recipe(), **OTHERS, **LEVERS}
 
 # -------------------------------------------------------------------------------------------------------------- a run
 
@@ -380,10 +334,11 @@ def begin(name: str, candidate: str, seed: int, steps: int, folder: Path, *, is_
 
     task = TASKS[name]
     config = config_of(task, seed, folder)
-    put(config, "training.max_steps", steps)
-    spec = CANDIDATES[candidate]
-    if spec is not None:
-        spec.edit(config, task, steps)
+    recipe = CANDIDATES[candidate]
+    if recipe is None:
+        put(config, "training.max_steps", steps)
+    else:
+        recipe.edit(config, steps)
     nlp = init_nlp(config)
     config = nlp.config.interpolate()
     fix_random_seed(seed)
@@ -491,18 +446,16 @@ def product(tasks: Iterable[str], candidates: Iterable[str], seeds: Iterable[int
 # What tells most comes first.
 PLAN = [
     *product(CHOOSING, ["baseline"], [0, 1, 2], ["full"]),
-    *product(["food", "docs-issues", "ewt"], ["whole"], [0, 1, 2], ["half"]),
-    *product(["docs-bow"], ["whole-bow"], [0, 1, 2], ["half"]),
-    *product(["minilm"], ["whole-transformer", "encoder-5e-5", "encoder-2e-4"], [0, 1], ["half"]),
+    *product(CHOOSING, ["best"], [0, 1, 2], ["own"]),
     *product(CONFIRMING, ["baseline"], [0, 1, 2], ["full"]),
     *product(CONFIRMING, ["best"], [0, 1, 2], ["own"]),
-    *product(CHOOSING, ["best"], [0, 1, 2], ["own"]),
-    *product(
-        ["food", "docs-issues", "ewt"], [name for name in LEVERS.values() if "layer" not in name], [0, 1], ["half"]
-    ),
-    *product(["minilm"], ["whole-layer-decay"], [0, 1], ["half"]),
+    *product(["food", "genres", "docs-issues"], [name for name in LEVERS if "layer" not in name], [0, 1], ["own"]),
+    *product(["minilm"], ["layer decay of 0.9"], [0, 1], ["own"]),
+    *product(CHOOSING, OTHERS, [0, 1], ["half"]),
 ]
-QUICK = product(["food"], ["baseline"], [0], ["full"]) + product(["food"], ["adamw-0.003"], [0], ["half", "full"])
+QUICK = product(["genres", "docs-bow"], ["baseline"], [0], ["full"]) + product(
+    ["genres", "docs-bow"], ["best"], [0], ["own"]
+)
 
 
 def run(keys: Iterable[Key], path: Path, minutes: float) -> None:
@@ -515,7 +468,7 @@ def run(keys: Iterable[Key], path: Path, minutes: float) -> None:
             print("The time is over.", file=sys.stderr)
             return
         name, candidate, seed, end = key
-        steps = TASKS[name].steps // ENDS.get(end, 1)
+        steps = 0 if end == "own" else TASKS[name].steps // ENDS[end]
         command = [sys.executable, __file__, "one", name, candidate, str(seed), end, str(steps)]
         done = subprocess.run(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if done.returncode:
@@ -537,15 +490,16 @@ def mean_curve(curves: list[Curve]) -> Curve:
     return [(step, mean(curve[step] for curve in at)) for step in steps]
 
 
-def held(curve: Curve) -> Curve:
-    """What is reached at each evaluation and is still there at the next. The last one has no next."""
-    following = [*(score for _, score in curve[1:]), float("inf")]
-    return [(step, min(score, after)) for (step, score), after in zip(curve, following)]
+def held(curve: Curve, span: int) -> Curve:
+    """What is reached at each evaluation and is there at all of the next steps. span (int): So many steps."""
+    return [
+        (step, min([score, *(later for after, later in curve if step < after <= step + span)])) for step, score in curve
+    ]
 
 
-def reaches(curve: Curve, target: float) -> int | None:
-    """The step of the first evaluation at which a curve has a score that it still has at the next."""
-    return next((step for step, score in held(curve) if score >= target), None)
+def reaches(curve: Curve, target: float, span: int) -> int | None:
+    """The step of the first evaluation at which a curve has a score that it keeps. span (int): For so many steps."""
+    return next((step for step, score in held(curve, span) if score >= target), None)
 
 
 @dataclass(frozen=True)
@@ -595,12 +549,13 @@ def table(lines: list[dict[str, Any]], tasks: Iterable[str]) -> Iterator[str]:
         baseline = arms.get((task, "baseline", "full"))
         if task not in tasks or baseline is None:
             continue
-        top = max(score for _, score in held(baseline.curve))
+        span = TASKS[task].eval_every
+        top = max(score for _, score in held(baseline.curve, span))
         cells, at = [], None
         for share in (0.98, 0.99, 1.0):
-            at = reaches(arm.curve, share * top)
+            at = reaches(arm.curve, share * top, span)
             cells.append("never" if at is None else f"{at} ({arm.seconds_at(at):.0f} s)")
-        whole = reaches(baseline.curve, top)
+        whole = reaches(baseline.curve, top, span)
         part = f"{at / whole:.2f}" if at is not None and whole else ""
         test = "" if arm.test is None else f"{100 * arm.test:.1f}"
         yield (
@@ -610,20 +565,21 @@ def table(lines: list[dict[str, Any]], tasks: Iterable[str]) -> Iterator[str]:
 
 
 def levers(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The best score of the recipe without each of its parts, less that with all of them, on the same seeds."""
-    arms = arms_of(lines)
-    tasks = [task for task in CHOOSING if any(key[0] == task and key[1] in LEVERS.values() for key in arms)]
+    """The last score of the recipe with each of its parts changed, less that with all of them, on the same seeds."""
+    arms = {(task, candidate): arm for (task, candidate, end), arm in arms_of(lines).items() if end == "own"}
+    tasks = [task for task in TASKS if any((task, lever) in arms for lever in LEVERS)]
     yield f"| lever | {' | '.join(tasks)} |"
     yield "| --- " * (1 + len(tasks)) + "|"
-    for lever, candidate in LEVERS.items():
+    for lever in LEVERS:
         cells = []
         for task in tasks:
-            changed, whole = arms.get((task, candidate, "half")), arms.get((task, CHOSEN[TASKS[task].kind], "half"))
+            changed, whole = arms.get((task, lever)), arms.get((task, "best"))
             if changed is None or whole is None:
                 cells.append("")
                 continue
-            base = {line["seed"]: line["best"] for line in whole.lines}
-            gains = [100 * (line["best"] - base[line["seed"]]) for line in changed.lines if line["seed"] in base]
+            base = {line["seed"]: line["scores"][-1][1] for line in whole.lines}
+            last = {line["seed"]: line["scores"][-1][1] for line in changed.lines}
+            gains = [100 * (last[seed] - base[seed]) for seed in sorted(set(last) & set(base))]
             cells.append(f"{mean(gains):+.1f} ({', '.join(f'{gain:+.1f}' for gain in gains)})" if gains else "")
         yield f"| {lever} | {' | '.join(cells)} |"
 
@@ -649,7 +605,7 @@ def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -
                 axis.plot(*zip(*((step, score) for step, score, _ in line["scores"])), color=color, lw=0.5, alpha=0.5)
             axis.plot(*zip(*arm.curve), color=color, label=label)
         curve = arms[task, "baseline", "full"].curve
-        top = max(score for _, score in held(curve))
+        top = max(score for _, score in held(curve, TASKS[task].eval_every))
         axis.axhline(top, color="0.7", lw=0.7, ls=":")
         axis.set_ylim(top - 0.25 * abs(top - min(score for _, score in curve)), None)
         axis.set_title(task)

@@ -36,19 +36,19 @@ def line(seed, scores, *, candidate="baseline", end="full", task="food"):
     }
 
 
-def test_score_reaches_is_for_two_evaluations(score):
-    curve = [(0, 0.1), (100, 0.7), (200, 0.6), (300, 0.7), (400, 0.8), (500, 0.9)]
-    assert score.reaches(curve, 0.6) == 100
-    assert score.reaches(curve, 0.7) == 300  # at 100 it was there once
-    assert score.reaches(curve, 0.9) == 500  # the last one has no next
-    assert score.reaches(curve, 0.91) is None
+def test_score_reaches_is_for_so_many_steps(score):
+    curve = [(0, 0.1), (50, 0.7), (100, 0.7), (150, 0.6), (200, 0.7), (250, 0.7), (300, 0.8), (350, 0.9)]
+    assert score.reaches(curve, 0.6, 100) == 50
+    assert score.reaches(curve, 0.7, 100) == 200  # at 50 it was there, and at 150 no more
+    assert score.reaches(curve, 0.7, 50) == 50
+    assert score.reaches(curve, 0.9, 100) == 350  # nothing comes after it
+    assert score.reaches(curve, 0.91, 100) is None
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 1))
-def test_score_reaches_as_a_plain_loop(score, scores, target):
-    curve = list(enumerate(scores))
-    expected = [i for i, (a, b) in enumerate(zip(scores, [*scores[1:], 2.0])) if a >= target and b >= target]
-    assert score.reaches(curve, target) == (expected[0] if expected else None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0, 1), st.integers(0, 3))
+def test_score_reaches_as_a_plain_loop(score, scores, target, span):
+    expected = [i for i in range(len(scores)) if all(one >= target for one in scores[i : i + span + 1])]
+    assert score.reaches(list(enumerate(scores)), target, span) == (expected[0] if expected else None)
 
 
 def test_score_mean_curve(score):

@@ -746,6 +746,34 @@ def test_init_best_by_kind_of_pipeline(tmp_path):
     assert peaks["tagger", 400] / peaks["tagger", 100] == pytest.approx(2.0, rel=0.15)
 
 
+COMPOUNDING = {"@schedules": "compounding.v1", "start": 100, "stop": 1000, "compound": 1.001, "t": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "batcher", "size"),
+    [
+        ("tagger", {"@batchers": "spacy.batch_by_words.v1", "size": COMPOUNDING}, 400),
+        ("textcat", {"@batchers": "spacy.batch_by_words.v1", "size": COMPOUNDING}, 1000),
+        ("tagger", {}, 400),  # which spaCy fills in
+        ("tagger", {"@batchers": "spacy.batch_by_words.v1", "size": 70}, 70),
+        ("tagger", {"@batchers": "spacy.batch_by_sequence.v1", "size": COMPOUNDING}, COMPOUNDING),
+    ],
+)
+def test_init_best_gives_batches_one_size(pipeline, batcher, size, tmp_path):
+    """Where spaCy's default lets them grow."""
+    from spacy.cli.init_config import init_config as spacys
+
+    config = spacys(lang="en", pipeline=[pipeline])
+    del config["training"]["batcher"]
+    if batcher:
+        words = {"tolerance": 0.2, "discard_oversize": False} if "words" in batcher["@batchers"] else {}
+        config["training"]["batcher"] = {**batcher, **words, "get_length": None}
+    draft, new = run(config.to_str(), "best", tmp_path)
+    filled = Config(spacy.language.DEFAULT_CONFIG).merge(Config().from_str(new))["training"]
+    assert filled["batcher"]["size"] == size
+    assert ("[training.batcher] size" in " ".join(draft.told)) == (size in (400, 1000))
+
+
 def test_init_best_with_a_transformer(tmp_path):
     pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
     text = (CONFIGS / "fine_tuning.cfg").read_text().partition("[training.optimizer]")[0]

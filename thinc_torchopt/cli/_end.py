@@ -38,10 +38,11 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language) -> End:
+def find_end(nlp: Language, size: int | None = None) -> End:
     """Count the steps of so many epochs, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It may be not initialized.
+    size (int | None): Of batches, in the place of `size` in [training.batcher].
     RAISES (ConfigError): The corpus has no end, is empty, or is not there.
     """
     config = nlp.config.interpolate()
@@ -51,7 +52,8 @@ def find_end(nlp: Language) -> End:
             "Can't find the end of the training: expected a corpus with an end, found max_epochs = -1 in [training], "
             "for one that is streamed. Use the recipe adamw, and set max_steps and a schedule by hand."
         )
-    batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
+    block = training["batcher"] if size is None else {**training["batcher"], "size": size}
+    batcher = registry.resolve({"batcher": block})["batcher"]
     try:
         # This corpus alone: spaCy's own function resolves all of them, and the path of dev may not be given.
         corpus = registry.resolve({"corpus": dot_to_object(config, training["train_corpus"])})["corpus"]

@@ -8,7 +8,7 @@ variables and schedules included. It says what it did in `told`, and what the us
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -36,12 +36,14 @@ _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 class Best:
     """What the recipe best takes for a kind of pipeline: docs/recipes.md.
 
-    peak (float): The highest rate. It is that for batches of 200 words if `scales`, and grows with their square root:
+    words (int): Of a batch, in the place of batches that grow. 0: batches stay as they are.
+    peak (float): The highest rate. It is that for batches of 400 words if `scales`, and grows with their square root:
         gradients of more words have less noise.
     figures (str): What it was worth in benchmarks/score.py.
     """
 
     what: str
+    words: int
     peak: float
     scales: bool
     figures: str
@@ -49,16 +51,17 @@ class Best:
     def peak_for(self, end: End) -> float:
         """The highest rate for the batches of a training."""
         low, high = BEST_SCALES
-        return _rounded(self.peak * min(max(math.sqrt(end.words / 200), low), high)) if self.scales else self.peak
+        return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
 
 
 BEST_WARMUP = 0.05
 BEST_HORIZON = 0.05
-BEST_SCALES = 0.5, 2.5
+BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
 BEST = {
     "cnn": Best(
         "a network that is trained from scratch",
+        400,
         0.002,
         True,
         "in named entities as good as spaCy's Adam at its best after 0.64 and 0.75 of its steps; in a text classifier "
@@ -66,13 +69,15 @@ BEST = {
     ),
     "bow": Best(
         "bags of words",
+        1000,
         0.005,
-        True,
+        False,
         "with eleven labels 1.3 points below spaCy's Adam, in one run; two labels: a candidate without averages was "
         "as good after 0.37 of the steps. Compare both.",
     ),
     "transformer": Best(
         "new components on a transformer",
+        0,
         0.001,
         False,
         "with MiniLM a candidate that ended at 150 steps had F 76.5; spaCy's template had 75.5 after 250 and 77.8 "
@@ -99,13 +104,13 @@ class Draft(Translation):
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
 
-    Public: `training` (what else is to be set in [training]).
+    Public: `beside` (what else is to be set, by dotted paths).
     """
 
     build_nlp: Callable[[], Language]
     state_path: str
     is_unchanged: bool = False
-    training: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
 
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
@@ -215,7 +220,8 @@ class Draft(Translation):
         if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
         best = BEST["transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"]
-        end = find_end(nlp)
+        size = best.words if best.words and _grows(nlp) else None
+        end = find_end(nlp, size)
         self._as_torch(clip_by="param", kept="grad_clip is")
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.kind != TORCH:
@@ -229,7 +235,14 @@ class Draft(Translation):
             # All else that is new learns at the one rate that was measured.
             groups = Pretrained(found.encoders, found.sourced, heads=found.heads)
             self._group(groups, best.peak, encoder_rate=BEST_ENCODER, layer_decay=False)
-        self.training = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
+        ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
+        self.beside = {f"training.{key}": value for key, value in ends.items()}
+        if size is not None:
+            self.beside["training.batcher.size"] = size
+            self.told.append(
+                f"[training.batcher] size = {size}: all batches have about so many words. They grew, from few: their "
+                "gradients have much noise, and more steps are needed."
+            )
         self.told += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
             "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
@@ -435,6 +448,12 @@ class Draft(Translation):
 def _is_bow(nlp: Language) -> bool:
     """Whether nothing is trained but output layers: over bags of words, as in spacy.TextCatBOW.v3."""
     return all(name.split("/")[1:-1] == ["output_layer"] for name in all_names(nlp))
+
+
+def _grows(nlp: Language) -> bool:
+    """Whether batches are counted in words, and their size is a schedule: as spaCy's default."""
+    batcher = nlp.config["training"]["batcher"]
+    return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
 
 def _comment(section: Section, key: str, comment: str) -> None:

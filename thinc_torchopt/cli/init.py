@@ -15,7 +15,7 @@ from wasabi.printer import Printer
 from ..errors import ConfigError
 from ..host import cli_util
 from ..state import write_text
-from ._config_text import ConfigText
+from ._config_text import ConfigText, with_settings
 from ._recipes import Draft, Recipe
 from ._util import errors_shown, missing_section_named, resolve_optimizer
 
@@ -85,18 +85,14 @@ def rewrite(
         draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
     new = text if draft.is_unchanged else str(lines)
-    if draft.training:
-        rest = ConfigText(new, "training")
-        for key, value in draft.training.items():
-            rest.section.put(key, value)
-        new = str(rest)
+    new = with_settings(new, draft.beside)
     with _spacy.show_validation_error(path, hint_fill=False):
-        resolve_optimizer(_check_rest(text, new, draft.training)["training"]["optimizer"])
+        resolve_optimizer(_check_rest(text, new, draft.beside)["training"]["optimizer"])
     return draft, new
 
 
-def _check_rest(text: str, new: str, training: Mapping[str, Any]) -> Config:
-    """Check that nothing else has changed. training (Mapping): What was set on purpose.
+def _check_rest(text: str, new: str, beside: Mapping[str, Any]) -> Config:
+    """Check that nothing else has changed. beside (Mapping): What was set on purpose, by dotted paths.
 
     RETURNS (Config): The new config, interpolated.
 
@@ -110,7 +106,8 @@ def _check_rest(text: str, new: str, training: Mapping[str, Any]) -> Config:
         except ConfigValidationError as error:
             raise _refers(error.desc or str(error)) from error
         for config in (rest := [_without_optimizer(before), _without_optimizer(after)]):
-            config["training"] = {**config.get("training", {}), **training}
+            for path, value in beside.items():
+                _put(config, path, value)
         if rest[0] != rest[1]:
             changed = sorted(name for name in rest[0] | rest[1] if rest[0].get(name) != rest[1].get(name))
             raise _refers(f"other values in [{'], ['.join(changed)}]")
@@ -127,10 +124,16 @@ def _refers(found: str) -> ConfigError:
 
 
 def _without_optimizer(config: Config) -> dict[str, Any]:
-    rest = dict(config)
-    if "training" in rest:
-        rest["training"] = {key: value for key, value in rest["training"].items() if key != "optimizer"}
+    rest = config.copy()
+    rest.setdefault("training", {}).pop("optimizer", None)
     return rest
+
+
+def _put(config: dict[str, Any], path: str, value: Any) -> None:
+    *sections, key = path.split(".")
+    for section in sections:
+        config = config.setdefault(section, {})
+    config[key] = value
 
 
 def recipe_of(name: str) -> Recipe:
