@@ -17,7 +17,7 @@ from spacy.util import dot_to_object, registry
 from ..errors import ConfigError
 
 EPOCHS = 5
-LEAST = 400
+LEAST = 600
 MOST = 20_000
 _EVALUATIONS = 10
 

@@ -54,7 +54,7 @@ class Best:
         return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
 
 
-BEST_WARMUP = 0.05
+BEST_WARMUP = 0.3
 BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4

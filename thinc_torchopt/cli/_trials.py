@@ -115,9 +115,9 @@ class Tried:
         return found
 
     @property
-    def words_per_second(self) -> float:
-        seconds = sum(trial.seconds for trial in self.trials.values())
-        return sum(trial.words for trial in self.trials.values()) / seconds if seconds else 0.0
+    def seconds(self) -> float:
+        """Of training, as the mean of its trials."""
+        return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
 
     def reaches(self, score: float) -> int | None:
         """The step at which its mean score is there. None: it never is."""

@@ -204,11 +204,11 @@ def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | N
                 f"{difference:+.4f}" if comparison is not None and name in comparison.margins else "",
                 ("better" if difference > 0 else "worse") if told else "",
                 "" if reached is None else f"{reached:,}",
-                f"{found.words_per_second:,.0f}" if found.trials else "",
+                f"{found.seconds:,.1f}" if found.trials else "",
                 sparkline(console, [mean / (highest or 1.0) for mean in means], _CHART_WIDTH) if means else "",
             ]
         )
-    headers = ["optimizer", "score", "of each seed", "difference", "verdict", "there at step", "words/s", "curve"]
+    headers = ["optimizer", "score", "of each seed", "difference", "verdict", "there at step", "seconds", "curve"]
     print_table(console, headers, rows, numbers=[*headers[1:4], *headers[5:7]])
     for name, found in tried.items():
         if found.problem is not None:
@@ -224,7 +224,8 @@ def _as_json(
                 "name": name,
                 "scores": {str(seed): trial.score for seed, trial in found.trials.items()},
                 "evaluations": {str(seed): trial.evaluations for seed, trial in found.trials.items()},
-                "words_per_second": found.words_per_second,
+                "seconds": found.seconds,
+                "words": {str(seed): trial.words for seed, trial in found.trials.items()},
                 "mean": comparison.means.get(name) if comparison is not None else None,
                 "margin": comparison.margins.get(name) if comparison is not None else None,
                 "more_than_chance": comparison is not None and comparison.is_told(name),
