@@ -3,6 +3,7 @@
 spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
 """
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Optional
@@ -14,6 +15,7 @@ from typer import Option as Opt
 from ..errors import ConfigError
 from ..host import cli_util
 from ..launched import is_launched
+from ._screen import is_main_program, show_errors
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -58,13 +60,19 @@ _STUDY = Opt(Path("tune.db"), "--study", help="SQLite file of the study; if it i
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
+_launched = False
 with suppress(ConfigError):  # what is wrong with the environment, a training in several processes will say
-    if is_launched():
-        from ..distributed import report_failures
-        from ..hooks import guide_command
+    _launched = is_launched()
+if _launched:
+    from ..distributed import report_failure
 
-        report_failures()
-        guide_command()
+    show_errors(report_failure)
+elif is_main_program():
+    show_errors()
+if _launched or (is_main_program() and sys.argv[1:2] == ["train"]):
+    from ..hooks import guide_command
+
+    guide_command()
 
 
 @torchopt_cli.command("train", context_settings=_OVERRIDES)
