@@ -85,8 +85,9 @@ def check_gpu(use_gpu: int) -> None:
     try:
         require_gpu(use_gpu)
     except Exception as error:  # thinc raises a ValueError, and CuPy errors of its own
+        found = _sentence(error).removeprefix("Cannot use GPU, ")
         raise ConfigError(
-            f"Can't use --gpu-id {use_gpu}: {_sentence(error)} spaCy needs CuPy beside torch: pip install "
+            f"Can't use --gpu-id {use_gpu}: {found} spaCy needs CuPy beside torch: pip install "
             "'cupy-cuda12x' (or cupy-cuda13x, as the driver is). To train on the CPU, leave --gpu-id out."
         ) from error
 

@@ -58,9 +58,11 @@ class Source:
         return replace(self, text=with_settings(self.text, settled), overrides=rest)
 
     @contextmanager
-    def errors_shown(self) -> Iterator[None]:
-        """Inside, what is wrong with the config is shown as in spaCy's commands."""
-        with config_errors_shown(self.path):
+    def errors_shown(self, config: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Inside, what is wrong with the config is an error of ours, or shown as in spaCy's commands. config (Mapping |
+        None): The same, if it could be read.
+        """
+        with config_errors_shown(self.path, config):
             yield
 
     @property

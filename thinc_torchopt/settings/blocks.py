@@ -114,7 +114,7 @@ class BlockReader:
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(
                 f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
-                f"{texts!r}."
+                f"{'none' if texts is None else repr(texts)}."
             )
         policy, of_policy = _read_policy(given, where)
         options = {
