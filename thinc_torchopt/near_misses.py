@@ -123,27 +123,29 @@ def did_you_mean(found: object, known: Iterable[object] = (), *, is_setting: boo
     return _question(near)
 
 
-def near_misses(found: object, known: Iterable[object]) -> list[str]:
+def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTOFF) -> list[str]:
     """Those of some names that are most like another one. Upper case, the version at the end of a registered name, and
     what stands before its last dot count less than the rest.
+
+    cutoff (float): How much they must be like it, from 0 to 1.
     """
     text = str(found)[:_LONGEST]
-    likeness = {name: _likeness(text, name) for name in dict.fromkeys(map(str, known))}
+    likeness = {name: _likeness(text, name, cutoff) for name in dict.fromkeys(map(str, known))}
     best = max(likeness.values(), default=0.0)
-    near = [name for name, like in likeness.items() if like >= max(_CUTOFF, best - _WORSE)]
+    near = [name for name, like in likeness.items() if like >= max(cutoff, best - _WORSE)]
     return sorted(near, key=lambda name: (-likeness[name], name))[:_MOST]
 
 
-def _likeness(found: str, name: str) -> float:
-    whole = _ratio(found.lower(), name.lower())
+def _likeness(found: str, name: str, cutoff: float) -> float:
+    whole = _ratio(found.lower(), name.lower(), cutoff)
     stem, of_name = _stem(found), _stem(name)
     # Less than the same name in full, as there may be the same one with another version.
-    return max(whole, 0.95 * _ratio(stem, of_name) if stem and of_name else 0.0)
+    return max(whole, 0.95 * _ratio(stem, of_name, cutoff) if stem and of_name else 0.0)
 
 
-def _ratio(found: str, name: str) -> float:
+def _ratio(found: str, name: str, cutoff: float) -> float:
     matcher = SequenceMatcher(None, found, name[:_LONGEST])
-    return matcher.ratio() if matcher.real_quick_ratio() >= _CUTOFF and matcher.quick_ratio() >= _CUTOFF else 0.0
+    return matcher.ratio() if matcher.real_quick_ratio() >= cutoff and matcher.quick_ratio() >= cutoff else 0.0
 
 
 def _stem(name: str) -> str:

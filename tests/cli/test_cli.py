@@ -271,7 +271,8 @@ def test_cli_params_shows_all_patterns_that_match_nothing(folder):
         ("tok2vec/embd/*/E", "[training.optimizer.param_groups.embeddings]"),
         ("tger/*", "[training.optimizer.layer_decay]"),
     ]
-    assert "Similar names: tok2vec/embed/" in found["unmatched_patterns"][1]["message"]
+    messages = [entry["message"] for entry in found["unmatched_patterns"]]
+    assert "tok2vec/embed/" in messages[1] and "Did you mean 'tagger/*'?" in messages[2]
     rates = {param["name"]: param["learn_rate"] for param in found["params"]}
     assert len(rates) == 33 and rates["ner/lower/W"] == 0.001  # the table, as far as it goes
 

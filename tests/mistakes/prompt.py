@@ -53,9 +53,7 @@ class Prompt:
         return Screen(*json.loads(self._server.stdout.readline()))
 
     def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait()
+        self._server.communicate()
 
 
 def environment() -> dict[str, str]:

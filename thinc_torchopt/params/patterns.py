@@ -59,7 +59,8 @@ class Pattern:
         components = {name.partition("/")[0] for name in names}
         near = [f"{component}{slash}{rest}" for component in near_misses(head, components)]
         matching = [text for text in near if any(map(Pattern(text, self.where), names))] if self._regex is None else []
-        return did_you_mean(self.text, matching or names) or f" For example: {', '.join(names[:3])}."
+        examples = near_misses(self.text, names, cutoff=0.3) or names[:3]
+        return did_you_mean(self.text, matching or names) or f" For example: {', '.join(examples)}."
 
 
 def matches_any(patterns: Iterable[Pattern], names: Collection[str]) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
