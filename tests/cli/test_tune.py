@@ -106,7 +106,7 @@ def test_tune_default_space(folder):
     [
         (["--set", "training.dropout"], "expected a setting and its values, as in training.dropout=0.0..0.4"),
         (["--set", "training.dropout=0.1"], "Can't search in 'training.dropout' of --set: expected a range or choices"),
-        (["--set", "training.nonsense.rate=0.1..0.2"], "not a section value that can be overridden"),
+        (["--set", "training.nonsense.rate=0.1..0.2"], "no section [training.nonsense]"),
         (["--set", "training.dropout=a|b"], "dropout"),
         (["--set", "training.optimizer.grad_clip=0.1|x"], "grad_clip"),
         (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
