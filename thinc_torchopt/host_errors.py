@@ -174,13 +174,16 @@ def plain_errors(config: Mapping[str, Any] | None = None, *, path: Path | None =
 
 
 def plain_error(
-    error: Exception, config: Mapping[str, Any] | None = None, *, path: Path | None = None
+    error: Exception, config: Mapping[str, Any] | None = None, *, path: Path | None = None, within: str = "training"
 ) -> ConfigError | None:
-    """An error of confection or spaCy as one of ours. None: it is something else, or says it well."""
+    """An error of confection or spaCy as one of ours. None: it is something else, or says it well.
+
+    within (str): The section that has the optimizer, if the config is not known.
+    """
     if isinstance(error, (DuplicateSectionError, DuplicateOptionError)):
         return ConfigError(_tell_twice(error, path))
     if isinstance(error, ConfigValidationError):
-        return _plain_validation(error, config or {}, path)
+        return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
     if config is not None and isinstance(error, (ValueError, OSError)) and re.match(r"\[E\d+\]", str(error)):
@@ -203,7 +206,9 @@ def _tell_twice(error: DuplicateSectionError | DuplicateOptionError, path: Path 
     )
 
 
-def _plain_validation(error: ConfigValidationError, config: Mapping[str, Any], path: Path | None) -> ConfigError | None:
+def _plain_validation(
+    error: ConfigValidationError, config: Mapping[str, Any], path: Path | None, within: str
+) -> ConfigError | None:
     found = [dict(one) for one in error.errors or ()]
     for one in found:
         place, text = [str(part) for part in one.get("loc", ())], str(one["msg"])
@@ -222,6 +227,8 @@ def _plain_validation(error: ConfigValidationError, config: Mapping[str, Any], p
     block: Mapping[str, Any] = error.config if isinstance(error.config, Mapping) else {}
     parent = ".".join(str(part) for part in found[0]["loc"][:-1])
     section = _section_of(config, parent, block)
+    if section.partition(".")[0] == "optimizer":
+        section = f"{within}.{section}"
     faults = [_tell_argument(section, function[1], block, str(one["loc"][-1]), str(one["msg"])) for one in found]
     kinds = {kind for kind, _ in faults}
     kind = kinds.pop() if len(kinds) == 1 else ConfigError

@@ -19,7 +19,7 @@ from .prompt import ROWS, Prompt, environment
 MISTAKES = srsly.read_yaml(Path(__file__).with_name("mistakes.yaml"))
 PATHS = "--paths.train train.spacy --paths.dev dev.spacy"
 QUICK = "--training.max_steps 2 --training.eval_frequency 2 --training.batcher.size 40"
-KEYS = {"typed", "config", "base", "replace", "rules", "names", "without", "status"}
+KEYS = {"typed", "config", "base", "replace", "rules", "names", "without", "leaves", "status"}
 RULES = {
     "class": "Loss",
     "triggers": "[on_step_end]",
@@ -84,7 +84,9 @@ def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
     words = " ".join(screen.text.split())
     assert [named for named in mistake["names"] if " ".join(named.split()) not in words] == [], screen.text
     assert [named for named in mistake.get("without", ()) if named in words] == [], screen.text
-    assert contents(folder) == before
+    after = contents(folder)
+    assert {path: after.pop(path, None) for path in before} == before
+    assert {str(path.relative_to(folder)) for path in after} == set(mistake.get("leaves", ()))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def text_of(error: Exception) -> str | None:
     from ..host_errors import plain_error
 
     if isinstance(error, (ConfigValidationError, ParserError, RegistryError)):
-        found = plain_error(error)
+        found = plain_error(error, within="pretraining" if sys.argv[1:2] == ["pretrain"] else "training")
         if found is not None:
             return str(found)
     if isinstance(error, ConfigValidationError):
