@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy
 
 from .errors import ConfigError, StateError, TorchOptError
+from .near_misses import did_you_mean
 
 # No run is longer. A position beyond it is no position, and schedules would take hours to get there.
 MAX_STEPS = 100_000_000
@@ -104,7 +105,8 @@ class Section:
         """One of several. RAISES (ConfigError): Not one of them."""
         if not any(type(value) is type(choice) and value == choice for choice in choices):
             *others, last = ("null" if choice is None else repr(choice) for choice in choices)
-            self.refuse(name, f"{', '.join(others)} or {last}" if others else last, value)
+            near = did_you_mean(value, choices) if isinstance(value, str) else ""
+            self.refuse(name, f"{', '.join(others)} or {last}" if others else last, value, near.strip())
         return value
 
     def kind(self, name: str, value: Any, cls: type, expected: str) -> Any:

@@ -4,6 +4,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from .errors import MissingPackageError
+
 has_flwr = find_spec("flwr") is not None
 has_matplotlib = find_spec("matplotlib") is not None
 has_optuna = find_spec("optuna") is not None
@@ -14,10 +16,10 @@ has_tensorboard = find_spec("tensorboard") is not None
 def check_flwr() -> None:
     """Check that the library behind the extra `federated` is there.
 
-    RAISES (ImportError): It is not installed.
+    RAISES (MissingPackageError): It is not installed.
     """
     if not has_flwr:
-        raise ImportError(
+        raise MissingPackageError(
             "Can't train federated: the library flwr is not installed. Install it with: pip install "
             "'thinc-torchopt[federated]'"
         )
@@ -26,10 +28,10 @@ def check_flwr() -> None:
 def import_figure() -> type:
     """Import the class behind the extra `plot`.
 
-    RAISES (ImportError): It is not installed.
+    RAISES (MissingPackageError): It is not installed.
     """
     if not has_matplotlib:
-        raise ImportError(
+        raise MissingPackageError(
             "Can't draw a picture: the library matplotlib is not installed. Install it with: pip install "
             "'thinc-torchopt[plot]'"
         )
@@ -41,10 +43,10 @@ def import_figure() -> type:
 def import_optuna() -> ModuleType:
     """Import the library behind the extra `tune`.
 
-    RAISES (ImportError): It is not installed.
+    RAISES (MissingPackageError): It is not installed.
     """
     if not has_optuna:
-        raise ImportError(
+        raise MissingPackageError(
             "Can't tune: the library optuna is not installed. Install it with: pip install 'thinc-torchopt[tune]'"
         )
     import optuna
@@ -55,10 +57,10 @@ def import_optuna() -> ModuleType:
 def import_pytorch_optimizer() -> ModuleType:
     """Import the library behind the extra `optimizers`.
 
-    RAISES (ImportError): It is not installed.
+    RAISES (MissingPackageError): It is not installed.
     """
     if not has_pytorch_optimizer:
-        raise ImportError(
+        raise MissingPackageError(
             "Can't build 'pytorch-optimizer.create.v1': the library pytorch-optimizer is not installed. "
             "Install it with: pip install 'thinc-torchopt[optimizers]'"
         )
@@ -71,10 +73,10 @@ def import_tensorboard() -> tuple[Any, Any]:
     """Import what is behind the extra `tensorboard`.
 
     RETURNS (tuple): torch's SummaryWriter, and TensorBoard's Summary: several values of one step.
-    RAISES (ImportError): It is not installed.
+    RAISES (MissingPackageError): It is not installed.
     """
     if not has_tensorboard:
-        raise ImportError(
+        raise MissingPackageError(
             "Can't build 'thinc-torchopt.TensorBoardLogger.v1': the library tensorboard is not installed. "
             "Install it with: pip install 'thinc-torchopt[tensorboard]'"
         )

@@ -19,6 +19,7 @@ TorchOptError
 │   └── StateKeyError (KeyError)   a part of it is missing, or there is one too many
 ├── MessageError (ValueError)     a message of a federated training that can't be used
 ├── FederationError (RuntimeError) a federated training that can't go on
+├── MissingPackageError (ImportError)   an optional package that is not installed
 ├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
 └── RollbackError (RuntimeError)   a training that diverges has no checkpoint to go back to, or went back too often
 
@@ -116,6 +117,10 @@ class MessageError(TorchOptError, ValueError):
 
 class FederationError(TorchOptError, RuntimeError):
     """A federated training that can't go on: too few clients, or a global model that has diverged."""
+
+
+class MissingPackageError(TorchOptError, ImportError):
+    """An optional package that is not installed."""
 
 
 class NonFiniteGradError(TorchOptError, RuntimeError):

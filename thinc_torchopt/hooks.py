@@ -1,6 +1,6 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Twelve functions are replaced, once. Each replacement does what the original did, by calling it, unless the optimizer is
+Functions are replaced once. Each replacement does what the original did, by calling it, unless the optimizer is
 ours, or the averages. When TorchOptimizer is first imported (a config that names it does that):
 
 - `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
@@ -13,9 +13,11 @@ ours, or the averages. When TorchOptimizer is first imported (a config that name
 - `thinc.model.Model.copy`: notes what its layers are called.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
 
-In one of several processes, when spaCy's commands are loaded:
+When `spacy train` is the main program, or this is one of several processes:
 
-- `spacy.cli.train.train`: begins only if all of the above are in place; only rank 0 makes a folder and talks.
+- `spacy.cli.train.train`: says what is wrong with a config in our words. In one of several processes, it begins only if
+  all of the above are in place, and only rank 0 makes a folder and talks.
+- `init_nlp`, as that calls it: says what is wrong with a config in our words, and that a corpus is not there.
 
 A spaCy or thinc that we don't know is left alone, with a warning; so is a function that takes other arguments than we
 know. Without the hook in thinc every param is updated by itself, as thinc's own optimizers do; without those in spaCy,
@@ -32,6 +34,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from configparser import InterpolationError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from importlib import import_module
@@ -54,6 +57,14 @@ import thinc_torchopt
 from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .host import first_optimizer
+from .host_errors import (
+    check_corpora,
+    check_gpu,
+    check_training_section,
+    mentions_ours,
+    names_ours,
+    plain_errors,
+)
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, name_as_original
 
@@ -128,14 +139,20 @@ def install(optimizer_class: type[Optimizer]) -> None:
 
 
 def guide_command() -> None:
-    """In one of several processes: let `spacy train` begin only with all hooks in place, and in another process than
-    the first make no folder, and print nothing but errors. If the config names an optimizer of ours.
+    """Let `spacy train` say what is wrong with a config in our words, if the config names something of ours. In one of
+    several processes: let it begin only with all hooks in place, and in another process than the first make no folder,
+    and print nothing but errors.
     """
+    module = import_module("spacy.cli.train")
     without = "each process makes a folder, and shows what it does"
-    command = Replaced(
-        import_module("spacy.cli.train"), "train", "config_path output_path use_gpu overrides", _train_command, without
-    )
-    _replace(*_SPACY[:-1], [command])
+    commands = [
+        Replaced(module, "train", "config_path output_path use_gpu overrides", _train_command, without),
+        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "mistakes in the config are told in other words"),
+    ]
+    _, version, known, _ = _SPACY
+    # Alone, all that is at stake is words: no warning for a spaCy that we don't know.
+    if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
+        _replace(*_SPACY[:-1], commands)
 
 
 def check_all_in_place() -> None:
@@ -258,10 +275,15 @@ def _train_command(original: Callable[..., None]) -> Callable[..., None]:
     def train(
         config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
     ) -> None:
+        text = ""
+        with suppress(Exception):  # what is wrong with the file, spaCy will say
+            text = Path(config_path).read_text("utf8")
         is_ours = False
-        with suppress(Exception):  # what is wrong with it, spaCy will say
-            is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
-        if is_ours:
+        if mentions_ours(text):
+            with plain_errors(path=Path(config_path)), suppress(InterpolationError):
+                is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
+            check_gpu(use_gpu)
+        if is_ours and is_launched():
             import_module("thinc_torchopt.optimizers")  # with which the hooks come
             check_all_in_place()
         if is_ours and rank_in_environment() > 0:
@@ -271,6 +293,18 @@ def _train_command(original: Callable[..., None]) -> Callable[..., None]:
             original(config_path, output_path, use_gpu=use_gpu, overrides=overrides)
 
     return train
+
+
+def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_nlp(config: Any, *, use_gpu: int = -1) -> Any:
+        if not names_ours(config):
+            return original(config, use_gpu=use_gpu)
+        with plain_errors(config):
+            check_training_section(config)
+            check_corpora(config)
+            return original(config, use_gpu=use_gpu)
+
+    return init_nlp
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:

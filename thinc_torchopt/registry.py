@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cache
+from importlib.metadata import entry_points
 from inspect import Parameter
 from typing import Any, get_type_hints
 
@@ -19,6 +22,18 @@ from thinc.api import registry
 for _name in ("torch_optimizers", "gradient_modules", "regularizers", "controller_metrics", "controller_operations"):
     if not hasattr(registry, _name):
         registry.create(_name, entry_points=True)
+
+
+def names_in(one: Any) -> list[str]:
+    """The names in a registry. Entry points are not loaded: it may take long, and one of them may fail."""
+    found = copy(one)
+    found.entry_points = False
+    return sorted({*found.get_all(), *_names_of_entry_points("_".join(found.namespace))})
+
+
+@cache
+def _names_of_entry_points(group: str) -> list[str]:
+    return [point.name for point in entry_points(group=group)]
 
 
 def arguments_of(cls: type) -> list[Parameter]:
@@ -40,4 +55,4 @@ def signed(
     return function
 
 
-__all__ = ["arguments_of", "registry", "signed"]
+__all__ = ["arguments_of", "names_in", "registry", "signed"]

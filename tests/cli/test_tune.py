@@ -116,7 +116,7 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
     [
         (["--set", "training.dropout"], "expected a setting and its values, as in training.dropout=0.0..0.4"),
         (["--set", "training.dropout=0.1"], "Can't search in 'training.dropout' of --set: expected a range or choices"),
-        (["--set", "training.nonsense.rate=0.1..0.2"], "not a section value that can be overridden"),
+        (["--set", "training.nonsense.rate=0.1..0.2"], "no section [training.nonsense]"),
         (["--set", "training.dropout=a|b"], "dropout"),
         (["--set", "training.optimizer.grad_clip=0.1|x"], "grad_clip"),
         (

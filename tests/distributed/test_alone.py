@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
-from thinc_torchopt.distributed import group, report_failures, wait_for_store
+from thinc_torchopt.cli._screen import show_errors
+from thinc_torchopt.distributed import group, report_failure, wait_for_store
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
@@ -97,8 +99,9 @@ SEEDS = [2243925461, 1939679297, 2618972457, 132767472]
 def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
     """As torch's launcher reads it. Errors of ours are shown without a traceback."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    report_failures()
+    show_errors(report_failure)
     try:
         raise kind("no\nhandle")
     except kind as error:

@@ -110,7 +110,7 @@ def test_mishaps_without_hooks(tmp_path):
         [sys.executable, "-m", "spacy", *map(str, command)], env=ENV | launched, capture_output=True, text=True
     )
     assert run.returncode == 1 and not (tmp_path / "run" / "out").exists()
-    assert "ConfigError: Can't train in several processes" in run.stderr
+    assert "Error: Can't train in several processes" in run.stderr
     assert "found other functions: train_while_improving, train." in run.stderr
 
 

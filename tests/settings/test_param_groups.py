@@ -783,7 +783,7 @@ def test_param_groups_refuse_to_skip_a_decay_that_there_is_not():
     [
         (
             {"param_groups": {"g": {"params": ["trf/*", "trv/*"]}}},
-            r"'trv/\*' in \[training.optimizer.param_groups.g\].*Similar names: ",
+            r"'trv/\*' in \[training.optimizer.param_groups.g\].*Did you mean 'trf/\*'\?",
         ),
         ({"per_param_lr": {"tagger/*": 0.1}}, r"'tagger/\*' in \[training.optimizer.per_param_lr\]: it matches none"),
         ({"layer_decay": {"ner/*": 0.9}}, r"'ner/\*' in \[training.optimizer.layer_decay\]: it matches none"),

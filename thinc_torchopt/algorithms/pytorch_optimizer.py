@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Dict
 
@@ -12,6 +11,7 @@ import torch
 from ..checks import Section
 from ..compat import import_pytorch_optimizer
 from ..errors import ConfigError
+from ..near_misses import did_you_mean
 from .algorithm import IN_ALGORITHM, Algorithm, as_plain
 from .state_roles import Roles, register_roles
 from .torch_classes import AdamW, is_matrix
@@ -95,10 +95,10 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     label = f"pytorch-optimizer.create.v1 ({name})"
     library = import_pytorch_optimizer()
     if name.lower() not in library.get_supported_optimizers():
-        near = ", ".join(get_close_matches(name.lower(), library.get_supported_optimizers(), n=5, cutoff=0.3))
+        near = did_you_mean(name, library.get_supported_optimizers())
         raise ConfigError(
-            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'. Similar names: "
-            f"{near or 'none'}."
+            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'."
+            f"{near or ' pytorch_optimizer.get_supported_optimizers() lists them.'}"
         )
     facts = _FACTS.get(name.lower(), Facts())
     if facts.refusal:
@@ -123,6 +123,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     if unknown:
         raise ConfigError(
             f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: {', '.join(sorted(offered))}."
+            f"{did_you_mean(unknown[0], offered, is_setting=True)}"
         )
     return algorithm
 

@@ -24,6 +24,7 @@ from .. import kernels
 from ..checks import Section
 from ..errors import ConfigError
 from ..kernels import FusedKernel
+from ..near_misses import did_you_mean
 from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
@@ -77,6 +78,7 @@ def _offer(
             raise ConfigError(
                 f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: "
                 f"{', '.join(p.name for p in params)}."
+                f"{did_you_mean(unknown[0], [p.name for p in params], is_setting=True)}"
             )
         taken = {
             p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params

@@ -3,6 +3,7 @@
 spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
 """
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Optional
@@ -14,6 +15,7 @@ from typer import Option as Opt
 from ..errors import ConfigError
 from ..host import cli_util
 from ..launched import is_launched
+from ._screen import is_main_program, show_errors
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -58,13 +60,19 @@ _STUDY = Opt(Path("tune.db"), "--study", help="SQLite file of the study; if it i
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
+_launched = False
 with suppress(ConfigError):  # what is wrong with the environment, a training in several processes will say
-    if is_launched():
-        from ..distributed import report_failures
-        from ..hooks import guide_command
+    _launched = is_launched()
+if _launched:
+    from ..distributed import report_failure
 
-        report_failures()
-        guide_command()
+    show_errors(report_failure)
+elif is_main_program():
+    show_errors()
+if _launched or (is_main_program() and sys.argv[1:2] == ["train"]):
+    from ..hooks import guide_command
+
+    guide_command()
 
 
 @torchopt_cli.command("train", context_settings=_OVERRIDES)
@@ -84,10 +92,10 @@ def train_cli(
     any_time: bool = Opt(False, "--any-time", help="With --budget: finished models at a quarter and a half of it, too"),
 ) -> None:
     """
-    Train as `spacy train` does, in several processes on one machine or several: each batch is shared between them, and
-    each update takes the gradients of all. Or within a budget (--budget): the learning rate stays at the highest of the
-    config, and falls in time to end with the budget, in the place of schedules, max_steps and patience. Overrides such
-    as --paths.train train.spacy are needed as in `spacy train`.
+    Train in several processes, or within a budget. As `spacy train` does, on one machine or several: each batch is
+    shared between the processes, and each update takes the gradients of all. With --budget, the learning rate stays at
+    the highest of the config, and falls in time to end with the budget, in the place of schedules, max_steps and
+    patience. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
     """
     from .train import launch
 
@@ -118,10 +126,10 @@ def params_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    List every param of a pipeline: name, shape, size, device, kind, group, learning rate, weight decay, and whether it
-    is frozen; sums by group and by component; patterns in the config that match nothing. The pipeline is built and
-    initialized as `spacy train` would, so overrides such as --paths.train train.spacy are needed here too; a trained
-    pipeline is loaded. Nothing is trained or written.
+    List every param, with its group and learning rate. For each: name, shape, size, device, kind, group, learning rate,
+    weight decay, and whether it is frozen; sums by group and by component; patterns in the config that match nothing.
+    The pipeline is built and initialized as `spacy train` would, so overrides such as --paths.train train.spacy are
+    needed here too; a trained pipeline is loaded. Nothing is trained or written.
     """
     from .params import show_params
 
@@ -142,7 +150,7 @@ def schedule_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Show the learning rate of each param group over the steps: as text, as JSON, or as a picture. The pipeline is built
+    Show the learning rate of each param group over the steps. As text, as JSON, or as a picture. The pipeline is built
     and initialized as `spacy train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing
     is trained.
     """
@@ -176,9 +184,9 @@ def find_lr_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Find a learning rate: train for a few steps while the rate rises, and see where the loss falls fastest and where it
-    diverges. The pipeline is built or loaded for the test only; nothing but the picture is written. The rates of param
-    groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Find a learning rate, in a test of a few steps. The rate rises, and it is seen where the loss falls fastest and
+    where it diverges. The pipeline is built or loaded for the test only; nothing but the picture is written. The rates
+    of param groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
     """
     from .find_lr import show_range_test
 
@@ -210,9 +218,10 @@ def try_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Try recipes on your data: train for a few steps with the config as it is and with each recipe, with several seeds,
-    and say which is better, and whether that is more than chance. Each trial has a pipeline of its own; there are no
-    loggers, checkpoints or output folders. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Try recipes on your data, in short trainings. Train for a few steps with the config as it is and with each recipe,
+    with several seeds, and say which is better, and whether that is more than chance. Each trial has a pipeline of its
+    own; there are no loggers, checkpoints or output folders. Overrides such as --paths.train train.spacy are needed as
+    in `spacy train`.
     """
     from .try_ import try_recipes
 
@@ -248,9 +257,9 @@ def tune_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Search for better values of settings on your data, in short trainings, by Optuna (extra 'tune'). Which settings:
-    --set, or a section [search] in the config, or else the learning rate, weight decay and dropout. Run the same
-    command again to go on, or at the same time to share the work. Overrides such as --paths.train train.spacy are
+    Search for better settings on your data, by Optuna. It tries values in short trainings (extra 'tune'). Which
+    settings: --set, or a section [search] in the config, or else the learning rate, weight decay and dropout. Run the
+    same command again to go on, or at the same time to share the work. Overrides such as --paths.train train.spacy are
     needed as in `spacy train`.
     """
     from .tune import tune
@@ -301,7 +310,7 @@ def explain_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Say in plain words what a training will do: which params learn at which rate when, what is frozen until when, what
+    Say in plain words what a training will do. Which params learn at which rate when, what is frozen until when, what
     is clipped, averaged and saved where, and what happens on NaN. The pipeline is built and initialized as `spacy
     train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing is trained or written.
     """
@@ -316,7 +325,7 @@ def checkpoint_cli(
     as_json: bool = _JSON,
 ) -> None:
     """
-    Show what is inside the checkpoints of a run: step, epoch, scores, param groups with their learning rates, sizes,
+    Show what is inside the checkpoints of a run. Step, epoch, scores, param groups with their learning rates, sizes,
     and whether they are whole or damaged. Nothing is changed.
     """
     from .checkpoint import show_checkpoint
@@ -331,8 +340,8 @@ def report_cli(
     as_json: bool = _JSON,
 ) -> None:
     """
-    Draw a training from its log, or several to compare them: losses, scores, learning rates, the norm of the gradients
-    and the speed, with spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is
+    Draw a training from its log, or compare several. Losses, scores, learning rates, the norm of the gradients and the
+    speed, with spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is
     printed.
     """
     from .report import show_report
@@ -351,9 +360,9 @@ def controller_cli(
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
-    Check the definition of a trainer controller: all that is wrong with it at once, or what its rules do on which
-    events. Or try its rules on the log of a training (--replay): which would have fired when, and with --output a
-    picture of what they look at. Nothing is trained, and no operation is done.
+    Check the rules of a controller, or try them on a log. All that is wrong with its definition at once, or what its
+    rules do on which events. Or try its rules on the log of a training (--replay): which would have fired when, and
+    with --output a picture of what they look at. Nothing is trained, and no operation is done.
     """
     from .controller import run_controller
 

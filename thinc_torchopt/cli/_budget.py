@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..host import cli_util
 from ..training import rates_of_settings, read_limit
 from ._in_words import plain
-from ._util import missing_section_named
+from ._util import config_errors_shown
 
 _spacy = cli_util()
 _SECTION = Section("spacy torchopt train", verb="use")
@@ -47,7 +47,7 @@ def with_budget(
     limit, unit = read_limit(budget, _SECTION, "--budget")
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
-    with _spacy.show_validation_error(config_path), missing_section_named(config_path):
+    with config_errors_shown(config_path, hint_fill=True):
         config = util.load_config(config_path, overrides=overrides, interpolate=False)
         plain_config = config.interpolate()
     block = config.get("training", {}).get("optimizer")

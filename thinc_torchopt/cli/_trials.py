@@ -14,9 +14,10 @@ from spacy import util
 
 from ..errors import ConfigError
 from ..host import cli_util
+from ..host_errors import check_gpu
 from ..trials import Trial
 from ._config_text import cut_section, with_settings
-from ._util import missing_section_named
+from ._util import config_errors_shown
 from .init import read_config
 
 _spacy = cli_util()
@@ -57,9 +58,11 @@ class Source:
         return replace(self, text=with_settings(self.text, settled), overrides=rest)
 
     @contextmanager
-    def errors_shown(self) -> Iterator[None]:
-        """Inside, what is wrong with the config is shown as in spaCy's commands."""
-        with _spacy.show_validation_error(self.path, hint_fill=False), missing_section_named(self.path):
+    def errors_shown(self, config: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Inside, what is wrong with the config is an error of ours, or shown as in spaCy's commands. config (Mapping |
+        None): The same, if it could be read.
+        """
+        with config_errors_shown(self.path, config):
             yield
 
     @property
@@ -75,7 +78,7 @@ def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
-    _spacy.setup_gpu(use_gpu, silent=True)
+    check_gpu(use_gpu)
     search, text = cut_section(read_config(path), "search")
     return Source(path, text, overrides, search)
 

@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import spacy
-from click import NoSuchOption
-from confection import Config, ConfigValidationError
+from confection import Config
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
@@ -24,24 +23,23 @@ from spacy import util
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
-from wasabi.printer import Printer
 
-from ..errors import ConfigError, ScheduleWarning, TorchOptError
+from ..errors import ConfigError, ScheduleWarning
 from ..host import cli_util
+from ..host_errors import check_corpora, check_gpu, check_training_section, plain_errors
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
 from ..training import count_steps
+from ._screen import make_console as make_console
+from ._screen import print_error as print_error
+from ._screen import text_of, wants_traceback
 
 _spacy = cli_util()
 
-# What is printed to no terminal is as wide as it has to be.
-_ANY_WIDTH = 100_000
 # Begins the lines of a row after its first one, if it takes several.
 _INDENT = "    "
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# confection's message for a section without its parent section.
-_NOT_DEFINED = re.compile(r"Section '(.*)' is not defined")
 
 
 class Setup(NamedTuple):
@@ -97,18 +95,21 @@ def build(
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
-    _spacy.setup_gpu(use_gpu, silent=True)
+    check_gpu(use_gpu)
     if path.is_dir():
-        with _spacy.show_validation_error(path, hint_fill=False), show_activity("Loading the pipeline"):
+        with config_errors_shown(path), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
     else:
-        with _spacy.show_validation_error(path), missing_section_named(path):
+        with config_errors_shown(path, hint_fill=True):
             config = util.load_config(path, overrides=overrides, interpolate=False)
-        # It reads all of the data, for the labels.
-        with _spacy.show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
-            nlp = init_nlp(config, use_gpu=use_gpu)
+        with config_errors_shown(path, config):
+            check_training_section(config)
+            check_corpora(config, ["train_corpus"])
+            # It reads all of the data, for the labels.
+            with show_activity("Building the pipeline"):
+                nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
-    with _spacy.show_validation_error(path, hint_fill=False):
+    with config_errors_shown(path, config):
         setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
     if setup.optimizer.spans_training:
         setup.optimizer.set_total_steps(setup.count_steps())
@@ -144,16 +145,13 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         try:
             yield
-        except NoSuchOption as error:
-            # What spaCy raises for an override without a dot.
-            text = error.format_message()
-        except (TorchOptError, ImportError) as error:
-            text = str(error)
-        except (ValueError, OSError) as error:
-            # spaCy's own, e.g. a corpus without a path, or vectors that are not installed.
-            if not re.match(r"\[E\d+\]", str(error)):
+        except Exception as error:
+            # spaCy's own, e.g. vectors that are not installed.
+            is_spacys = isinstance(error, (ValueError, OSError)) and re.match(r"\[E\d+\]", str(error))
+            found = str(error) if is_spacys else text_of(error)
+            if found is None or wants_traceback():
                 raise
-            text = str(error)
+            text = found
         else:
             return
     print_error(make_console(stderr=True), text)
@@ -161,43 +159,17 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
 
 
 @contextmanager
-def missing_section_named(path: Path) -> Iterator[None]:
-    """Inside, confection's error for a section without its parent section becomes one that says what to write.
+def config_errors_shown(
+    path: Path, config: Mapping[str, Any] | None = None, *, hint_fill: bool = False
+) -> Iterator[None]:
+    """Inside, what is wrong with a config becomes an error of ours; what is left, spaCy shows, and ends the program.
 
-    path (Path): Of the config.
-    RAISES (ConfigError): A parent section is missing.
+    path (Path): Of the config. config (Mapping | None): The same, not interpolated, if it could be read.
+    hint_fill (bool): Tell how spaCy fills in what is missing.
+    RAISES (ConfigError): There is something wrong with it.
     """
-    try:
+    with _spacy.show_validation_error(path, hint_fill=hint_fill), plain_errors(config, path=path):
         yield
-    except ConfigValidationError as error:
-        for found in error.errors or ():
-            place, missing = [str(part) for part in found["loc"]], _NOT_DEFINED.fullmatch(found["msg"])
-            places = [i for i, part in enumerate(place[:-1]) if missing is not None and part == missing[1]]
-            if places:
-                raise ConfigError(_tell_missing(path, place, places[-1])) from error
-        raise
-
-
-def _tell_missing(path: Path, place: Sequence[str], at: int) -> str:
-    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one
-    that is not there.
-    """
-    needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
-    block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
-    text = (
-        f"Can't read '{path}': expected the section [{needed}] above [{there}], found none. A section needs all the "
-        f"sections around it, even if they are empty: add the line [{needed}]."
-    )
-    if block in ("per_param_lr", "layer_decay"):
-        text += (
-            f" If '{name}' is one pattern: a dot starts a new section, so write it with slashes: "
-            f"'{name.replace('.', '/')}'."
-        )
-    elif block == "param_groups":
-        text += (
-            f" If '{name}' is the name of one block: a dot starts a new section, so call it '{name.replace('.', '_')}'."
-        )
-    return text
 
 
 @contextmanager
@@ -234,17 +206,6 @@ def _watches_scores(source: Any) -> bool:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's
-    own are.
-    """
-    color_system: Literal["auto"] | None = "auto" if Printer(no_print=True).show_color else None
-    console = Console(markup=False, emoji=False, highlight=False, color_system=color_system, stderr=stderr)
-    if not console.is_terminal:
-        console.width = _ANY_WIDTH
-    return console
 
 
 def print_table(
@@ -308,10 +269,6 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
         console.print(f"Note: {note}", style="blue")
-
-
-def print_error(console: Console, text: str) -> None:
-    console.print(f"Error: {text}", style="red")
 
 
 def short(value: float | None) -> str:

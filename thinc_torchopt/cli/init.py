@@ -14,10 +14,11 @@ from wasabi.printer import Printer
 
 from ..errors import ConfigError
 from ..host import cli_util
+from ..near_misses import did_you_mean
 from ..state import write_text
 from ._config_text import ConfigText, with_settings
 from ._recipes import Draft, Recipe
-from ._util import errors_shown, missing_section_named, resolve_optimizer
+from ._util import config_errors_shown, errors_shown, resolve_optimizer
 
 _spacy = cli_util()
 
@@ -66,7 +67,7 @@ def rewrite(
     RETURNS (tuple[Draft, str]): What was done, and the new text.
     RAISES (ConfigError): The optimizer is none that can be rewritten, or what is around it would change.
     """
-    with _spacy.show_validation_error(path, hint_fill=False), missing_section_named(path):
+    with config_errors_shown(path):
         raw = Config().from_str(text, interpolate=False, overrides=dict(overrides or {}))
         config = raw.interpolate()
     lines = ConfigText(text, _SECTION)
@@ -78,15 +79,15 @@ def rewrite(
         )
 
     def build_nlp() -> Language:
-        with _spacy.show_validation_error(path, hint_fill=False):
+        with config_errors_shown(path, raw):
             return util.load_model_from_config(raw, auto_fill=True)
 
-    with _spacy.show_validation_error(path, hint_fill=False):
+    with config_errors_shown(path, raw):
         draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
-    with _spacy.show_validation_error(path, hint_fill=False):
+    with config_errors_shown(path):
         resolve_optimizer(_check_rest(text, new, draft.beside)["training"]["optimizer"])
     return draft, new
 
@@ -141,9 +142,10 @@ def recipe_of(name: str) -> Recipe:
     try:
         return Recipe(name)
     except ValueError:
-        known = ", ".join(recipe.value for recipe in Recipe)
+        known = [recipe.value for recipe in Recipe]
         raise ConfigError(
-            f"Can't use the recipe '{name}': expected one of {known}. They are explained in docs/command-line.md."
+            f"Can't use the recipe '{name}': expected one of {', '.join(known)}.{did_you_mean(name, known)} They are "
+            "explained in docs/command-line.md."
         ) from None
 
 

@@ -14,7 +14,7 @@ from ..checks import Section
 from ..distributed import wait_for_store
 from ..host import cli_util
 from ._budget import with_budget
-from ._util import errors_shown, make_console, missing_section_named, print_error, resolve_optimizer
+from ._util import config_errors_shown, errors_shown, make_console, print_error, resolve_optimizer
 
 _spacy = cli_util()
 
@@ -94,9 +94,9 @@ def check_config(config_path: Path, args: Sequence[str], code_path: Path | None)
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
-    with _spacy.show_validation_error(config_path), missing_section_named(config_path):
+    with config_errors_shown(config_path, hint_fill=True):
         config = util.load_config(config_path, overrides=overrides, interpolate=True)
-    with _spacy.show_validation_error(config_path, hint_fill=False):
+    with config_errors_shown(config_path, config):
         resolve_optimizer(config["training"]["optimizer"])
 
 

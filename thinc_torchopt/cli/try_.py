@@ -126,7 +126,7 @@ def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: i
                     continue
                 bar.set_description(f"Trying {found.name}, seed {n + 1} of {len(seeds)}")
                 try:
-                    with source.errors_shown():
+                    with source.errors_shown(found.config):
                         trial = run_trial(found.config, seed=seed, use_gpu=use_gpu, on_step=bar.update)
                 except KeyboardInterrupt:
                     if not tried[_BASE].trials:

@@ -242,7 +242,7 @@ def _check_space(source: Source, space: Space) -> None:
         for value in dimension.ends:
             config = Config(DEFAULT_CONFIG).merge(source.load(overrides={**lowest, path: value}))
             shortened, _ = shorten(config, 1)
-            with source.errors_shown():
+            with source.errors_shown(config):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
 
 

@@ -6,9 +6,9 @@ import ast
 import inspect
 import reprlib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, Union
 
+from ..near_misses import did_you_mean
 from .guard import FUNCTIONS, KEYS, MAX_BITS, Guard, refuse
 
 # What a metric holds, by key; None: anything, or what is not known beforehand.
@@ -124,7 +124,7 @@ class Compiler:
             if node.id in FUNCTIONS or node.id in _REFUSED:
                 refuse(f"expected '{node.id}' to be called, found it without (...)")
             known = ", ".join(sorted(self._metrics)) or "there is none"
-            refuse(f"expected the name of a metric ({known}), found '{node.id}'")
+            refuse(f"expected the name of a metric ({known}), found '{node.id}'.{did_you_mean(node.id, self._metrics)}")
         self.names.add(node.id)
         return node
 
@@ -209,7 +209,10 @@ class Compiler:
         if name in _REFUSED:
             refuse(f"expected no call of {name}(), found one: {_REFUSED[name]}")
         if name not in FUNCTIONS or name in bound:
-            refuse(f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'")
+            refuse(
+                f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'."
+                f"{did_you_mean(name, FUNCTIONS)}"
+            )
         if name in _NUMERIC and node.args:
             self._must_be_one(node.args[0])
         args = [self._argument(name, arg, bound, len(node.args) == 1) for arg in node.args]
@@ -320,11 +323,7 @@ class Compiler:
 
 def _check_key(metric: str, keys: Keys, key: object) -> None:
     if key not in keys:
-        near = get_close_matches(str(key), keys, n=1)
-        refuse(
-            f"expected a key of {metric} ({', '.join(keys)}), found {reprlib.repr(key)}"
-            + (f"; is {near[0]!r} meant?" if near else "")
-        )
+        refuse(f"expected a key of {metric} ({', '.join(keys)}), found {reprlib.repr(key)}.{did_you_mean(key, keys)}")
 
 
 def _is_number_or_text(node: ast.expr) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Dict, Union
 
 from ..checks import own_errors
 from ..errors import ControllerError
+from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
 from .definition import ControllerSpec, Definition, Source, load, told
@@ -193,7 +194,9 @@ class TrainerController:
     def decide(self, event: str, **payload: Any) -> list[Firing]:
         """As `on_event`, without doing anything: in one of several processes, or to try rules."""
         if event not in EVENTS:
-            raise ControllerError(f"Can't handle the event {event!r}: expected one of {', '.join(EVENTS)}.")
+            raise ControllerError(
+                f"Can't handle the event {event!r}: expected one of {', '.join(EVENTS)}.{did_you_mean(event, EVENTS)}"
+            )
         if event not in self.events:
             return []
         step = self._take_step(payload)

@@ -13,16 +13,14 @@ import inspect
 import keyword
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final, Union
 
 from ..errors import ControllerError
-from ..registry import registry
+from ..near_misses import did_you_mean
+from ..registry import names_in, registry
 from . import run_metrics  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
@@ -165,7 +163,7 @@ class _Reader:
         return Definition(self._label, metrics, operations, controllers)
 
     def _fault(self, place: str, text: str) -> None:
-        self._faults.append(f"{place}: {text[:1_000]}.")
+        self._faults.append(f"{place}: {text[:1_000]}{'' if text.endswith('?') else '.'}")
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[None]:
@@ -175,9 +173,12 @@ class _Reader:
         except Exception as error:
             self._fault(place, str(error).rstrip(".") or type(error).__name__)
 
-    def _near(self, found: Any, known: Collection[str], n: int) -> list[str]:
-        """What is near to a wrong name. Where there are many, it takes long, and only the first are shown."""
-        return get_close_matches(str(found)[:100], known, n=n) if len(self._faults) < MAX_FAULTS else []
+    def _near(self, found: Any, known: Collection[str]) -> str:
+        """What may be meant by a wrong name, as the end of a fault. Where there are many, it takes long, and only the
+        first are shown.
+        """
+        near = did_you_mean(found, known) if len(self._faults) < MAX_FAULTS else ""
+        return near and f".{near}"
 
     # ------------------------------------------------------------------ metrics and operations
 
@@ -193,8 +194,7 @@ class _Reader:
             if "class" not in item:
                 continue
             if kind not in known:
-                near = self._near(kind, known, 3)
-                advice = f"; near to it: {', '.join(near)}" if near else f"; there are {', '.join(known)}"
+                advice = self._near(kind, known) or f"; there are {', '.join(known)}"
                 self._fault(
                     f"{place}.class", f"expected the name of a class that is registered, found {short(kind)}{advice}"
                 )
@@ -226,10 +226,8 @@ class _Reader:
         triggers = self._texts(place, item, "triggers")
         for i, trigger in enumerate(triggers):
             if trigger not in EVENTS:
-                self._fault(
-                    f"{place}.triggers[{i}]",
-                    f"expected an event, found {short(trigger)}; there are {', '.join(EVENTS)}",
-                )
+                advice = self._near(trigger, EVENTS) or f"; there are {', '.join(EVENTS)}"
+                self._fault(f"{place}.triggers[{i}]", f"expected an event, found {short(trigger)}{advice}")
             elif trigger in triggers[:i]:
                 self._fault(f"{place}.triggers[{i}]", f"expected each event once, found {trigger!r} again")
         rule = None
@@ -247,7 +245,8 @@ class _Reader:
             elif operation not in operation_names:
                 self._fault(
                     f"{place}.operations[{i}]",
-                    f"expected operation.action, found {short(text)}; operations are {', '.join(known)}",
+                    f"expected operation.action, found {short(text)}; operations are {', '.join(known)}"
+                    f"{self._near(operation, known)}",
                 )
         settings = self._section(place, item, "config", ("trigger_log_level",))
         name = settings.get("trigger_log_level")
@@ -270,7 +269,10 @@ class _Reader:
         threshold = self._whole(f"{place}.patience.patience_threshold", settings.get("patience_threshold", 1), 0)
         mode = settings.get("mode", "reset_on_failure")
         if mode not in _MODES:
-            self._fault(f"{place}.patience.mode", f"expected {' or '.join(_MODES)}, found {short(mode)}")
+            self._fault(
+                f"{place}.patience.mode",
+                f"expected {' or '.join(_MODES)}, found {short(mode)}{self._near(mode, _MODES)}",
+            )
         return None if threshold is None else Patience(threshold, mode == "reset_on_failure")
 
     # ------------------------------------------------------------------ forms
@@ -295,9 +297,10 @@ class _Reader:
     def _check_keys(self, place: str, item: Mapping[str, Any], keys: Collection[str]) -> None:
         for key in item:
             if key not in keys:
-                near = self._near(key, keys, 1)
-                advice = f"; is '{near[0]}' meant?" if near else ""
-                self._fault(place or "the top", f"expected the keys {', '.join(keys)}, found {short(key)}{advice}")
+                self._fault(
+                    place or "the top",
+                    f"expected the keys {', '.join(keys)}, found {short(key)}{self._near(key, keys)}",
+                )
 
     def _check_name(self, place: str, item: Mapping[str, Any], names: set[str], *, is_metric: bool = False) -> bool:
         """Note the name of an item. RETURNS (bool): It is a good one."""
@@ -385,10 +388,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _names_of(section: str) -> list[str]:
-    """What there is in a registry. Entry points are not loaded: one of them may fail."""
-    found = copy(getattr(registry, _REGISTRIES[section]))
-    found.entry_points = False
-    return sorted({*found.get_all(), *(point.name for point in entry_points(group="_".join(found.namespace)))})
+    return names_in(getattr(registry, _REGISTRIES[section]))
 
 
 def _arguments_of(arguments: Any) -> dict[str, Any]:
@@ -406,8 +406,11 @@ def _build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
     try:
         inspect.signature(cls).bind(**arguments)
     except TypeError as error:
-        known = ", ".join(inspect.signature(cls).parameters) or "none"
-        raise TypeError(f"expected the arguments of '{kind}' ({known}), found others: {error}") from None
+        known = [*inspect.signature(cls).parameters]
+        near = next(filter(None, (did_you_mean(name, known) for name in arguments if name not in known)), "")
+        raise TypeError(
+            f"expected the arguments of '{kind}' ({', '.join(known) or 'none'}), found others: {error}.{near}"
+        ) from None
     instance = cls(**plain(arguments))
     if base is Metric:
         events = getattr(instance, "events", ())
@@ -429,7 +432,8 @@ def _check_action(operation: Any, name: str, action: str) -> None:
     actions = sorted(method for method in dir(operation) if method.startswith("should_") and method != "should_")
     if action not in actions:
         raise ValueError(
-            f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}"
+            f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}."
+            f"{did_you_mean(action, actions)}"
         )
     _check_method(name, action, getattr(operation, action))
     if hasattr(operation, "validate") and not operation.validate(action):

@@ -13,7 +13,7 @@ imports torch.distributed before there are.
 from .agree import SharedSets, check_same_params, seed_of
 from .data import deal
 from .evaluation import sharing_pipe
-from .failures import report_failures
+from .failures import report_failure
 from .group import Group, wait_for_store
 from .reduce import FlatReduce
 from .settings import Distributed
@@ -28,7 +28,7 @@ __all__ = [
     "check_can_be_split",
     "check_same_params",
     "deal",
-    "report_failures",
+    "report_failure",
     "seed_of",
     "sharing_pipe",
     "wait_for_store",

@@ -19,6 +19,7 @@ from numbers import Real
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
+from ..near_misses import did_you_mean
 from ..schedules import cosine_at
 from .policies import (
     Adaptive,
@@ -210,7 +211,9 @@ def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
         raise ConfigError(
             f"Can't set the learn rate policy '{name}' of '{where}': expected settings among "
             f"{in_rates if are_rates else own}, found "
-            f"{unknown}." + (f" Settings that are learn rates instead of factors: {more}." if more else "")
+            f"{unknown}."
+            + (f" Settings that are learn rates instead of factors: {more}." if more else "")
+            + did_you_mean(unknown[0], [*own, *in_rates], is_setting=True)
         )
     return InRates(name, **settings) if are_rates else NAMED[name](**settings)
 
@@ -220,7 +223,8 @@ def _check_name(name: Any, where: str) -> None:
     if not isinstance(name, str) or name not in NAMED:
         raise ConfigError(
             f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, NAMED))}, found "
-            f"{name!r}. A number, a list, a schedule or a function of the step can be given as such."
+            f"{name!r}.{did_you_mean(name, NAMED)} A number, a list, a schedule or a function of the step can be given "
+            "as such."
         )
 
 

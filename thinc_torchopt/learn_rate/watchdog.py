@@ -16,6 +16,7 @@ from typing import Any, Literal, Optional
 
 from ..checks import OPTIMIZER, Section
 from ..errors import ConfigError
+from ..near_misses import did_you_mean
 from ..schema import Count, read, write
 
 # The clean steps, in a row, after which conservative mode ends.
@@ -226,7 +227,8 @@ class RuntimeGuards:
     ):
         given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
         if unknown := sorted(set(given) - set(BUDGETS)):
-            OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown)
+            near = did_you_mean(unknown[0], BUDGETS).strip()
+            OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown, near)
         # An infinite budget means no limit.
         self.budgets = BUDGETS | {
             kind: math.inf if budget == math.inf else _SECTION.number(kind, budget, _BUDGET, above=0.0)

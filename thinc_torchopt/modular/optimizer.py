@@ -28,6 +28,7 @@ from torch import Tensor
 from ..algorithms import Roles
 from ..checks import Section
 from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
+from ..near_misses import did_you_mean
 from .aux_vars import AuxVar
 from .chain import Kept, Member, Work, run_chain
 from .exchange import collect_aux_vars, process_aux_vars
@@ -177,7 +178,7 @@ class Modular(torch.optim.Optimizer):
         if unknown:
             raise ConfigKeyError(
                 f"Can't set {', '.join(unknown)} in a param group of Modular: expected some of "
-                f"{', '.join(sorted(self.defaults))}."
+                f"{', '.join(sorted(self.defaults))}.{did_you_mean(unknown[0], self.defaults)}"
             )
         group = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay"):

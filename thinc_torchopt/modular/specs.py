@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import ConfigArgumentError, ConfigError, ConfigKeyError, ConfigTypeError
+from ..near_misses import did_you_mean
 from ..registry import registry
 from .module import Module, Part, Regularizer
 from .modules import MODULES
@@ -46,7 +47,7 @@ def build_part(spec: Any, base: type[P]) -> P:
     if unknown and not any(param.kind is param.VAR_KEYWORD for param in accepted.values()):
         raise ConfigArgumentError(
             f"Can't make the {base.kind} '{name}': expected some of {', '.join(accepted) or 'no settings'}, found "
-            f"{', '.join(map(str, unknown))}."
+            f"{', '.join(map(str, unknown))}.{did_you_mean(unknown[0], accepted)}"
         )
     missing = sorted(
         key
@@ -73,7 +74,7 @@ def find_class(name: str, base: type[P]) -> Any:
         return in_config.get(name)
     raise ConfigKeyError(
         f"Can't make the {base.kind} '{name}': expected one of {', '.join(sorted(known))}, or a name registered in "
-        f"@{REGISTRIES[base]}, found '{name}'."
+        f"@{REGISTRIES[base]}, found '{name}'.{did_you_mean(name, known)}"
     )
 
 

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Optional
 
 from ..errors import ConfigError
+from ..near_misses import did_you_mean, near_misses
 from .spelling import unescape
 
 
@@ -47,12 +47,20 @@ class Pattern:
         RAISES (ConfigError): No name matches.
         """
         if not any(map(self, names)):
-            near = get_close_matches(self.text, names, n=3, cutoff=0.3) or list(names[:3])
             raise ConfigError(
                 f"Can't use pattern '{self.text}' in {self.where}: it matches none of {len(names)} params. Names start "
-                f"with the component's name, and their parts are separated by '/'. Similar names: {', '.join(near)}. "
-                "List them: spacy torchopt params."
+                f"with the component's name, and their parts are separated by '/'.{self._meant(names)} List them: "
+                "spacy torchopt params."
             )
+
+    def _meant(self, names: Sequence[str]) -> str:
+        """What may have been meant: the pattern with another component, or a name."""
+        head, slash, rest = self.text.partition("/")
+        components = {name.partition("/")[0] for name in names}
+        near = [f"{component}{slash}{rest}" for component in near_misses(head, components)]
+        matching = [text for text in near if any(map(Pattern(text, self.where), names))] if self._regex is None else []
+        examples = near_misses(self.text, names, cutoff=0.3) or names[:3]
+        return did_you_mean(self.text, matching or names) or f" For example: {', '.join(examples)}."
 
 
 def matches_any(patterns: Iterable[Pattern], names: Collection[str]) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..checks import Section
 from ..errors import ScheduleError, ScheduleWarning, StateError
+from ..near_misses import did_you_mean
 from ..schema import Count, Positive, check_names, read, refuse, write
 from .to_the_end import is_waiting, refuse_without_end
 
@@ -169,6 +170,7 @@ class Schedule:
             raise ScheduleError(
                 f"Can't use the schedule of '{self.name}': expected the score '{metric}', which it watches, to be a "
                 f"number, found {found}. The numbers of the evaluation are: {', '.join(numbers)}."
+                f"{did_you_mean(metric, numbers)}"
             ) from None
         self.source.observe(score)
         self.value = self._check(self.source.value)

@@ -13,6 +13,7 @@ from ..algorithms import AN_ALGORITHM, Algorithm
 from ..checks import OPTIMIZER, Section, check_number
 from ..errors import ConfigError
 from ..learn_rate import NAMED, NamedPolicy, settings_of
+from ..near_misses import did_you_mean
 from ..params import Pattern
 from ..schedules import Schedule, Schedules
 from ..types import FloatOrSchedule
@@ -113,7 +114,7 @@ class BlockReader:
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(
                 f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
-                f"{texts!r}."
+                f"{'none' if texts is None else repr(texts)}."
             )
         policy, of_policy = _read_policy(given, where)
         options = {
@@ -128,10 +129,11 @@ class BlockReader:
         known = {option for i in possible for option in self.candidates[i].options}
         if not set(options) <= known:
             label = self.candidates[first or 0].algorithm.label
+            unknown, there_are = sorted(set(options) - known), sorted(known | set(_NOT_OPTIONS))
+            near = did_you_mean(unknown[0], [*there_are, *_settings_in_block(given.get("policy"))], is_setting=True)
             raise ConfigError(
-                f"Can't set {', '.join(sorted(set(options) - known))} in {where}: param groups and "
-                f"'{label}' have no such setting. Available: "
-                f"{', '.join(sorted(known | set(_NOT_OPTIONS)))}.{_advice_on_policies(given, set(options) - known)}"
+                f"Can't set {', '.join(unknown)} in {where}: param groups and '{label}' have no such setting. "
+                f"Available: {', '.join(there_are)}.{_advice_on_policies(given, unknown)}{near}"
             )
         read: dict[int, dict[str, Any] | ConfigError] = {}
         for i in possible:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +182,25 @@ class RunCheckpoints:
             )
             if self.settings.on_config_change == "refuse":
                 raise StateError(
-                    f"Can't resume: {text}\nTo resume anyway: {self._setting('on_config_change', 'warn')}. To start "
-                    "from the beginning: "
+                    f"Can't resume: {text}\n{self._how_to_resume(saved, changes)} To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
         check_model(self._nlp, saved.model, allow_foreign_shims=self.settings.allow_foreign_shims)
         return saved
+
+    def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
+        """What to do after the config has changed. No setting helps where the saved model, or the state of the
+        optimizer, is that of another one.
+        """
+        try:
+            check_model(self._nlp, saved.model)
+            fits = not any(change.partition(":")[0].endswith(".@torch_optimizers") for change in changes)
+        except StateError:
+            fits = False
+        if not fits:
+            return "With these changes the saved state does not fit the pipeline. To resume, take them back."
+        return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
 
     def _setting(self, name: str, value: str) -> str:
         """How to set one, for messages."""

@@ -1,0 +1,147 @@
+"""Mistakes, typed as users type them: the answer fits on a screen, names what is wrong, and no file is lost."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import srsly
+from spacy.tokens import DocBin
+from spacy.vocab import Vocab
+
+from ..conftest import CONFIGS
+from ..runs import contents
+from ..spacy_cli import toy_corpus
+from .prompt import ROWS, Prompt, environment
+
+MISTAKES = srsly.read_yaml(Path(__file__).with_name("mistakes.yaml"))
+PATHS = "--paths.train train.spacy --paths.dev dev.spacy"
+QUICK = "--training.max_steps 2 --training.eval_frequency 2 --training.batcher.size 40"
+KEYS = {"typed", "config", "base", "replace", "rules", "names", "without", "leaves", "status"}
+RULES = {
+    "class": "Loss",
+    "triggers": "[on_step_end]",
+    "rule": 'loss["per_word"] < 0.05',
+    "operations": "[hfcontrols.should_training_stop]",
+}
+
+
+@pytest.fixture(scope="session")
+def prompt():
+    found = Prompt()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory, prompt):
+    """A folder as users have it: a corpus, notes, and the checkpoints of a run, whole and damaged."""
+    folder = tmp_path_factory.mktemp("desk")
+    for path in toy_corpus(folder).values():
+        if path.suffix == ".spacy":  # a few texts will do
+            DocBin(docs=[*DocBin().from_disk(path).get_docs(Vocab())][:40]).to_disk(path)
+    (folder / "notes.txt").write_text("A line.\nAnother one.\n")
+    (folder / "empty").mkdir()
+    shutil.copy(CONFIGS / "checkpoint.cfg", folder / "config.cfg")
+    run = prompt.type(f"train config.cfg {PATHS} {QUICK} --paths.state state".split(), folder)
+    assert run.status == 0, run.text
+    shutil.copytree(folder / "state", folder / "damaged")
+    for path in (folder / "damaged").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-10])
+    return folder
+
+
+def prepare(folder, mistake):
+    """Make the files of a mistake."""
+    text = (CONFIGS / mistake.get("base", "cnn.cfg")).read_text()
+    for old, new in mistake.get("replace", {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    for section, lines in mistake.get("config", {}).items():
+        head = f"[{section}]\n"
+        text = text.replace(head, f"{head}{lines}\n") if head in text else f"{text}\n{head}{lines}\n"
+    (folder / "config.cfg").write_text(text)
+    rules = RULES | mistake.get("rules", {})
+    (folder / "rules.yaml").write_text(
+        f"controller_metrics:\n  - name: loss\n    class: {rules['class']}\ncontrollers:\n  - name: stop\n"
+        f"    triggers: {rules['triggers']}\n    rule: {rules['rule']}\n    operations: {rules['operations']}\n"
+    )
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
+    mistake = MISTAKES[name]
+    assert set(mistake) <= KEYS
+    folder = shutil.copytree(desk, tmp_path / "desk")
+    prepare(folder, mistake)
+    before = contents(folder)
+    screen = prompt.type(mistake["typed"].replace("$paths", PATHS).split(), folder)
+    assert screen.status == mistake.get("status", 1), screen.text
+    assert "Traceback" not in screen.text
+    assert len(screen.text.splitlines()) <= ROWS, screen.text
+    words = " ".join(screen.text.split())
+    assert [named for named in mistake["names"] if " ".join(named.split()) not in words] == [], screen.text
+    assert [named for named in mistake.get("without", ()) if named in words] == [], screen.text
+    after = contents(folder)
+    assert {path: after.pop(path, None) for path in before} == before
+    assert {str(path.relative_to(folder)) for path in after} == set(mistake.get("leaves", ()))
+
+
+@pytest.mark.parametrize(
+    "name", ["lr of torch", "an option of spacy train with a slip", "a dev file that is not there"]
+)
+def test_mistake_in_a_process_of_its_own(name, desk, prompt, tmp_path):
+    """The prompt forks; a process that begins as a user's does says the same."""
+    folder = shutil.copytree(desk, tmp_path / "desk")
+    prepare(folder, MISTAKES[name])
+    arguments = MISTAKES[name]["typed"].replace("$paths", PATHS).split()
+    command = [sys.executable, "-m", "spacy", *arguments]
+    run = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    assert run.returncode == 1
+    found = prompt.type(arguments, folder).text
+    assert " ".join(run.stderr.split()) == " ".join(found[found.index("Error:") :].split())
+
+
+def test_mistake_with_its_traceback(desk, prompt):
+    """For those who look for a fault in code."""
+    prepare(desk, MISTAKES["a number below its range"])
+    arguments = MISTAKES["a number below its range"]["typed"].replace("$paths", PATHS).split()
+    shown = prompt.type(arguments, desk, THINC_TORCHOPT_TRACEBACK="1")
+    assert shown.status == 1 and "Traceback" in shown.text and "ConfigError: Can't set 'grad_clip'" in shown.text
+    assert "Traceback" not in prompt.type(arguments, desk, THINC_TORCHOPT_TRACEBACK="0").text
+
+
+def test_warnings_show_no_line_of_ours(desk, prompt):
+    """A run that goes on with another config: a warning, and no source."""
+    folder = shutil.copytree(desk, desk.parent / "warned", dirs_exist_ok=True)
+    prepare(folder, {"base": "checkpoint.cfg"})
+    warn = "--paths.state state --training.dropout 0.25 --training.optimizer.checkpoint.on_config_change warn"
+    shown = prompt.type(f"train config.cfg {PATHS} {QUICK} {warn}".split(), folder)
+    assert shown.status == 0 and "Warning: Resuming although the config has changed" in shown.text
+    assert "warnings.warn" not in shown.text and ".py:" not in shown.text
+    assert max(map(len, re.findall(r"Warning: .*", shown.text))) <= 80
+
+
+def test_nothing_is_set_outside_of_the_command_line():
+    """Who imports the commands in Python, or in a notebook, gets tracebacks and warnings as always."""
+    code = (
+        "import sys, warnings; hook, form = sys.excepthook, warnings.formatwarning; import spacy.cli; "
+        "spacy.registry.cli.get_all(); import thinc_torchopt.cli; "
+        "assert (sys.excepthook, warnings.formatwarning) == (hook, form); "
+        "assert sys.modules['spacy.cli.train'].init_nlp.__module__ == 'spacy.training.initialize'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_configs_of_others_are_answered_as_before(desk, prompt, tmp_path):
+    """spaCy's own optimizer: what spaCy says of it is none of our business."""
+    folder = shutil.copytree(desk, tmp_path / "desk")
+    algorithm = '[training.optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\nweight_decay = 0.01'
+    to_spacys = {'"thinc-torchopt.TorchOptimizer.v1"': '"Adam.v1"', algorithm: "", 'clip_by = "global"': ""}
+    prepare(folder, {"replace": to_spacys})
+    shown = prompt.type(f"train config.cfg {PATHS} --training.optimizer.learn_rte 0.1".split(), folder)
+    assert shown.status == 1 and "✘ Config error for 'Adam.v1'" in shown.text and "Did you mean" not in shown.text
+    shown = prompt.type(["train", "config.cfg", "--paths.train", "train.spacy", "--paths.dev", "nowhere.spacy"], folder)
+    assert shown.status == 1 and "FileNotFoundError" in shown.text

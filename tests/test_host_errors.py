@@ -1,0 +1,127 @@
+"""Errors that spaCy and confection raise for real, as errors of ours."""
+
+from configparser import Error as ParserError
+from typing import Dict, List, Literal, Optional, Tuple, Union
+
+import pytest
+import spacy
+from confection import Config, ConfigValidationError
+from spacy.tokens import DocBin
+
+from thinc_torchopt.algorithms import Algorithm
+from thinc_torchopt.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from thinc_torchopt.host_errors import (
+    check_corpora,
+    check_training_section,
+    in_words,
+    mentions_ours,
+    names_ours,
+    plain_error,
+    plain_errors,
+)
+from thinc_torchopt.types import FloatOrSchedule
+
+from .conftest import CONFIGS
+
+
+@pytest.fixture
+def config():
+    return Config().from_disk(CONFIGS / "cnn.cfg", interpolate=False)
+
+
+def raised(config, section="training"):
+    """What is raised when a section is resolved, and the same in our words."""
+    with pytest.raises(Exception) as caught:
+        spacy.registry.resolve(config.interpolate()[section])
+    return plain_error(caught.value, config)
+
+
+def test_every_config_of_ours_is_one_of_ours_by_text_and_by_content():
+    for path in CONFIGS.glob("*.cfg"):
+        assert mentions_ours(path.read_text()) and names_ours(Config().from_disk(path, interpolate=False)), path
+    default = spacy.blank("en").config
+    assert not names_ours(default) and not mentions_ours(default.to_str())
+
+
+def test_several_faults_of_a_section_are_told_at_once(config):
+    config["training"]["optimizer"] |= {"learn_rte": 0.1, "clip_by": "globl"}
+    lines = str(raised(config)).splitlines()
+    assert len(lines) == 2 and all("[training.optimizer]" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "told"),
+    [
+        ("algorithm.lr", 0.1, ConfigKeyError, "Can't read [training.optimizer.algorithm]: 'torch.AdamW.v1' has no"),
+        ("algorithm.amsgrad", 3, ConfigTypeError, "[training.optimizer.algorithm]: expected true or false, found 3"),
+        ("learn_rate.warmup_steps", "x", ConfigTypeError, "[training.optimizer.learn_rate]: expected a whole number"),
+        ("learn_rate.@schedules", "linear", ConfigKeyError, "registered for @schedules. Did you mean"),
+        ("algorithm.@torch_optimizers", "Zzz", ConfigKeyError, "There are: pytorch-optimizer.create.v1"),
+    ],
+)
+def test_a_fault_is_told_with_its_whole_section(path, value, kind, told, config):
+    *sections, name = path.split(".")
+    block = config["training"]["optimizer"]
+    for section in sections:
+        block = block[section]
+    block[name] = value
+    error = raised(config)
+    assert type(error) is kind and told in str(error)
+
+
+def test_what_can_be_told_better_by_nobody_is_left(config):
+    error = RuntimeError("a fault in somebody's code")
+    with pytest.raises(RuntimeError) as caught, plain_errors(config):
+        raise error
+    assert caught.value is error
+    assert plain_error(ValueError("[E913] ..."), config) is not None and plain_error(ValueError("[E913] ...")) is None
+    assert plain_error(ConfigValidationError(desc="something else"), config) is None
+
+
+def test_what_stands_twice_is_named_with_its_line(tmp_path):
+    path = tmp_path / "twice.cfg"
+    path.write_text("[training]\nseed = 1\n\n[training]\n")
+    told = r"twice.cfg': the section \[training\] is there twice.* in line 4"
+    with pytest.raises(ConfigError, match=told) as caught, plain_errors(path=path):
+        Config().from_disk(path)
+    assert isinstance(caught.value.__cause__, ParserError)
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (bool, "true or false"),
+        (Optional[int], "a whole number or null"),
+        (Literal["a", "b", "c"], "'a', 'b' or 'c'"),
+        (FloatOrSchedule, "a number, a list or a schedule"),
+        (Union[Tuple[float, float], List[float], Dict[str, float]], "a list of 2 or a block [x]"),
+        (Algorithm, "a block [x]"),
+    ],
+)
+def test_types_in_words(hint, words):
+    assert in_words(hint, "[x]") == words
+
+
+def test_corpora_are_looked_for_as_far_as_spacy_reads_them(config, tmp_path):
+    train, dev = tmp_path / "train.spacy", tmp_path / "dev"
+    with pytest.raises(ConfigError, match=r"\[corpora.train\]: its path is not set.*--paths.train train.spacy"):
+        check_corpora(config)
+    DocBin(docs=[spacy.blank("en")("A text")]).to_disk(train)
+    dev.mkdir()
+    config["paths"] = {"train": str(train), "dev": str(dev)}
+    check_corpora(config)
+    config["paths"]["dev"] = str(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"\[corpora.dev\]: there is no file or folder '.*gone'"):
+        check_corpora(config)
+    check_corpora(config, ["train_corpus"])
+    config["corpora"]["dev"] = {"@readers": "mine.Corpus.v1", "path": "s3://somewhere"}
+    check_corpora(config)
+
+
+def test_training_section_is_checked_against_spacys_schema(config):
+    check_training_section(config)
+    config["training"]["zzz"] = 1
+    with pytest.raises(
+        ConfigKeyError, match=r"\[training\]: there is no setting 'zzz'.*There are: accumulate_gradient"
+    ):
+        check_training_section(config)

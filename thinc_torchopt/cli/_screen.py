@@ -1,0 +1,129 @@
+"""What a terminal shows of an error or a warning of ours: its message, on one screen.
+
+Python shows an error that nobody caught through `sys.excepthook`. `show_errors` puts ours in its place, where spaCy's
+command line is the main program: in Python, IPython and notebooks nothing changes. It is for errors of this package,
+and for those of confection, which reads configs; all others are shown as before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable
+from configparser import Error as ParserError
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal
+
+from ..errors import TorchOptError, TorchOptWarning
+from ..host import cli_util
+from ..near_misses import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Set to anything but 0: errors are shown with their traceback.
+TRACEBACK: Final = "THINC_TORCHOPT_TRACEBACK"
+# What is printed to no terminal is as wide as it has to be.
+_ANY_WIDTH = 100_000
+
+
+def is_main_program() -> bool:
+    """Whether this process is `python -m spacy` or `spacy`: both are a file that imports this function, and calls
+    it.
+    """
+    return getattr(sys.modules.get("__main__"), "setup_cli", None) is cli_util().setup_cli
+
+
+def show_errors(tell: Callable[[Exception], None] | None = None) -> None:
+    """From now on, show errors and warnings of ours by their message.
+
+    tell (Callable | None): Gets each exception that ends the process.
+    """
+    before, format_before = sys.excepthook, warnings.formatwarning
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = text_of(error) if isinstance(error, Exception) and not wants_traceback() else None
+        if text is None:
+            before(kind, error, trace)
+        else:
+            print_error(make_console(stderr=True), text)
+        if tell is not None and isinstance(error, Exception):
+            tell(error)
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, TorchOptWarning) and not wants_traceback():
+            width = shutil.get_terminal_size().columns if sys.stderr.isatty() else _ANY_WIDTH
+            return "".join(f"{textwrap.fill(line, width)}\n" for line in f"Warning: {message}".splitlines())
+        return format_before(message, category, filename, lineno, line)
+
+    sys.excepthook = show
+    warnings.formatwarning = format_warning
+
+
+def wants_traceback() -> bool:
+    return os.environ.get(TRACEBACK, "0") not in ("", "0")
+
+
+def text_of(error: Exception) -> str | None:
+    """What a terminal shows of an error. None: it is not one of those that are shown by their message."""
+    if isinstance(error, TorchOptError):
+        # The message says all there is to know, unless some code had a problem of its own.
+        is_all = error.__cause__ is None or isinstance(
+            error.__cause__, (TorchOptError, ValueError, OSError, ParserError)
+        )
+        return str(error) if is_all else f"{error}\n(For the traceback, set {TRACEBACK}=1.)"
+    from catalogue import RegistryError
+    from click import ClickException, NoSuchOption
+    from confection import ConfigValidationError
+
+    from ..host_errors import plain_error
+
+    if isinstance(error, (ConfigValidationError, ParserError, RegistryError)):
+        found = plain_error(error, within="pretraining" if sys.argv[1:2] == ["pretrain"] else "training")
+        if found is not None:
+            return str(found)
+    if isinstance(error, ConfigValidationError):
+        # Without the whole section as a dict.
+        return str(error.from_error(error, show_config=False)).strip()
+    if isinstance(error, NoSuchOption):
+        # spaCy's, for an override without a dot. A typer that has a click of its own does not catch it.
+        return f"{error.format_message()}{did_you_mean(error.option_name, _options())}"
+    if isinstance(error, ClickException):
+        return error.format_message()
+    return None
+
+
+def _options() -> list[str]:
+    """The options of the command that was typed."""
+    from typer.main import get_command
+
+    command = get_command(cli_util().app)
+    for word in sys.argv[1:]:
+        found = getattr(command, "commands", {}).get(word)
+        if found is None:
+            break
+        command = found
+    return [option for param in command.params for option in param.opts if option.startswith("--")]
+
+
+def print_error(console: Console, text: str) -> None:
+    console.print(f"Error: {text}", style="red")
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's
+    own are.
+    """
+    from rich.console import Console
+    from wasabi.printer import Printer
+
+    color_system: Literal["auto"] | None = "auto" if Printer(no_print=True).show_color else None
+    console = Console(markup=False, emoji=False, highlight=False, color_system=color_system, stderr=stderr)
+    if not console.is_terminal:
+        console.width = _ANY_WIDTH
+    return console

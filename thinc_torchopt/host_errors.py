@@ -1,0 +1,442 @@
+"""Mistakes in a config or a command that spaCy, thinc and confection tell in words for their developers, or with a
+traceback: here they become errors of ours, which name the section, and what may have been meant.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from configparser import DuplicateOptionError, DuplicateSectionError
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from catalogue import RegistryError
+from confection import Config, ConfigValidationError
+from spacy.schemas import ConfigSchemaTraining
+from spacy.util import registry
+from thinc.api import require_gpu
+
+from .errors import ConfigError, ConfigKeyError, ConfigTypeError
+from .near_misses import did_you_mean, near_misses
+from .registry import names_in
+
+# What the names that a config has of us begin with, and the registries in which all names are for us.
+_PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
+_REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
+_SHARED: Final = ("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "readers")
+# More names than that are a list to look into, and no message.
+_MOST_NAMES: Final = 30
+# spaCy's readers of files, and what its binary format begins with: a header of zlib's, at its usual settings.
+_READERS: Final = {
+    "spacy.Corpus.v1": "in spaCy's binary format",
+    "spacy.JsonlCorpus.v1": "with a JSON object in each line",
+    "spacy.PlainTextCorpus.v1": "with a text in each line",
+}
+_ZLIB: Final = b"\x78"
+
+
+# ---------------------------------------------------------------------- what is there
+
+
+class Section(NamedTuple):
+    """A section of a config: its dotted path, and what stands in it."""
+
+    path: str
+    block: Mapping[str, Any]
+
+
+def sections_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[Section]:
+    """All sections of a config, each before those in it."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield Section(f"{prefix}{key}", value)
+            yield from sections_of(value, f"{prefix}{key}.")
+
+
+def names_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config names something of ours, or tries to."""
+    return any(
+        key.startswith("@") and (key[1:] in _REGISTRIES or str(value).startswith(_PREFIXES))
+        for section in sections_of(config)
+        for key, value in section.block.items()
+    )
+
+
+def mentions_ours(text: str) -> bool:
+    """The same of the text of a config, where it is too early to read it."""
+    return _MENTIONED.search(text) is not None
+
+
+_MENTIONED: Final = re.compile(
+    rf"""^\s*@(?:\w+\s*=\s*"(?:{"|".join(map(re.escape, _PREFIXES))})|(?:{"|".join(_REGISTRIES)})\b)""", re.MULTILINE
+)
+
+
+def check_gpu(use_gpu: int) -> None:
+    """Use a GPU, as spaCy's commands do. use_gpu (int): Its number, as in --gpu-id; -1: none.
+
+    RAISES (ConfigError): It can't be used.
+    """
+    if use_gpu < 0:
+        return
+    try:
+        require_gpu(use_gpu)
+    except Exception as error:  # thinc raises a ValueError, and CuPy errors of its own
+        found = _sentence(error).removeprefix("Cannot use GPU, ")
+        raise ConfigError(
+            f"Can't use --gpu-id {use_gpu}: {found} spaCy needs CuPy beside torch: pip install "
+            "'cupy-cuda12x' (or cupy-cuda13x, as the driver is). To train on the CPU, leave --gpu-id out."
+        ) from error
+
+
+def check_training_section(config: Mapping[str, Any]) -> None:
+    """Check the keys of [training]: spaCy passes over those that it does not know.
+
+    RAISES (ConfigKeyError): There is no such setting.
+    """
+    known = [*ConfigSchemaTraining.model_fields]
+    for key in config.get("training", {}):
+        if key not in known:
+            raise ConfigKeyError(
+                f"Can't read [training]: there is no setting '{key}', and spaCy would pass over it."
+                f"{did_you_mean(key, known, is_setting=True) or _there_are(known)}"
+            )
+
+
+def check_corpora(config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus")) -> None:
+    """Check that the files of a training are there, as far as spaCy's own readers read them.
+
+    config (Mapping): A config that is not interpolated tells how a path can be given.
+    which (Sequence[str]): Settings of [training], each with the name of a section.
+    RAISES (ConfigError): A path is not given, nothing is there, or it is a file of another format.
+    """
+    values = config.interpolate() if isinstance(config, Config) else config
+    for setting in which:
+        name = values.get("training", {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
+        block, written = _at(values, str(name)), _at(config, str(name))
+        reader = _READERS.get(str(block.get("@readers")))
+        if reader is not None:
+            _check_file(str(name), block.get("path"), written.get("path"), reader)
+
+
+def _check_file(name: str, path: Any, written: Any, expected: str) -> None:
+    variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
+    flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
+    example = f"{flag} {name.rpartition('.')[2]}.spacy"
+    if path is None:
+        raise ConfigError(
+            f"Can't read [{name}]: its path is not set. Give it on the command line, as in {example}, or in the config."
+        )
+    file = Path(str(path))
+    if not file.exists():
+        raise ConfigError(
+            f"Can't read [{name}]: there is no file or folder '{path}'. Correct the path in the config, or give "
+            f"another: {example}."
+        )
+    if file.is_file() and expected == _READERS["spacy.Corpus.v1"]:
+        with file.open("rb") as opened:
+            if opened.read(1) != _ZLIB:
+                raise ConfigError(
+                    f"Can't read [{name}]: '{path}' is not {expected}. Convert it: spacy convert {path} ./corpus."
+                )
+
+
+def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    for part in path.split("."):
+        found = config.get(part)
+        if not isinstance(found, Mapping):
+            return {}
+        config = found
+    return config
+
+
+# ---------------------------------------------------------------------- what is raised
+
+
+@contextmanager
+def plain_errors(config: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Iterator[None]:
+    """Inside, what is wrong with a config is told as an error of ours.
+
+    config (Mapping | None): The config, not interpolated, if it could be read.
+    path (Path | None): Its file.
+    RAISES (ConfigError): From the error that was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = plain_error(error, config, path=path)
+        if found is None:
+            raise
+        raise found from error
+
+
+def plain_error(
+    error: Exception, config: Mapping[str, Any] | None = None, *, path: Path | None = None, within: str = "training"
+) -> ConfigError | None:
+    """An error of confection or spaCy as one of ours. None: it is something else, or says it well.
+
+    within (str): The section that has the optimizer, if the config is not known.
+    """
+    if isinstance(error, (DuplicateSectionError, DuplicateOptionError)):
+        return ConfigError(_tell_twice(error, path))
+    if isinstance(error, ConfigValidationError):
+        return _plain_validation(error, config or {}, path, within)
+    if isinstance(error, RegistryError):
+        return _plain_unknown(str(error), config or {})
+    if config is not None and isinstance(error, (ValueError, OSError)) and re.match(r"\[E\d+\]", str(error)):
+        # spaCy's own, e.g. a component that is in no section, or vectors that are not installed.
+        return ConfigError(str(error))
+    return None
+
+
+def _file(path: Path | None) -> str:
+    return "the config" if path is None or str(path) == "-" else f"'{path}'"
+
+
+def _tell_twice(error: DuplicateSectionError | DuplicateOptionError, path: Path | None) -> str:
+    what = f"the section [{error.section}]"
+    if isinstance(error, DuplicateOptionError):
+        what = f"'{error.option}' in [{error.section}]"
+    return (
+        f"Can't read {_file(path)}: {what} is there twice, the second time in line {error.lineno}. Keep one of them, "
+        "with the settings of both."
+    )
+
+
+def _plain_validation(
+    error: ConfigValidationError, config: Mapping[str, Any], path: Path | None, within: str
+) -> ConfigError | None:
+    found = [dict(one) for one in error.errors or ()]
+    for one in found:
+        place, text = [str(part) for part in one.get("loc", ())], str(one["msg"])
+        missing = re.fullmatch(r"Section '(.*)' is not defined", text)
+        places = [i for i, part in enumerate(place[:-1]) if missing is not None and part == missing[1]]
+        if places:
+            return ConfigError(_tell_missing(path, place, places[-1]))
+        if text == "not a section value that can be overridden":
+            return ConfigKeyError(_tell_override(place, path))
+    function = re.fullmatch(r"Config error for '(.*)'", error.title or "")
+    if function is None:
+        told = [_tell_of_schema(config, *map(str, one.get("loc", ())), text=str(one["msg"])) for one in found]
+        return ConfigError("\n".join(filter(None, told))) if told and all(told) else None
+    if not found:
+        return None
+    block: Mapping[str, Any] = error.config if isinstance(error.config, Mapping) else {}
+    parent = ".".join(str(part) for part in found[0]["loc"][:-1])
+    section = _section_of(config, parent, block)
+    if section.partition(".")[0] == "optimizer":
+        section = f"{within}.{section}"
+    faults = [_tell_argument(section, function[1], block, str(one["loc"][-1]), str(one["msg"])) for one in found]
+    kinds = {kind for kind, _ in faults}
+    kind = kinds.pop() if len(kinds) == 1 else ConfigError
+    return kind("\n".join(text for _, text in faults))
+
+
+def _tell_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | None:
+    """What is wrong with a setting by spaCy's own schema of a section. It tells the key alone."""
+    for section in ("training", "nlp", "initialize", "pretraining"):
+        if place and place[0] in config.get(section, {}):
+            value = config[section][place[0]]
+            return f"Can't set '{'.'.join(place)}' in [{section}]: {text[:1].lower()}{text[1:]}, found {value!r}."
+    return None
+
+
+def _section_of(config: Mapping[str, Any], end: str, block: Mapping[str, Any]) -> str:
+    """The whole path of a section. end (str): Its end, as confection tells it. block (Mapping): What it names."""
+    names = {key: name for key, name in block.items() if key.startswith("@")}
+    places = [section for section in sections_of(config) if f".{section.path}".endswith(f".{end}")]
+    named = [section for section in places if all(section.block.get(key) == name for key, name in names.items())]
+    return (*named, *places, Section(end, {}))[0].path
+
+
+def _tell_argument(
+    section: str, function: str, block: Mapping[str, Any], name: str, text: str
+) -> tuple[type[ConfigError], str]:
+    """What is wrong with one setting of a section that names a function. text (str): confection's words for it."""
+    hints, known = _arguments(block)
+    if text.startswith("unexpected argument"):
+        there_are = did_you_mean(name, known, is_setting=_is_in_training(section)) or _there_are(known)
+        return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{there_are}"
+    if text.startswith("missing required argument"):
+        return ConfigKeyError, f"Can't read [{section}]: '{function}' needs the setting '{name}', and it is not there."
+    value = block.get(name)
+    if name not in hints:
+        return ConfigTypeError, f"Can't set '{name}' in [{section}]: {text.removeprefix('at root: ')}."
+    expected, choices = in_words(hints[name], f"[{section}.{name}]"), _choices(hints[name])
+    near = did_you_mean(value, choices) if choices else _block_meant(value) if _wants_block(hints[name]) else ""
+    return ConfigTypeError, f"Can't set '{name}' in [{section}]: expected {expected}, found {value!r}.{near}"
+
+
+def _is_in_training(section: str) -> bool:
+    return section.partition(".")[0] in ("training", "pretraining", "optimizer")
+
+
+def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What the function that a block names takes: the types by name, and the names."""
+    for key, name in block.items():
+        if key.startswith("@") and registry.has(key[1:], name):
+            function = registry.get(key[1:], name)
+            known = [*signature(function).parameters]
+            try:
+                return get_type_hints(function), known
+            except Exception:  # of others' functions; it stays a message without types
+                return {}, known
+    return {}, []
+
+
+def _there_are(known: Iterable[str]) -> str:
+    """The names that there are, as the end of a message, if they can be read at a glance."""
+    names = sorted(known)
+    return f" There are: {', '.join(names)}." if 0 < len(names) <= _MOST_NAMES else ""
+
+
+def _tell_missing(path: Path | None, place: Sequence[str], at: int) -> str:
+    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one
+    that is not there.
+    """
+    needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
+    block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
+    text = (
+        f"Can't read {_file(path)}: expected the section [{needed}] above [{there}], found none. A section needs all "
+        f"the sections around it, even if they are empty: add the line [{needed}]."
+    )
+    if block in ("per_param_lr", "layer_decay"):
+        text += (
+            f" If '{name}' is one pattern: a dot starts a new section, so write it with slashes: "
+            f"'{name.replace('.', '/')}'."
+        )
+    elif block == "param_groups":
+        text += (
+            f" If '{name}' is the name of one block: a dot starts a new section, so call it '{name.replace('.', '_')}'."
+        )
+    return text
+
+
+def _tell_override(place: Sequence[str], path: Path | None) -> str:
+    section, name, flag = ".".join(place[:-1]), place[-1], "--" + ".".join(place)
+    text = f"Can't use '{flag}': {_file(path)} has no section [{section}]."
+    try:
+        known = [*_read_sections(path)]
+    except (OSError, UnicodeError):
+        known = []
+    near = near_misses(section, known)
+    if near:
+        return text + did_you_mean(flag, [f"--{near[0]}.{name}"])
+    return f"{text} Overrides change what stands in a section: add the line [{section}] to the config."
+
+
+def _read_sections(path: Path | None) -> Iterator[str]:
+    if path is not None and path.is_file():
+        yield from re.findall(r"^\[([^\]\n]+)\]", path.read_text("utf8"), flags=re.MULTILINE)
+
+
+# ---------------------------------------------------------------------- registered names
+
+
+def _plain_unknown(text: str, config: Mapping[str, Any]) -> ConfigError | None:
+    """spaCy's error for a name that is not registered."""
+    unknown = re.match(r"\[E893\] Could not find function '(.*?)' in function registry '(.*?)'\.", text)
+    if unknown is None:
+        return None
+    name, kind = unknown.groups()
+    place = next((path for path, block in sections_of(config) if block.get(f"@{kind}") == name), None)
+    where = f"[{place}]" if place else "the config"
+    known = _names_in(kind)
+    message = f"Can't read {where}: no '{name}' is registered for @{kind}."
+    others = [other for other in _ours() if other != kind and name in _names_in(other)]
+    if others:
+        message += f" It is one for @{others[0]}"
+        if (kind, others[0]) == ("optimizers", "torch_optimizers"):
+            section = place or "training.optimizer"
+            message += (
+                f", and belongs in a block [{section}.algorithm]; [{section}] itself has @optimizers = "
+                '"thinc-torchopt.TorchOptimizer.v1"'
+            )
+        return ConfigKeyError(f"{message}.")
+    near = did_you_mean(name, known)
+    if not near:
+        of_others = ((other, one) for other in _ours() for one in near_misses(name, _names_in(other)))
+        near = next((f" Did you mean '{one}', which is one for @{other}?" for other, one in of_others), "")
+    advice = near or (
+        f"{_there_are(known)} If it is your own, give its file with --code; if it is another package's, install it."
+    )
+    return ConfigKeyError(f"{message}{advice}")
+
+
+def _names_in(kind: str) -> list[str]:
+    return names_in(getattr(registry, kind))
+
+
+def _ours() -> list[str]:
+    """The registries with names of ours."""
+    return [name for name in (*_REGISTRIES, *_SHARED) if hasattr(registry, name)]
+
+
+def _block_meant(value: Any) -> str:
+    """Which line a block has that is meant by a name alone: "adamw"."""
+    if isinstance(value, str):
+        for kind in _ours():
+            for name in near_misses(value, _names_in(kind)):
+                return f' Did you mean a block with @{kind} = "{name}"?'
+    return ""
+
+
+# ---------------------------------------------------------------------- types in words
+
+
+def in_words(hint: Any, block: str) -> str:
+    """A type of an argument, as a user knows it. block (str): What the section of its own would be called."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _any_of([repr(arg) for arg in args])
+    if origin in (Union, types.UnionType):
+        return _any_of([in_words(arg, block) for arg in args])
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if origin in (list, Sequence, Iterable):
+        return "a list"
+    if origin is tuple:
+        return f"a list of {len(args)}"
+    if origin in (dict, Mapping):
+        return f"a block {block}"
+    if origin is Callable or isinstance(hint, type):
+        return _SCHEDULE if getattr(hint, "__name__", "") in ("Generator", "Schedule") else f"a block {block}"
+    return str(hint).replace("typing.", "")
+
+
+_SCHEDULE: Final = "a schedule"
+_WORDS: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    type(None): "null",
+    list: "a list",
+}
+
+
+def _any_of(words: Sequence[str]) -> str:
+    has_length = any(word.startswith("a list of ") for word in words)
+    *others, last = dict.fromkeys(word for word in words if not (has_length and word == "a list"))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _choices(hint: Any) -> list[Any]:
+    if get_origin(hint) is Literal:
+        return [*get_args(hint)]
+    if get_origin(hint) in (Union, types.UnionType):
+        return [choice for arg in get_args(hint) for choice in _choices(arg)]
+    return []
+
+
+def _wants_block(hint: Any) -> bool:
+    return "a block" in in_words(hint, "")
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,160 @@
+"""What was meant by a name that is not known: one that is spelled like it, or ours for one of another library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Final, NamedTuple
+
+_MOST: Final = 3
+# As difflib's own `get_close_matches`; and how much less than the nearest one another may be like it.
+_CUTOFF: Final = 0.6
+_WORSE: Final = 0.05
+# A pipeline has thousands of params, and comparing takes a while.
+_LONGEST: Final = 100
+
+
+class Ours(NamedTuple):
+    """What we call something. section (str): Where it stands. how (str): More, where name and section won't do."""
+
+    name: str
+    section: str
+    how: str = ""
+
+
+_OPTIMIZER = "[training.optimizer]"
+_ALGORITHM = "[training.optimizer.algorithm]"
+_LEARN_RATE = "[training.optimizer.learn_rate]"
+_TRAINING = "[training]"
+
+_WITH_SCHEDULE = ', with @schedules = "thinc-torchopt.warmup_linear.v1"'
+_RATE = Ours("learn_rate", _OPTIMIZER)
+_BETAS = Ours("betas", _ALGORITHM, ", as in betas = [0.9, 0.999]")
+_EPS = Ours("eps", _ALGORITHM)
+_DECAY = Ours("weight_decay", _ALGORITHM)
+_CLIP = Ours("grad_clip", _OPTIMIZER)
+_WARMUP = Ours("warmup_steps", _LEARN_RATE, _WITH_SCHEDULE)
+_WARMUP_RATIO = Ours("warmup_ratio", _LEARN_RATE, _WITH_SCHEDULE)
+_SCHEDULE = Ours("@schedules", _LEARN_RATE, ', as in @schedules = "thinc-torchopt.warmup_linear.v1"')
+_KIND = Ours("@torch_optimizers", _ALGORITHM, ', as in @torch_optimizers = "torch.AdamW.v1"')
+_AVERAGES = Ours("averages", _OPTIMIZER, ', a block with @misc = "thinc-torchopt.EMA.v1"')
+_EPOCHS = Ours("max_epochs", _TRAINING)
+_STEPS = Ours("max_steps", _TRAINING)
+_ACCUMULATE = Ours("accumulate_gradient", _TRAINING)
+_CHECKPOINT = Ours("checkpoint", _OPTIMIZER, ', a block with @misc = "thinc-torchopt.Checkpoint.v1"')
+
+# Names of thinc, torch, Hugging Face's Trainer and PyTorch Lightning, and what we call the same thing.
+OF_OTHERS: Final[dict[str, Ours]] = {
+    "lr": _RATE,
+    "learning_rate": _RATE,
+    "initial_lr": _RATE,
+    "base_lr": _RATE,
+    "L2": _DECAY,
+    "l2": _DECAY,
+    "L2_is_weight_decay": _DECAY,
+    "l2_is_weight_decay": _DECAY,
+    "weight_decay": _DECAY,
+    "decay": _DECAY,
+    "beta1": _BETAS,
+    "beta2": _BETAS,
+    "adam_beta1": _BETAS,
+    "adam_beta2": _BETAS,
+    "betas": _BETAS,
+    "eps": _EPS,
+    "epsilon": _EPS,
+    "adam_epsilon": _EPS,
+    "momentum": Ours("momentum", _ALGORITHM, ', with @torch_optimizers = "torch.SGD.v1"'),
+    "nesterov": Ours("nesterov", _ALGORITHM, ', with @torch_optimizers = "torch.SGD.v1"'),
+    "amsgrad": Ours("amsgrad", _ALGORITHM),
+    "fused": Ours("fused", _ALGORITHM),
+    "max_grad_norm": _CLIP,
+    "grad_norm": _CLIP,
+    "max_norm": _CLIP,
+    "clip_grad_norm": _CLIP,
+    "gradient_clip_val": _CLIP,
+    "gradient_clip_algorithm": Ours("clip_by", _OPTIMIZER),
+    "warmup": _WARMUP,
+    "warmup_steps": _WARMUP,
+    "num_warmup_steps": _WARMUP,
+    "warmup_ratio": _WARMUP_RATIO,
+    "lr_scheduler": _SCHEDULE,
+    "lr_scheduler_type": _SCHEDULE,
+    "scheduler": _SCHEDULE,
+    "schedule": _SCHEDULE,
+    "optim": _KIND,
+    "optimizer": _KIND,
+    "ema": _AVERAGES,
+    "ema_decay": _AVERAGES,
+    "use_ema": _AVERAGES,
+    "num_train_epochs": _EPOCHS,
+    "num_epochs": _EPOCHS,
+    "n_epochs": _EPOCHS,
+    "epochs": _EPOCHS,
+    "max_epochs": _EPOCHS,
+    "num_training_steps": _STEPS,
+    "num_steps": _STEPS,
+    "max_steps": _STEPS,
+    "total_steps": _STEPS,
+    "gradient_accumulation_steps": _ACCUMULATE,
+    "accumulate_grad_batches": _ACCUMULATE,
+    "accumulate_gradient": _ACCUMULATE,
+    "eval_steps": Ours("eval_frequency", _TRAINING),
+    "early_stopping_patience": Ours("patience", _TRAINING),
+    "save_steps": _CHECKPOINT,
+    "resume_from_checkpoint": _CHECKPOINT,
+}
+
+
+def did_you_mean(found: object, known: Iterable[object] = (), *, is_setting: bool = False) -> str:
+    """The end of a message about a name that is not known: " Did you mean 'learn_rate'?" Empty: nothing is like it.
+
+    known (Iterable[object]): The names that may stand in its place.
+    is_setting (bool): It is the key of a setting: one of another library is answered by ours, if that is not among
+        `known` with the section where it is.
+    """
+    names = [str(name) for name in known]
+    ours = OF_OTHERS.get(str(found)) if is_setting else None
+    if ours is not None and ours.name in names:
+        return _question([ours.name])
+    near = near_misses(found, names)
+    if ours is not None and (not near or ours.name == str(found)):
+        return f" Did you mean '{ours.name}' in {ours.section}{ours.how}?"
+    return _question(near)
+
+
+def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTOFF) -> list[str]:
+    """Those of some names that are most like another one. Upper case, the version at the end of a registered name, and
+    what stands before its last dot count less than the rest.
+
+    cutoff (float): How much they must be like it, from 0 to 1.
+    """
+    text = str(found)[:_LONGEST]
+    likeness = {name: _likeness(text, name, cutoff) for name in dict.fromkeys(map(str, known))}
+    best = max(likeness.values(), default=0.0)
+    near = [name for name, like in likeness.items() if like >= max(cutoff, best - _WORSE)]
+    return sorted(near, key=lambda name: (-likeness[name], name))[:_MOST]
+
+
+def _likeness(found: str, name: str, cutoff: float) -> float:
+    whole = _ratio(found.lower(), name.lower(), cutoff)
+    stem, of_name = _stem(found), _stem(name)
+    # Less than the same name in full, as there may be the same one with another version.
+    return max(whole, 0.95 * _ratio(stem, of_name, cutoff) if stem and of_name else 0.0)
+
+
+def _ratio(found: str, name: str, cutoff: float) -> float:
+    matcher = SequenceMatcher(None, found, name[:_LONGEST])
+    return matcher.ratio() if matcher.real_quick_ratio() >= cutoff and matcher.quick_ratio() >= cutoff else 0.0
+
+
+def _stem(name: str) -> str:
+    """The name alone of what is registered: "adamw" of "torch.AdamW.v1"."""
+    return re.sub(r"\.v\d+$", "", name).rpartition(".")[2].lower()
+
+
+def _question(names: list[str]) -> str:
+    if not names:
+        return ""
+    *others, last = (f"'{name}'" for name in names)
+    return f" Did you mean {', '.join(others)} or {last}?" if others else f" Did you mean {last}?"
