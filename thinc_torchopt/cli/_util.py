@@ -50,11 +50,13 @@ class Setup(NamedTuple):
     nlp (Language): The pipeline, initialized.
     config (Config): Its config, interpolated.
     optimizer (TorchOptimizer): Resolved anew, as spaCy does before training. It was not told its pipeline yet.
+    sourced (Sequence[str]): The components that were trained before.
     """
 
     nlp: Language
     config: Config
     optimizer: TorchOptimizer
+    sourced: Sequence[str] = ()
 
     @property
     def frozen(self) -> list[str]:
@@ -101,15 +103,17 @@ def build(
     if path.is_dir():
         with _spacy.show_validation_error(path, hint_fill=False), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
+        sourced = list(nlp.component_names)
     else:
         with _spacy.show_validation_error(path), missing_section_named(path):
             config = util.load_config(path, overrides=overrides, interpolate=False)
         # It reads all of the data, for the labels.
         with _spacy.show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
             nlp = init_nlp(config, use_gpu=use_gpu)
+        sourced = util.get_sourced_components(config)
     config = nlp.config.interpolate()
     with _spacy.show_validation_error(path, hint_fill=False):
-        setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
+        setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]), sourced)
     if setup.optimizer.spans_training:
         setup.optimizer.set_total_steps(setup.count_steps())
     return setup
