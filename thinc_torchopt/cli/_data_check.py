@@ -173,18 +173,21 @@ def _check_frozen(nlp: Language, frozen: Sequence[str], found: Findings) -> None
     """Frozen components run in each evaluation, and spaCy does not initialize them."""
     for name, pipe in nlp.pipeline:
         model = getattr(pipe, "model", None)
-        if name in frozen and isinstance(model, Model):
-            # None: there is such a param, and it has no values yet.
-            if any(node.has_param(param) is None for node in model.walk() for param in node.param_names):
-                found.stops.append(
-                    f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
-                    f"[components.{name}] a 'source', or take it out of [training] frozen_components."
-                )
+        # None: there is such a param, and it has no values yet.
+        if (
+            name in frozen
+            and isinstance(model, Model)
+            and any(node.has_param(param) is None for node in model.walk() for param in node.param_names)
+        ):
+            found.stops.append(
+                f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
+                f"[components.{name}] a 'source', or take it out of [training] frozen_components."
+            )
 
 
 def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: Sequence[str], found: Findings) -> None:
     trained = [name for name, pipe in nlp.pipeline if name not in frozen and getattr(pipe, "is_trainable", False)]
-    empty = [name for name in trained if (scores := train.best.get(name)) and not any(scores.values())]
+    empty = [name for name in trained if _is_empty(nlp, name, train)]
     for name in empty:
         what = f"none of the {train.told} has {_what(nlp, name)}."
         other = _other_spans(nlp, name, train)
@@ -202,10 +205,15 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
     is_known = None not in dev.best.values()
     for name, scores in dev.best.items():
         missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
-        if missing:
+        if missing and _is_empty(nlp, name, dev):
             found.notes.append(
                 f"'{name}' can't be scored: none of the {dev.told} has {_what(nlp, name)}. {_listed(missing)} "
                 f"{'tells' if len(missing) == 1 else 'tell'} nothing of the training.{_other_spans(nlp, name, dev)}"
+            )
+        elif missing:
+            found.notes.append(
+                f"{_listed(missing)} of '{name}' can't be computed on [{dev.name}]: not above 0 even with its "
+                "annotations as predictions. Are they all alike, or is a part of them missing?"
             )
     unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
     if unknown and is_known:
@@ -218,6 +226,14 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
             "The score is 0 at each evaluation, as nothing that [training.score_weights] counts can be computed: "
             "model-best is then not the best model, and 'patience' ends the training for no reason."
         )
+
+
+def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
+    """Whether there is nothing in a corpus that a component could learn."""
+    scores = corpus.best.get(name)
+    # Where all texts have the same categories, some of their scores are 0.
+    has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
+    return bool(scores) and not any(scores.values()) and not has_cats  # type: ignore[union-attr]
 
 
 def _factory(nlp: Language, name: str) -> str:
