@@ -77,7 +77,7 @@ def size_in_words(size: float) -> str:
     """A number of bytes: "12 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
-            return f"{size / scale:.3g} {unit}" if size < 999.5 * scale else f"{size / scale:,.0f} {unit}"
+            return f"{size / scale:,.{0 if size >= 9.95 * scale else 1}f} {unit}"
     return f"{size:,.0f} bytes"
 
 

@@ -233,7 +233,7 @@ def _tell_costs(
     sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
     told.stops += lack_of_room(setup, sizes)
     told.cost_lines.append(("Memory", tell_memory(sizes)))
-    models = f"model-best and model-last have about {size_in_words(sizes.model)} each"
+    models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
     checkpoint = setup.optimizer.checkpoint
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
@@ -243,8 +243,8 @@ def _tell_costs(
         told.cost_lines.append(
             (
                 "Disk",
-                f"{models}, a checkpoint {size_in_words(sizes.checkpoint)}; {checkpoint.keep + 1} of those are there "
-                f"while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
+                f"{models}, and {size_in_words(sizes.checkpoint)} for a checkpoint, of which there are "
+                f"{checkpoint.keep + 1} while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
             )
         )
         told.costs["bytes"] |= {"checkpoint": sizes.checkpoint, "free": disk.free}
