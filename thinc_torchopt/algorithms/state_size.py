@@ -64,7 +64,8 @@ def _state_of(algorithm: Algorithm, options: Mapping[str, Any], sizes: tuple[int
 
 def _read_off(tensor: torch.Tensor) -> tuple[int, dict[int, int]]:
     """The bytes for each cell, and how often each prime is a factor of the number of cells."""
-    rest, powers = tensor.numel(), {}
+    rest = tensor.numel()
+    powers: dict[int, int] = {}
     for prime in _PRIMES:
         while rest and rest % prime == 0:
             rest //= prime

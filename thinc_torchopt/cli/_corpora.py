@@ -75,7 +75,7 @@ def _reader(config: Mapping[str, Any], name: str) -> Reader:
     except KeyError:
         block = None
     if isinstance(block, Mapping) and _READER in block:
-        reader: Reader = registry.resolve({"corpus": block})["corpus"]
+        reader: Reader = registry.resolve({"corpus": dict(block)})["corpus"]
     else:  # a function gives several corpora
         [reader] = resolve_dot_names(config, [name])  # type: ignore[arg-type]
     return reader

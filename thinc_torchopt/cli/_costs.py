@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import warnings
@@ -70,17 +71,20 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     first = [_words(batch) for batch in batcher()(iter(train.examples))]
     if not first:
         return None
-    max_steps, max_epochs = training["max_steps"], training["max_epochs"]
-    limit = min(max_steps + 1 if max_steps else _MOST_BATCHES, _MOST_BATCHES)
+    max_epochs, budget = training["max_epochs"], setup.optimizer.budget
+    limits = [training["max_steps"] + 1] if training["max_steps"] else []
+    if budget is not None and budget.unit == "steps":
+        limits.append(round(budget.limit))
     batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
-    drawn = [(epoch, _words(batch)) for epoch, batch in islice(batches, limit)]
-    words = [n for _, n in drawn]
+    words = [_words(batch) for _, batch in islice(batches, min([_MOST_BATCHES, *limits]))]
     mean = sum(words) / len(words)
-    # It ended before the limit: these are all.
-    is_all = len(drawn) < limit
-    steps = len(drawn) if is_all else max_steps + 1 if max_steps else None
-    if steps is None and max_epochs > 0:
-        steps = round(max_epochs * sum(first) / mean)
+    if budget is not None and budget.unit == "words":
+        limits.append(math.ceil(budget.limit / mean))
+    if max_epochs > 0:
+        # Fewer than were asked for: these are all.
+        is_all = len(words) < min([_MOST_BATCHES, *limits])
+        limits.append(len(words) if is_all else round(max_epochs * sum(first) / mean))
+    steps = min(limits, default=None)
     in_epoch = sum(first) or 1
     epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
     return Work(steps, mean, epochs, train.words - sum(first) if train.is_whole else 0)
@@ -185,7 +189,7 @@ def tell_memory(sizes: Sizes) -> str:
 def tell_work(work: Work, train: Corpus) -> str:
     each = f"{work.batch_words:,.0f} words each"
     if work.steps is None:
-        return f"No number of steps is set; {each}."
+        return f"As many as there are until something else ends the training, {each}."
     text = f"{count(work.steps, 'step')} of {each}: {work.words:,} words"
     if work.epochs is None:
         return f"{text}, counted in the {train.told}."

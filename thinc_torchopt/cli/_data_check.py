@@ -159,7 +159,7 @@ def _best_scores(
             except Exception:  # a scorer may be anybody's, and want more than annotations
                 scores = None
                 break
-            weights = nlp.get_pipe_meta(name).default_score_weights
+            weights = nlp.get_pipe_meta(name).default_score_weights or {}
             counts = [key for key in raw if weights.get(key)] or list(raw)
             for key in counts:
                 if isinstance(raw[key], (int, float, type(None))):

@@ -164,10 +164,10 @@ def _blocks_with_schedules(block: Mapping[str, Any], path: str) -> Iterator[tupl
             yield from _blocks_with_schedules(value, f"{path}.{name}" if path else name)
 
 
-def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool) -> Iterator[str]:
+def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_budget: bool) -> Iterator[str]:
     """What may be wrong with the end of the training, and with its evaluations."""
     patience, every = training["patience"], training["eval_frequency"]
-    if not has_end and not patience:
+    if not has_end and not patience and not has_budget:
         yield (
             "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training]."
         )

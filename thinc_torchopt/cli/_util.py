@@ -110,7 +110,7 @@ def build(
         # It reads all of the data, for the labels.
         with _spacy.show_validation_error(path, hint_fill=False), show_activity("Building the pipeline"):
             nlp = init_nlp(config, use_gpu=use_gpu)
-        sourced = util.get_sourced_components(config)
+        sourced = list(util.get_sourced_components(config))
     config = nlp.config.interpolate()
     with _spacy.show_validation_error(path, hint_fill=False):
         setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]), sourced)

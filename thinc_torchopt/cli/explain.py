@@ -137,7 +137,7 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     told.notes += [
         *doubts_of_rates(setup, trained),
         *doubts_of_schedules(setup, trained, last, has_end=bool(has_end)),
-        *doubts_of_end(training, last, has_end=bool(has_end)),
+        *doubts_of_end(training, last, has_end=bool(has_end), has_budget=setup.optimizer.budget is not None),
         *doubts_of_device(setup, use_gpu),
     ]
     if training["optimizer"]["@optimizers"] in THINC:
