@@ -30,7 +30,7 @@ from ._util import Setup
 from .params import Row
 
 # So many batches are counted; what comes behind them is taken to be like them.
-_MOST_BATCHES = 20_000
+_MOST_BATCHES = 5_000
 _FLOAT = 4
 _UNTIMED, _TIMED = 3, 10
 # Of the development data so many words are enough to see how long an evaluation takes.
@@ -76,13 +76,15 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     if budget is not None and budget.unit == "steps":
         limits.append(round(budget.limit))
     batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
-    words = [_words(batch) for _, batch in islice(batches, min([_MOST_BATCHES, *limits]))]
+    # Without an end, as many as an epoch has.
+    most = min([_MOST_BATCHES, *(limits or [len(first)] * (max_epochs <= 0))])
+    words = [_words(batch) for _, batch in islice(batches, most)]
     mean = sum(words) / len(words)
     if budget is not None and budget.unit == "words":
         limits.append(math.ceil(budget.limit / mean))
     if max_epochs > 0:
         # Fewer than were asked for: these are all.
-        is_all = len(words) < min([_MOST_BATCHES, *limits])
+        is_all = len(words) < most
         limits.append(len(words) if is_all else round(max_epochs * sum(first) / mean))
     steps = min(limits, default=None)
     in_epoch = sum(first) or 1
