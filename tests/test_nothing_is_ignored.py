@@ -33,8 +33,10 @@ from hypothesis import strategies as st
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
+from thinc_torchopt.cli._lines import lines_of
 from thinc_torchopt.cli._util import Setup
-from thinc_torchopt.cli.explain import _lines
+from thinc_torchopt.cli.params import describe, rows_of
+from thinc_torchopt.cli.schedule import rates_over_steps
 from thinc_torchopt.controller import Control, trainer_controller
 from thinc_torchopt.errors import ControllerError, TorchOptError
 
@@ -302,7 +304,10 @@ def seen_in_optimizer(optimizer, block):
     def told():
         training = {**CONFIG["training"], "max_steps": 20, "optimizer": block}
         setup = Setup(steps.nlp, {**CONFIG, "training": training}, optimizer)
-        return repr(([info.options for info in optimizer.describe()], list(_lines(setup))))
+        now = describe(setup)
+        rows = list(rows_of(setup, now, None))
+        lines = list(lines_of(setup, rows, now, rates_over_steps(optimizer, 20)))
+        return repr(([info.options for info in optimizer.describe()], lines))
 
     return done, told
 

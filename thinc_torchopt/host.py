@@ -6,7 +6,7 @@ functions of thinc and spaCy that are replaced (hooks.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from spacy.language import Language
+    from spacy.training import Example
 
 # ---------------------------------------------------------------------- thinc
 
@@ -141,6 +142,18 @@ def cli_util() -> ModuleType:
     from spacy.cli import _util
 
     return _util
+
+
+def compile_gold(examples: Sequence[Example], nlp: Language) -> dict[str, Any]:
+    """What `spacy debug data` counts in examples: labels by kind of component ("tags", "ner", "spancat" ...), words
+    that don't align, and mistakes of annotation.
+
+    SOURCE: spacy/cli/debug_data.py, `_compile_gold`.
+    """
+    from spacy.cli.debug_data import _compile_gold
+
+    factories = [nlp.get_pipe_meta(name).factory for name in nlp.pipe_names]
+    return _compile_gold(examples, factories, nlp, make_proj=True)
 
 
 # ---------------------------------------------------------------------- torch

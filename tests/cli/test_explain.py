@@ -1,5 +1,7 @@
 """`spacy torchopt explain`: its words against what the config says, and against rates counted by hand."""
 
+from contextlib import suppress
+
 import pytest
 from thinc.api import compounding, warmup_linear
 
@@ -58,7 +60,8 @@ def test_explain_numbers():
 def told(config, corpus, capsys, *args):
     """The lines by label."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    explain(config, [*paths, *args], code_path=None, use_gpu=-1)
+    with suppress(SystemExit):  # what stops a training is told first
+        explain(config, [*paths, *args])
     found, label = {}, ""
     for line in capsys.readouterr().out.splitlines():
         if line.strip() and "====" not in line:
@@ -108,9 +111,9 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, caps
     """What thinc's warm-up does without an end; and what patience does to an end."""
     given = "--training.optimizer.learn_rate"
     found = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "0")
-    assert "Note" not in found
+    assert "learn_rate" not in found["Note"]
     note = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "1600")["Note"]
-    assert note.startswith("learn_rate falls until step 2,000, but patience = 1,600 may end the training long before")
+    assert "learn_rate falls until step 2,000, but patience = 1,600 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
     path.write_text(text)
@@ -118,19 +121,15 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, caps
     before, rest = text.split("[training.optimizer.learn_rate]\n", 1)
     path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
     found = told(path, corpus, capsys, "--training.patience", "0")
-    assert found["Note"].startswith(
-        "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0 when its"
-    )
+    assert "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0 when its" in found["Note"]
     assert "then falls to 0 at step 20, then stays at 0 from there on" in found["Learning rate"]
     block = '@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.01\nwarmup_steps = 20\n'
     block += 'decay_steps = 5\ndecay_begins = "when told"\n'
     path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
     found = told(path, corpus, capsys, "--training.patience", "10")
-    assert found["Note"].startswith(
-        "learn_rate falls only when it is told: by optimizer.begin_decay(), or by the signal"
-    )
+    assert "learn_rate falls only when it is told: by optimizer.begin_decay(), or by the signal" in found["Note"]
     found = told(path, corpus, capsys, f"{given}.decay_begins", "in time", "--training.patience", "10")
-    assert found["Note"].startswith("learn_rate falls until step")
+    assert "learn_rate falls until step" in found["Note"]
 
 
 def test_explain_what_is_done_about_rates_of_others(tmp_path, corpus, capsys):
@@ -240,4 +239,4 @@ def test_explain_says_what_training_refuses(corpus):
     run = spacy_cli("torchopt", "explain", CONFIGS / "param_groups.cfg", *paths, *args, check=False)
     assert run.returncode == 1 and not run.stderr
     said = " ".join(run.stdout.split())
-    assert "Training would stop at once: Can't use pattern 'tok2vec/embd/*'" in said and "Learning rate" in said
+    assert "Stops Can't use pattern 'tok2vec/embd/*'" in said and "Learning rate" in said

@@ -12,6 +12,7 @@ from .state_beside import StateBeside, collect_beside, map_tensors, restore_besi
 from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
 from .state_roles import Roles, library_of
+from .state_size import StateSizes
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,
@@ -30,10 +31,12 @@ from .torch_classes import (
     Rprop,
     SparseAdam,
 )
+from .usual_rates import FAR, UsualRates, usual_rates
 
 __all__ = [
     "AN_ALGORITHM",
     "ASGD",
+    "FAR",
     "IN_ALGORITHM",
     "LBFGS",
     "SGD",
@@ -55,8 +58,10 @@ __all__ = [
     "Rprop",
     "SparseAdam",
     "StateBeside",
+    "StateSizes",
     "ThincAdam",
     "ThincSGD",
+    "UsualRates",
     "as_plain",
     "check_kind",
     "check_numbers",
@@ -71,4 +76,5 @@ __all__ = [
     "may_move",
     "restore_beside",
     "small_matrix",
+    "usual_rates",
 ]

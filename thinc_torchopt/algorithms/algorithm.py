@@ -165,7 +165,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     param = small_matrix(fixed)
     device = param.device.type
     try:
-        with _same_generators(device):
+        with same_generators(device):
             optimizer = build([param], lr=_RATE, **fixed)
             if isinstance(getattr(type(optimizer), "param_groups", None), property):
                 raise TypeError(
@@ -215,7 +215,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
 
 
 @contextmanager
-def _same_generators(device: str) -> Iterator[None]:
+def same_generators(device: str) -> Iterator[None]:
     """Afterwards, random generators are as they were."""
     generators = random.getstate(), numpy.random.get_state()
     try:

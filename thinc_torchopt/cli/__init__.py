@@ -306,17 +306,21 @@ def init_cli(
 def explain_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG,
+    is_timed: bool = Opt(False, "--time", help="Train for a few steps, to tell how long the training will take"),
+    as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Say in plain words what a training will do. Which params learn at which rate when, what is frozen until when, what
-    is clipped, averaged and saved where, and what happens on NaN. The pipeline is built and initialized as `spacy
-    train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing is trained or written.
+    Check a training before it begins, and say in plain words what it will do: what stops it (corpora, annotations,
+    labels, device, disk), what may be a mistake, which params learn at which rate when, what is frozen, clipped,
+    averaged and saved, and what it costs. The pipeline is built and initialized as `spacy train` would, so overrides
+    such as --paths.train train.spacy are needed here too. Nothing is written. The exit code is 1 if something stops
+    the training.
     """
     from .explain import explain
 
-    explain(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
+    explain(config_path, ctx.args, is_timed=is_timed, as_json=as_json, code_path=code_path, use_gpu=use_gpu)
 
 
 @torchopt_cli.command("checkpoint")

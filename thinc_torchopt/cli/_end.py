@@ -12,9 +12,10 @@ from statistics import mean
 
 from spacy.language import Language
 from spacy.training import Example
-from spacy.util import dot_to_object, registry
+from spacy.util import registry
 
 from ..errors import ConfigError
+from ._corpora import read_corpus
 
 EPOCHS = 5
 LEAST = 600
@@ -54,27 +55,12 @@ def find_end(nlp: Language, size: int | None = None) -> End:
         )
     block = training["batcher"] if size is None else {**training["batcher"], "size": size}
     batcher = registry.resolve({"batcher": block})["batcher"]
-    try:
-        # This corpus alone: spaCy's own function resolves all of them, and the path of dev may not be given.
-        corpus = registry.resolve({"corpus": dot_to_object(config, training["train_corpus"])})["corpus"]
-        examples = list(corpus(nlp))
-    except ValueError as error:
-        if "E913" not in str(error):  # spaCy's, for a corpus without a path
-            raise
-        raise ConfigError(
-            f"Can't find the end of the training: expected a path in [{training['train_corpus']}], to count the steps "
-            "of an epoch, found none. Give it: --paths.train train.spacy."
-        ) from error
-    except OSError as error:
-        raise ConfigError(
-            f"Can't find the end of the training: expected texts in [{training['train_corpus']}], found: {error}. "
-            "Check the path of the corpus."
-        ) from error
+    examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     batches = words_of_batches(batcher, examples)
     if not batches:
         raise ConfigError(
-            f"Can't find the end of the training: expected texts in [{training['train_corpus']}], found none. "
-            "Check the path of the corpus."
+            f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
+            "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
         )
     words = sum(len(example) for example in examples)
     reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"

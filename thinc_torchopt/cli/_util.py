@@ -48,11 +48,13 @@ class Setup(NamedTuple):
     nlp (Language): The pipeline, initialized.
     config (Config): Its config, interpolated.
     optimizer (TorchOptimizer): Resolved anew, as spaCy does before training. It was not told its pipeline yet.
+    sourced (Sequence[str]): The components that were trained before.
     """
 
     nlp: Language
     config: Config
     optimizer: TorchOptimizer
+    sourced: Sequence[str] = ()
 
     @property
     def frozen(self) -> list[str]:
@@ -99,6 +101,7 @@ def build(
     if path.is_dir():
         with config_errors_shown(path), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
+        sourced = list(nlp.component_names)
     else:
         with config_errors_shown(path, hint_fill=True):
             config = util.load_config(path, overrides=overrides, interpolate=False)
@@ -108,9 +111,10 @@ def build(
             # It reads all of the data, for the labels.
             with show_activity("Building the pipeline"):
                 nlp = init_nlp(config, use_gpu=use_gpu)
+        sourced = list(util.get_sourced_components(config))
     config = nlp.config.interpolate()
     with config_errors_shown(path, config):
-        setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]))
+        setup = Setup(nlp, config, (resolve or resolve_optimizer)(config["training"]["optimizer"]), sourced)
     if setup.optimizer.spans_training:
         setup.optimizer.set_total_steps(setup.count_steps())
     return setup

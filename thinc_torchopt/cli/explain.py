@@ -1,440 +1,299 @@
-"""`spacy torchopt explain`: what a training will do, in plain words."""
+"""`spacy torchopt explain`: whether a training can begin, what it will do, and what it costs, in plain words."""
 
 from __future__ import annotations
 
-import math
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from click import NoSuchOption
+from spacy import util
+from spacy.language import Language
 from spacy.util import registry
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
-from ..learn_rate import RateWriter
+from ..errors import ConfigError
+from ..host import cli_util
 from ..optimizers import TorchOptimizer
-from ..types import BudgetSettings, DistributedSettings, ParamInfo
-from ._in_words import count, plain, tell_rates
-from ._util import Setup, build, errors_shown, note_on_scores, resolve_optimizer, schedule_notes
-from .params import Row, describe, rows_of, sums_by_component, tell_pipeline
+from ..progress_bars import show_activity
+from ..training import count_steps
+from ..types import ParamInfo
+from ._corpora import Setting, read_corpus
+from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
+from ._data_check import MOST_WORDS, Corpus, Findings, check_data
+from ._doubts import (
+    device_problem,
+    doubts_of_device,
+    doubts_of_end,
+    doubts_of_rates,
+    doubts_of_schedules,
+    lack_of_room,
+    trained_groups,
+    why_nothing_is_trained,
+)
+from ._in_words import size_in_words
+from ._lines import THINC, Line, lines_of
+from ._util import Setup, build, errors_shown, note_on_scores, print_json, resolve_optimizer, schedule_notes
+from .params import Row, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 
 # Of a training without an end so many steps are told.
 _NO_END = 20_000
-_MOST_GROUPS = 6
-_MODULAR = "thinc-torchopt.Modular.v1"
-_THINCS_WARMUP = "warmup_linear.v1"
-_THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
+# Of a corpus that is streamed so many texts are read.
+_STREAMED = 1_000
 _WIDTH = 110
-_ON_OUTSIDE_WRITE = {
-    "restore": "is undone, with a warning",
-    "adopt": "is kept, and schedules go on from there",
-    "raise": "stops the training with an error",
-}
-_REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
+# spaCy's errors for a corpus that has no path, no texts, or no labels.
+_OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
 
 
-def explain(path: Path, args: list[str], *, code_path: Path | None, use_gpu: int) -> None:
-    """Print it. Ends the program with 1 if training would refuse the optimizer's settings.
+@dataclass
+class Told(Findings):
+    """What is told of a training.
+
+    checked (list[str]): What was read for that, and what was left out.
+    lines (list[Line]): What it will do. cost_lines (list[Line]): What it costs. costs (dict): The same in numbers.
+    """
+
+    checked: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    cost_lines: list[Line] = field(default_factory=list)
+    costs: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, found: Findings) -> None:
+        self.stops += found.stops
+        self.notes += found.notes
+
+
+def explain(
+    path: Path,
+    args: list[str],
+    *,
+    is_timed: bool = False,
+    as_json: bool = False,
+    code_path: Path | None = None,
+    use_gpu: int = -1,
+) -> None:
+    """Print it. Ends the program with 1 if something stops the training, or if it would train nothing.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides of settings.
+    is_timed (bool): Train for a few steps, to tell how long all will take.
     """
-    with errors_shown(as_json=False), schedule_notes() as notes:
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
-        unmatched, problem = tell_pipeline(setup)
-        lines = list(_lines(setup))
-    notes += note_on_scores(setup.optimizer)
-    msg = Printer(pretty=sys.stdout.isatty())
-    msg.divider(f"What a training with {path.name} does")
-    _print(lines)
-    for note in notes:
-        msg.info(note)
-    for text in [*(found["message"] for found in unmatched), *([problem] if problem else [])]:
-        msg.fail(f"Training would stop at once: {text}")
-    if unmatched or problem:
+    told = Told()
+    with errors_shown(as_json=as_json), schedule_notes() as notes:
+        if problem := device_problem(use_gpu):
+            told.stops.append(problem)
+            use_gpu = -1
+        try:
+            setup = build(path, args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
+        except (NoSuchOption, ImportError):
+            raise
+        except Exception as error:  # components may raise anything when they are initialized
+            _tell_without_pipeline(told, path, args, error)
+        else:
+            _tell(told, setup, is_timed=is_timed, use_gpu=use_gpu)
+            notes += note_on_scores(setup.optimizer)
+    told.notes += notes
+    if as_json:
+        lines = [{"about": about, "text": text} for about, text in _filled([*told.lines, *told.cost_lines])]
+        whole = {"stops": told.stops, "notes": told.notes, "checked": told.checked}
+        print_json({**whole, "lines": lines, "costs": told.costs})
+    else:
+        _print(path, told)
+    if told.stops:
         sys.exit(1)
 
 
 def _resolve(block: dict[str, Any]) -> TorchOptimizer:
     """The optimizer of a config; for one of thinc's the drop-in, which does the same."""
     name = block["@optimizers"]
-    return resolve_optimizer(block | {"@optimizers": f"thinc-torchopt.{name}"} if name in _THINC else block)
+    return resolve_optimizer(block | {"@optimizers": f"thinc-torchopt.{name}"} if name in THINC else block)
 
 
-def _print(lines: Sequence[tuple[str, str]]) -> None:
-    indent = max(len(label) for label, _ in lines) + 2
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    colored = sys.stdout.isatty() and supports_ansi()
-    for label, text in lines:
-        first, *others = textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False)
-        head = label.ljust(indent)
-        print((color(head, fg="blue") if colored else head) + first)
-        for other in others:
-            print(" " * indent + other)
+# ---------------------------------------------------------------------- what there is to tell
 
 
-# ---------------------------------------------------------------------- the lines
-
-
-def _lines(setup: Setup) -> Iterator[tuple[str, str]]:
-    """What is told: of what, and the words."""
-    block = setup.config["training"]["optimizer"]
-    is_thinc = block["@optimizers"] in _THINC
-    settings = registry.fill({"optimizer": block})["optimizer"]
+def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
+    training = setup.config["training"]
+    train, dev = _read_corpora(told, setup.nlp, setup.config)
+    told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
+    unmatched, problem = tell_pipeline(setup)
+    told.stops += [*(found["message"] for found in unmatched), *([problem] if problem else [])]
     now = describe(setup)
     rows = list(rows_of(setup, now, None))
-    yield "Trains", _trained(rows)
-    if left := _not_trained(rows):
-        yield "Doesn't train", left
-    yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
-    yield from _rates(setup, now, rows)
-    if not is_thinc:
-        yield "Rates", _control(setup.optimizer.controller)
-    yield "Clipping", _clipping(settings, setup.optimizer)
-    yield "On NaN", _on_nan(settings, is_thinc)
-    if settings.get("spike_factor"):
-        does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
-        times = plain(settings["spike_factor"])
-        yield "Spikes", f"An update whose gradients are more than {times} times as large as usual {does}."
-    if (rollback := setup.optimizer.rollback) is not None:
-        yield (
-            "Goes back",
-            f"After {count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, "
-            f"and on at {plain(rollback.factor)} times the learning rates; it stops when that has happened "
-            f"{count(rollback.at_most, 'time')}.",
+    has_end = bool(training["max_steps"] or training["max_epochs"] > 0) and (train is not None or training["max_steps"])
+    last = _count_steps(setup, train) - 1 if has_end else _NO_END
+    # From here on the optimizer is not at its first step any more.
+    rates = rates_over_steps(setup.optimizer, last)
+    trained = trained_groups(now, rates)
+    if nothing := why_nothing_is_trained(setup, trained, rates):
+        told.stops.append(nothing)
+    told.notes += [
+        *doubts_of_rates(setup, trained),
+        *doubts_of_schedules(setup, trained, last, has_end=bool(has_end)),
+        *doubts_of_end(training, last, has_end=bool(has_end), has_budget=setup.optimizer.budget is not None),
+        *doubts_of_device(setup, use_gpu),
+    ]
+    if training["optimizer"]["@optimizers"] in THINC:
+        told.notes.append(
+            "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
         )
-    yield "Averages", _averages(settings, is_thinc)
-    yield "Ends", _end(setup.config["training"])
-    if (budget := setup.optimizer.budget) is not None:
-        yield "Budget", _budget(budget, settings["budget"]["limit"])
-    for doubt in _doubts_of_schedules(setup):
-        yield "Note", doubt
-    yield "Saves", _saves(setup.optimizer, setup.config["training"])
-    if (several := setup.optimizer.distributed) is not None:
-        yield "Processes", _processes(several)
-    if is_thinc:
-        yield (
-            "Note",
-            "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in",
+    told.lines += lines_of(setup, rows, now, rates)
+    _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
+
+
+def _count_steps(setup: Setup, train: Corpus | None) -> int:
+    examples = [] if train is None else train.examples
+    return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
+
+
+def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception) -> None:
+    """The pipeline could not be built: say why, with what the corpora tell.
+
+    error (Exception): What spaCy raised.
+    """
+    read: list[str] = []
+    if not path.is_dir() and str(path) != "-":  # stdin was read
+        try:
+            config = util.load_config(path, overrides=cli_util().parse_config_overrides(args), interpolate=False)
+            nlp = util.load_model_from_config(config, auto_fill=True)
+        except Exception:  # no pipeline can be made of the config
+            raise error from None
+        filled = nlp.config.interpolate()
+        train, dev = _read_corpora(told, nlp, filled)
+        sourced = util.get_sourced_components(config)
+        told.add(check_data(nlp, filled, train, dev, sourced=list(sourced), is_initialized=False))
+        read = told.stops
+    text = str(error).strip() or type(error).__name__
+    is_told = any(text.rstrip(".") in stop for stop in read)
+    if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(text))):
+        is_ours = isinstance(error, ConfigError)
+        told.stops.append(text if is_ours else f"The pipeline can't be initialized: {text}")
+    told.checked.append("The rest can be told when this is mended.")
+
+
+def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
+    """Read both, once. None: it can't be read, which is a stop."""
+    limit = _STREAMED if config["training"]["max_epochs"] < 0 else None
+    with show_activity("Reading the corpora"):
+        train, dev = _read(told, nlp, config, "train_corpus", limit), _read(told, nlp, config, "dev_corpus", None)
+    for corpus in (train, dev):
+        if corpus is not None:
+            _, is_counted = corpus.counted()
+            part = f", its labels in the first {MOST_WORDS:,} words" if corpus.is_whole and not is_counted else ""
+            told.checked.append(f"{corpus.told} with {corpus.words:,} words{part}.")
+    return train, dev
+
+
+def _read(told: Told, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None) -> Corpus | None:
+    name = config["training"][setting]
+    try:
+        examples = read_corpus(nlp, config, setting, limit=limit)
+    except ConfigError as error:
+        told.stops.append(str(error))
+        return None
+    return Corpus(name, examples, is_whole=limit is None or len(examples) < limit)
+
+
+# ---------------------------------------------------------------------- costs
+
+
+def _tell_costs(
+    told: Told,
+    setup: Setup,
+    rows: Sequence[Row],
+    infos: Mapping[str, ParamInfo],
+    train: Corpus | None,
+    dev: Corpus | None,
+    *,
+    is_timed: bool,
+) -> None:
+    block = registry.fill({"optimizer": setup.config["training"]["optimizer"]})["optimizer"]
+    is_averaged = bool(block.get("averages") or block.get("use_averages"))
+    work = None if train is None else count_work(setup, train)
+    if train is not None and work is None:
+        told.stops.append(
+            f"There would be no batch: each text in [{train.name}] is longer than a batch may be, and spaCy's loop "
+            "looks for one without an end. Set discard_oversize = false in [training.batcher], or a larger size."
         )
-
-
-def _trained(rows: Sequence[Row]) -> str:
-    trained = [row for row in rows if row.frozen_until is not None]
-    if not trained:
-        return "Nothing."
-    parts = [
-        f"{found['component']} {found['trained_size']:,}"
-        for found in sums_by_component(list(rows))
-        if found["trained_size"]
-    ]
-    where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
-    return (
-        f"{sum(row.size for row in trained):,} numbers in {count(len(trained), 'param')} on {where}: "
-        f"{', '.join(parts)}."
-    )
-
-
-def _not_trained(rows: Sequence[Row]) -> str:
-    reasons: dict[tuple[str, str], int] = {}
-    for row in rows:
-        if row.frozen_until is None and row.frozen != "no value":
-            key = row.component, _REASONS.get(str(row.frozen), str(row.frozen))
-            reasons[key] = reasons.get(key, 0) + row.size
-    # spaCy does not initialize what is frozen, if it is not from elsewhere: then there are no numbers yet.
-    return "; ".join(
-        f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items()
-    )
-
-
-def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc: bool) -> str:
-    name = settings["@optimizers"]
-    if is_thinc:
-        text = f"thinc's {name}."
-    elif "algorithm" not in settings:
-        text = f"{name}: the arithmetic of thinc's {name.removeprefix('thinc-torchopt.')}, computed by torch."
-    else:
-        algorithm = settings["algorithm"]
-        text = f"{_named_algorithm(algorithm)}."
-        if algorithm.get("fallback"):
-            text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
-        for name, block in settings.get("param_groups", {}).items():
-            if block.get("algorithm"):
-                text += f" The params of '{name}' are optimized by {_named_algorithm(block['algorithm'])}."
-    decays = sorted({_decay_of(info) for info in infos if info.frozen_until != float("inf")} - {0.0})
-    if not decays:
-        return f"{text} No weight decay."
-    none = sum(1 for info in infos if not _decay_of(info))
-    moves = any(
-        isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2")
-    )
-    text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
-    return f"{text}, none for {count(none, 'param')}." if none else f"{text}."
-
-
-def _named_algorithm(algorithm: Mapping[str, Any]) -> str:
-    name = str(algorithm["@torch_optimizers"])
-    if name == _MODULAR:
-        return f"{name}: {_chain(algorithm)}"
-    return f"{algorithm['name']} of pytorch-optimizer" if name == "pytorch-optimizer.create.v1" else name
-
-
-def _chain(algorithm: Mapping[str, Any]) -> str:
-    """The regularizers and modules of Modular, in their order."""
-    kinds = [algorithm["regularizers"], algorithm["modules"]]
-    found = [", ".join(_named(label, block) for label, block in blocks.items()) for blocks in kinds if blocks]
-    return ", then ".join(found) or "without modules"
-
-
-def _named(label: str, block: Mapping[str, Any]) -> str:
-    name = str(block.get("@gradient_modules") or block.get("@regularizers"))
-    return f"{label} ({name.removeprefix('thinc-torchopt.').removesuffix('.v1')})"
-
-
-def _options(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    algorithm: Mapping[str, Any] = settings.get("algorithm", settings)
-    return algorithm.get("options", algorithm)
-
-
-def _decay_of(info: ParamInfo) -> float:
-    return float(info.options.get("weight_decay", info.options.get("L2", 0.0)) or 0.0)
-
-
-def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
-    limit = settings.get("grad_clip", 0.0)
-    by = [text for text in (_clipping_by_limit(limit, optimizer), _clipping_by_modules(settings, optimizer)) if text]
-    return " ".join(by) or "None."
-
-
-def _clipping_by_modules(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
-    given = {"algorithm": settings.get("algorithm")} | {
-        f"param_groups.{name}.algorithm": block.get("algorithm")
-        for name, block in settings.get("param_groups", {}).items()
-    }
-    found = [
-        _named(label, block)
-        for path, modular in optimizer.torch_optimizers.items()
-        if (algorithm := given.get(path)) and algorithm["@torch_optimizers"] == _MODULAR
-        for (label, block), module in zip(algorithm["modules"].items(), modular.modules)  # type: ignore[attr-defined]
-        if module.clips
-    ]
-    return f"By {'the module' if len(found) == 1 else 'the modules'} {' and '.join(found)}." if found else ""
-
-
-def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
-    if limit == 0:
-        return ""
-    shown = plain(optimizer.grad_clip) + (" at first, then by its schedule" if isinstance(limit, (dict, list)) else "")
-    if optimizer.clip_by == "value":
-        return f"Each number of a gradient is cut to {shown}."
-    if optimizer.clip_by == "adaptive":
-        return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
-    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[
-        optimizer.clip_by
-    ]
-    return (
-        f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} "
-        "scaled down to that."
-    )
-
-
-def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
-    if is_thinc:
-        return "thinc does not look: one gradient with a NaN makes weights NaN for good."
-    most = settings.get("max_nonfinite", 20)
-    if not most:
-        return "Nobody looks: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
-    return (
-        f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training "
-        "stops with an error."
-    )
-
-
-def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
-    averages = settings.get("averages")
-    if not averages and not settings.get("use_averages"):
-        return "None. The params themselves are evaluated and saved."
-    if is_thinc:
-        return "Of thinc's params; torch models are evaluated and saved without. They look back over 10,000 updates."
-    saved = "They are evaluated and saved, and the training goes on with the params."
-    if not averages:
-        return f"Moving averages of all params, by thinc's formula. {saved}"
-    begin = f", from update {averages['start_step']:,} of a param on" if averages.get("start_step") else ""
-    if averages["@misc"] == "thinc-torchopt.SWA.v1":
-        return f"The plain mean of all values of a param{begin}. {saved}"
-    decay = averages["decay"]
-    shown = "a decay by schedule" if isinstance(decay, (dict, list)) else f"decay {plain(decay)}"
-    return f"Moving averages of all params with {shown}{begin}. {saved}"
-
-
-def _end(training: Mapping[str, Any]) -> str:
-    ends = []
-    if training["max_steps"]:
-        ends.append(f"at step {training['max_steps']:,} (max_steps)")
-    if training["max_epochs"] > 0:
-        ends.append(f"after epoch {training['max_epochs']:,} (max_epochs)")
-    if training["max_epochs"] < 0:
-        ends.append("when the data ends (max_epochs = -1)")
-    if training["patience"]:
-        ends.append(f"when the score got no better for {training['patience']:,} steps (patience)")
-    text = (
-        f"{', or '.join(ends)}, whichever comes first."
-        if len(ends) > 1
-        else f"{ends[0]}."
-        if ends
-        else "Never by itself."
-    )
-    return f"{text[0].upper()}{text[1:]} The score is taken every {count(training['eval_frequency'], 'step')}."
-
-
-def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
-    text = "model-best and model-last, in the folder of --output."
-    checkpoint = optimizer.checkpoint
-    if checkpoint is None:
-        return f"{text} No checkpoints: a training that is killed has to begin anew."
-    every = f"every {count(checkpoint.every, 'step')} and " if checkpoint.every else ""
-    kept = "the newest is kept" if checkpoint.keep == 1 else f"the newest {checkpoint.keep} are kept"
-    again = {
-        "auto": "The same command goes on from the newest, if there is one.",
-        "must": "The run goes on from the newest, and stops if there is none.",
-        "never": "Each run begins anew, and removes those of the one before.",
-    }[checkpoint.resume]
-    return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
-
-
-def _budget(settings: BudgetSettings, limit: str) -> str:
-    text = f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
-    if settings.marks:
-        marks = " and ".join(f"{mark:.0%}" for mark in settings.marks)
-        text += f" It also falls for {marks} of it; after each, the training goes back to where that fall began."
-    return text
-
-
-def _processes(settings: DistributedSettings) -> str:
-    """What is other where several processes train."""
-    taken = "sum" if settings.reduce == "sum" else "mean"
-    by = {"none": "", "linear": ", learning rates n times as high", "sqrt": ", learning rates sqrt(n) times as high"}
-    state = " Each process keeps a part of the optimizer's state." if settings.shard_state else ""
-    return (
-        f"With n processes (spacy torchopt train --nproc-per-node n), each step takes the {taken} of the gradients of "
-        f"n batches{by[settings.scale_learn_rate]}.{state}"
-    )
-
-
-# ---------------------------------------------------------------------- learning rates
-
-
-def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """A line for each group of params, and one for what is frozen at first."""
-    if not now:
-        return
-    steps = _last_step(setup)
-    sizes = {row.name: row.size for row in rows}
-    # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
-    groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
-    for info in now.values():
-        groups.setdefault(_blocks_of(info), {}).setdefault(info.group, []).append(info)
-    rates = rates_over_steps(setup.optimizer, steps)
-    told = 0
-    for blocks, labels in groups.items():
-        begins = {label: min(info.frozen_until for info in infos) for label, infos in labels.items()}
-        trained = {label: rates[label][int(begin) :] for label, begin in begins.items() if begin <= steps}
-        if not trained:
-            continue
-        told += 1
-        if told > _MOST_GROUPS:
-            continue
-        infos = [info for found in labels.values() for info in found]
-        size = sum(sizes[info.name] for info in infos)
-        highest = max(trained, key=lambda label: max(trained[label]))
-        text = tell_rates(trained[highest], int(begins[highest]))
-        lowest = min(max(values) for values in trained.values())
-        if lowest < max(trained[highest]) * 0.999:
-            text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
-        if any(_is_adaptive(setup, block) for block in blocks):
-            text += "; lower when its metric gets no better (policy)"
-        if len(groups) > 1:
-            text = f"{'+'.join(blocks)} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
-        yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
-    if told > _MOST_GROUPS:
-        yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
-    waiting = [info for info in now.values() if 0 < info.frozen_until < float("inf")]
-    frozen = sorted((info.frozen_until, "+".join(_blocks_of(info)), sizes[info.name]) for info in waiting)
-    for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
-        members = list(found)
-        numbers = sum(size for *_, size in members)
-        what = f"{name} ({count(len(members), 'param')}, {numbers:,} numbers)"
-        yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
-
-
-def _last_step(setup: Setup) -> int:
-    training = setup.config["training"]
-    return setup.count_steps() - 1 if training["max_steps"] or training["max_epochs"] > 0 else _NO_END
-
-
-def _doubts_of_schedules(setup: Setup) -> Iterator[str]:
-    """What may go wrong with the end of schedules."""
-    training, optimizer = setup.config["training"], setup.optimizer
-    found = dict(_blocks_with_schedules(training["optimizer"], ""))
-    for path, block in found.items():
-        if block["@schedules"] == _THINCS_WARMUP and not block.get("total_steps"):
-            yield (
-                f"{path} is thinc's {_THINCS_WARMUP} with total_steps = 0: it falls to 0 when its warm-up is over, and "
-                "from there on nothing is learned. Set total_steps = ${training.max_steps}; or use "
-                "thinc-torchopt.warmup_linear.v1 without total_steps."
+    if work is not None and train is not None:
+        if work.left_out:
+            told.notes.append(
+                f"{work.left_out:,} of the {train.words:,} words in [{train.name}] are in no batch: their texts are "
+                "longer than a batch may be (discard_oversize = true in [training.batcher])."
             )
-    ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
-    to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
-    to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
-    if to_the_end and training["patience"]:
-        yield (
-            f"{', '.join(to_the_end)} falls until step {_last_step(setup):,}, but patience = {training['patience']:,} "
-            "may end the training long before: then the fall, which helps most, never came. Set patience = 0, and "
-            "max_steps to what you want to train."
+        told.cost_lines.append(("Steps", tell_work(work, train)))
+        told.costs |= asdict(work) | {"words": work.words}
+    sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
+    told.stops += lack_of_room(setup, sizes)
+    told.cost_lines.append(("Memory", tell_memory(sizes)))
+    models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
+    checkpoint = setup.optimizer.checkpoint
+    told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
+    if checkpoint is None:
+        told.cost_lines.append(("Disk", f"{models}."))
+    else:
+        disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
+        told.cost_lines.append(
+            (
+                "Disk",
+                f"{models}, and {size_in_words(sizes.checkpoint)} for a checkpoint, of which there are "
+                f"{checkpoint.keep + 1} while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
+            )
         )
-    told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
-    if told and optimizer.budget is None:
-        yield (
-            f"{', '.join(told)} falls only when it is told: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
-            "-USR1 with the id of the process). When it is down, the training ends."
-        )
+        told.costs["bytes"] |= {"checkpoint": sizes.checkpoint, "free": disk.free}
+    if not is_timed:
+        told.cost_lines.append(("Time", "Not measured: --time trains for a few steps to tell."))
+    elif train is not None and work is not None and not told.stops:
+        try:
+            with show_activity("Training for a few steps"):
+                times = time_steps(setup, train, dev, mean_words=work.batch_words)
+        except Exception as error:  # what stops a step stops the training
+            told.stops.append(f"One of the first steps fails: {type(error).__name__}: {error}")
+        else:
+            told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
+            told.costs["seconds"] = asdict(times)
+            if times.peak is not None:
+                told.cost_lines.append(("", f"At most {size_in_words(times.peak)} of the GPU were in use."))
 
 
-def _blocks_with_schedules(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All blocks with a schedule, by their paths."""
-    if "@schedules" in block:
-        yield path, block
-    for name, value in block.items():
-        if isinstance(value, Mapping):
-            yield from _blocks_with_schedules(value, f"{path}.{name}" if path else name)
+# ---------------------------------------------------------------------- output
 
 
-def _is_adaptive(setup: Setup, block: str) -> bool:
-    groups = setup.config["training"]["optimizer"].get("param_groups", {})
-    return bool(groups.get(block, {}).get("policy") == "adaptive")
+def _print(path: Path, told: Told) -> None:
+    """What stops first, then what may be wrong, what will happen, and what it costs."""
+    Printer(pretty=sys.stdout.isatty()).divider(f"What a training with {path.name} does")
+    first = [("Stops", text) for text in told.stops] or [("Stops", "Nothing that can be seen before the training.")]
+    checked = [("Checked", text) for text in told.checked]
+    notes = [("Note", note) for note in told.notes]
+    blocks = [first, notes, checked, told.lines, told.cost_lines]
+    indent = max(len(label) for block in blocks for label, _ in block) + 2
+    colors = {"Stops": "red" if told.stops else "green", "Note": "yellow"}
+    for i, block in enumerate(block for block in blocks if block):
+        if i:
+            print()
+        for label, text in block:
+            _print_line(label, text, indent, colors.get(label, "blue"))
 
 
-def _control(controller: RateWriter) -> str:
-    """What the controller of learning rates does about other code, and what it may take."""
-    guards = controller.guards
-    text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
-    if not guards.enabled:
-        text = "Nobody looks whether other code writes learning rates (enable_runtime_guards = false)."
-    step, check = (
-        f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
-        for kind in ("rate_step", "integrity_check")
-    )
-    return (
-        f"{text} It may take {step} of CPU time for the rates of a step, and {check} to check them; more is counted as "
-        "overruns in the logs."
-    )
+def _print_line(label: str, text: str, indent: int, fg: str) -> None:
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    first, *others = textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False)
+    head = label.ljust(indent)
+    print((color(head, fg=fg) if sys.stdout.isatty() and supports_ansi() else head) + first)
+    for other in others:
+        print(" " * indent + other)
 
 
-def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
-    """The blocks of a param's group, without what only says that there is no decay."""
-    return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)
+def _filled(lines: Sequence[Line]) -> Iterator[Line]:
+    """Each line with what it is about, which is said once only where several follow each other."""
+    about = ""
+    for label, text in lines:
+        about = label or about
+        yield about, text

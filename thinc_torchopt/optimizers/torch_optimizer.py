@@ -592,6 +592,11 @@ class TorchOptimizer(Optimizer):
         return self._cascade.patterns
 
     @property
+    def algorithms(self) -> dict[str, Algorithm]:
+        """All algorithms of the settings, by what the config calls them, e.g. "torch.AdamW.v1"."""
+        return {found.algorithm.label: found.algorithm for found in self._cascade.candidates}
+
+    @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The torch optimizers inside by config path: "algorithm", "param_groups.embeddings.algorithm",
         "algorithm.fallback". Each is built when its first param comes.

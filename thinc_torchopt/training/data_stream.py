@@ -106,10 +106,11 @@ class Batches:
         return _count_steps(max_steps, self.max_epochs, self.count_first_epoch)
 
 
-def count_steps(nlp: Language, config: Config) -> int:
+def count_steps(nlp: Language, config: Config, corpus: Callable[[Language], Iterable[Example]] | None = None) -> int:
     """The same for the training that a config says, without it.
 
     nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
+    corpus (Callable | None): The training corpus, if it was read before.
     RAISES (ConfigError): Nothing ends it.
     """
     training = config["training"]
@@ -119,8 +120,8 @@ def count_steps(nlp: Language, config: Config) -> int:
             fix_random_seed(training["seed"])
         wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
         T = registry.resolve(wanted)["training"]
-        [corpus] = resolve_dot_names(config, [T["train_corpus"]])
-        return Batches(create_train_batches(nlp, corpus, T["batcher"], 1)).count_first_epoch()
+        [read] = [corpus] if corpus is not None else resolve_dot_names(config, [T["train_corpus"]])
+        return Batches(create_train_batches(nlp, read, T["batcher"], 1)).count_first_epoch()
 
     return _count_steps(training["max_steps"], training["max_epochs"], count_first_epoch)
 

@@ -6,17 +6,19 @@ which may write, or reach out to others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import spacy.training.loop
 from confection import Config
 from spacy.language import Language
+from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
 Scores = tuple[float, dict[str, Any]]
+Corpus = Callable[[Language], Iterable[Example]]
 
 # What of [training.optimizer] may write, or needs what was written.
 WRITES = ("checkpoint", "rollback_after", "rollback_factor", "max_rollbacks", "controller", "budget")
@@ -53,6 +55,7 @@ def begin_training(
     max_steps: int,
     eval_frequency: int,
     evaluate: Callable[[Callable[[], Scores]], Scores],
+    corpora: tuple[Corpus, Corpus] | None = None,
 ) -> ShortTraining:
     """Prepare a training as `spacy train` does.
 
@@ -61,13 +64,14 @@ def begin_training(
     optimizer (Mapping[str, Any]): [training.optimizer], without what `WRITES` names.
     max_steps (int): The last step, counted from 0.
     evaluate (Callable): Called for each evaluation with the function that does it.
+    corpora (tuple | None): What was read before, for training and evaluation. None: those of the config.
     """
     training = config["training"]
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
     T = registry.resolve({"training": block})["training"]
-    train_corpus, dev_corpus = resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
+    train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
     scores = create_evaluation_callback(nlp, dev_corpus, training["score_weights"])
     # spaCy's own, by the name that hooks.py replaces: ours if the optimizer is.
     steps = spacy.training.loop.train_while_improving(

@@ -1,0 +1,174 @@
+"""Whether corpora fit a pipeline, against what spaCy does with them: its updates, evaluations and initialization."""
+
+import pytest
+import spacy
+from spacy.tokens import Doc
+from spacy.training import Example
+from spacy.training.loop import create_evaluation_callback
+
+from thinc_torchopt.cli._data_check import MOST_WORDS, Corpus, check_data
+
+WORDS = ["Anna", "likes", "red", "London", "."]
+GOLD = {
+    "tags": list("ABCDE"),
+    "morphs": ["Number=Sing", "Tense=Pres", "", "Number=Sing", ""],
+    "entities": ["U-PERSON", "O", "O", "U-CITY", "O"],
+    "spans": {"sc": [(0, 4, "X")]},
+    "cats": {"RED": 1.0, "BLUE": 0.0},
+    "heads": [1, 1, 3, 1, 1],
+    "deps": ["nsubj", "ROOT", "amod", "dobj", "punct"],
+    "pos": ["PROPN", "VERB", "ADJ", "PROPN", "PUNCT"],
+    "lemmas": ["Anna", "like", "red", "London", "."],
+    "sent_starts": [1, 0, 0, 0, 0],
+}
+# The same with a label that is not in it, for each kind of component.
+NEW = GOLD | {
+    "tags": list("ABCDX"),
+    "morphs": ["Number=Plur", "Tense=Pres", "", "Number=Sing", ""],
+    "entities": ["U-NEW", "O", "O", "U-CITY", "O"],
+    "spans": {"sc": [(0, 4, "NEW")]},
+    "cats": {"RED": 1.0, "BLUE": 0.0, "NEW": 0.0},
+}
+COMPONENTS = ["tagger", "morphologizer", "ner", "textcat", "textcat_multilabel", "spancat", "spancat_singlelabel"]
+LEARNERS = [*COMPONENTS, "parser", "senter", "trainable_lemmatizer"]
+
+
+def corpus(nlp, gold, name="train", n=20):
+    """Texts that differ; in every second one the categories are the other way round."""
+    turned = gold | {"cats": {label: 1.0 - value for label, value in gold.get("cats", {}).items()}}
+    turned["cats"].pop("NEW", None)
+    examples = [
+        Example.from_dict(Doc(nlp.vocab, words=[*WORDS[:4], f"{name}{i}"]), turned if i % 2 else gold) for i in range(n)
+    ]
+    return Corpus(f"corpora.{name}", examples)
+
+
+def pipeline(component, **config):
+    nlp = spacy.blank("en")
+    nlp.add_pipe(component, config=config)
+    return nlp
+
+
+def check(nlp, train, dev=None, *, frozen=(), sourced=(), is_initialized=True, weights=None):
+    found = {} if weights is None else weights
+    config = {"training": {"frozen_components": list(frozen), "score_weights": found}}
+    return check_data(nlp, config, train, dev, sourced=sourced, is_initialized=is_initialized)
+
+
+@pytest.mark.parametrize("component", LEARNERS)
+@pytest.mark.parametrize("is_annotated", [True, False])
+def test_data_check_annotations_of_a_new_component(component, is_annotated):
+    """spaCy refuses to initialize most of them; NER, parser and senter it trains on nothing."""
+    nlp = pipeline(component)
+    train = corpus(nlp, GOLD if is_annotated else {})
+    try:
+        nlp.initialize(lambda: train.examples)
+        is_initialized = True
+    except ValueError:
+        is_initialized = False
+    assert is_initialized or not is_annotated
+    stops = check(nlp, train, is_initialized=is_initialized).stops
+    if is_annotated:
+        assert not stops
+    else:
+        [stop] = stops
+        assert stop.startswith(f"'{component}' has nothing to learn: none of the 20 texts in [corpora.train] has")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_data_check_labels_that_a_sourced_component_does_not_know(component):
+    """Those that stop are those at which spaCy's update raises an error."""
+    nlp = pipeline(component)
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    train = corpus(nlp, NEW)
+    found = check(nlp, train, sourced=[component])
+    assert "does not know" in " ".join(found.stops + found.notes) and "[corpora.train] has" in str(found)
+    assert not check(nlp, train, sourced=[component], frozen=[component]).stops
+    try:
+        nlp.update(train.examples, sgd=nlp.resume_training())
+        raises = False
+    except KeyError:
+        raises = True
+    assert bool(found.stops) == raises
+
+
+def test_data_check_labels_that_the_corpus_does_not_have():
+    """Of the corpus that is trained on, and in dev alone."""
+    nlp = pipeline("ner")
+    nlp.initialize(lambda: corpus(nlp, NEW).examples)
+    notes = check(nlp, corpus(nlp, GOLD), sourced=["ner"]).notes
+    assert any("'ner' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes)
+    nlp = pipeline("tagger")
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    found = check(nlp, corpus(nlp, GOLD), corpus(nlp, NEW, "dev"))
+    assert not found.stops
+    assert any("never right on X (20.0% of the labels in [corpora.dev])" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("component", LEARNERS)
+def test_data_check_scores_of_dev(component):
+    """Where spaCy's evaluation can only give 0, that is said; and where it need not, nothing is."""
+    nlp = pipeline(component)
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    weights = nlp.config["training"]["score_weights"] or nlp.get_pipe_meta(component).default_score_weights
+    empty, full = corpus(nlp, {}, "dev"), corpus(nlp, GOLD, "dev")
+    score, _ = create_evaluation_callback(nlp, lambda nlp: iter(empty.examples), dict(weights))()
+    found = check(nlp, corpus(nlp, GOLD), empty, weights=weights)
+    assert score == 0.0 and any("The score is 0 at each evaluation" in note for note in found.notes)
+    assert any(note.startswith(f"'{component}' can't be scored") for note in found.notes)
+    assert not check(nlp, corpus(nlp, GOLD), full, weights=weights).notes
+
+
+def test_data_check_span_keys():
+    """The key of a component, of its score, and of the corpus."""
+    nlp = pipeline("spancat", spans_key="mine")
+    train = corpus(nlp, GOLD)
+    [stop] = check(nlp, train, is_initialized=False).stops
+    assert "spans under the key 'mine'. There are spans under 'sc': set spans_key in [components.spancat]" in stop
+    other = GOLD | {"spans": {"mine": GOLD["spans"]["sc"]}}
+    train, dev = corpus(nlp, other), corpus(nlp, other, "dev")
+    nlp.initialize(lambda: train.examples)
+    first, second = check(nlp, train, dev, weights={"spans_sc_f": 1.0}).notes
+    assert "counts spans_sc_f, which no component computes" in first and "spans_mine_f" in first
+    assert "The score is 0 at each evaluation" in second
+
+
+def test_data_check_frozen_components_that_were_never_trained():
+    nlp = spacy.blank("en")
+    nlp.add_pipe("tagger")
+    nlp.add_pipe("ner")
+    train = corpus(nlp, GOLD)
+    with nlp.select_pipes(disable=["ner"]):
+        nlp.initialize(lambda: train.examples)
+    with pytest.raises(KeyError):
+        nlp.evaluate(train.examples)
+    [stop] = check(nlp, train, frozen=["ner"]).stops
+    assert stop.startswith("'ner' is frozen and was never trained")
+    nlp.initialize(lambda: train.examples)
+    assert nlp.evaluate(train.examples) and not check(nlp, train, frozen=["ner"]).stops
+
+
+def test_data_check_looks_further_than_the_first_texts():
+    """One text with tags, after many without."""
+    nlp = pipeline("tagger")
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    train = Corpus("corpora.train", [*corpus(nlp, {}, n=300).examples, *corpus(nlp, GOLD, n=1).examples])
+    assert not check(nlp, train).stops
+
+
+def test_data_check_texts_that_are_in_both():
+    nlp = pipeline("tagger")
+    train = corpus(nlp, GOLD)
+    nlp.initialize(lambda: train.examples)
+    dev = Corpus("corpora.dev", train.examples[:3])
+    [note] = check(nlp, train, dev, weights={"tag_acc": 1.0}).notes
+    assert note.startswith("3 of the 3 texts in [corpora.dev] are in [corpora.train] too")
+
+
+def test_data_check_counts_only_so_many_words():
+    nlp = spacy.blank("en")
+    long = Example.from_dict(Doc(nlp.vocab, words=["word"] * (MOST_WORDS // 2)), {})
+    kept, is_all = Corpus("corpora.train", [long] * 5).counted()
+    assert len(kept) == 2 and not is_all
+    kept, is_all = Corpus("corpora.train", [long]).counted()
+    assert len(kept) == 1 and is_all

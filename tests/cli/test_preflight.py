@@ -1,0 +1,252 @@
+"""What `spacy torchopt explain` says before a training, against that training."""
+
+import json
+
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import DocBin
+from spacy.training import Corpus as SpacyCorpus
+from spacy.training.loop import create_train_batches
+from spacy.util import registry
+
+from thinc_torchopt.algorithms import FAR, usual_rates
+from thinc_torchopt.cli.explain import explain
+from thinc_torchopt.training import steps_of
+
+from ..conftest import CONFIGS, resize
+from ..spacy_cli import flags_of, spacy_cli
+
+CNN = CONFIGS / "cnn.cfg"
+RATE = "training.optimizer.learn_rate"
+
+
+@pytest.fixture
+def preflight(corpus, capsys):
+    """Explains a config: gives the exit code, and the JSON."""
+
+    def run(config, is_timed=False, **settings):
+        given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"]}
+        given |= {key.replace("__", "."): value for key, value in settings.items()}
+        code = 0
+        try:
+            explain(config, [str(part) for part in flags_of(given)], is_timed=is_timed, as_json=True)
+        except SystemExit as end:
+            code = end.code
+        found = json.loads(capsys.readouterr().out)
+        assert code == (1 if found["stops"] else 0)
+        return found
+
+    return run
+
+
+def named(found, words):
+    """Those that have some words."""
+    return [text for text in found if words in text]
+
+
+# ---------------------------------------------------------------------- corpora
+
+
+def test_preflight_corpora_that_are_not_there(preflight, tmp_path):
+    """Both are told at once, and by their names."""
+    empty = tmp_path / "empty.spacy"
+    DocBin().to_disk(empty)
+    (tmp_path / "text.spacy").write_text("no corpus")
+    stops = preflight(CNN, paths__train=tmp_path / "none.spacy", paths__dev=empty)["stops"]
+    assert len(stops) == 2
+    assert "texts in [corpora.train], found: No such file or directory" in stops[0] and "none.spacy" in stops[0]
+    assert "texts in [corpora.dev], found none at" in stops[1] and "empty.spacy" in stops[1]
+    [stop] = preflight(CNN, paths__train=tmp_path / "text.spacy")["stops"]
+    assert "[corpora.train]" in stop and "E1014" in stop
+    [stop] = preflight(CNN, paths__dev=None)["stops"]
+    assert stop.endswith("expected a path in [corpora.dev], found none. Give it: --paths.dev dev.spacy.")
+
+
+def test_preflight_dev_that_is_not_there_leaves_the_rest(preflight, tmp_path):
+    """spaCy would stop at the first evaluation."""
+    found = preflight(CNN, paths__dev=tmp_path / "none.spacy")
+    assert len(found["stops"]) == 1 and any(line["about"] == "Learning rate" for line in found["lines"])
+
+
+def test_preflight_component_without_annotations(preflight, tmp_path):
+    """spaCy's own error for it is not told beside it."""
+    docs = [spacy.blank("en")("Words without any tags.") for _ in range(5)]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    found = preflight(CNN, paths__train=tmp_path / "train.spacy")
+    assert [stop.split(":")[0] for stop in found["stops"]] == [
+        "'tagger' has nothing to learn",
+        "'parser' has nothing to learn",
+    ]
+
+
+def test_preflight_streamed_corpus(preflight):
+    """Read in part, and its end ends nothing."""
+    found = preflight(CNN, training__max_epochs=-1)
+    assert named(found["checked"], "72 texts in [corpora.train]")
+    [end] = [line["text"] for line in found["lines"] if line["about"] == "Ends"]
+    assert "streamed again and again (max_epochs = -1): its end ends nothing" in end
+    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 2001
+
+
+def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
+    monkeypatch.chdir(tmp_path)
+    preflight(CONFIGS / "guards.cfg", is_timed=True)
+    preflight(CONFIGS / "checkpoint.cfg")
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------- nothing to train, schedules, ends
+
+
+def test_preflight_nothing_to_train(preflight):
+    frozen = preflight(CNN, training__frozen_components=["tok2vec", "tagger", "parser"])
+    assert named(frozen["stops"], "Nothing would be trained: [training] frozen_components has all")
+    still = preflight(CNN, **{f"{RATE}.initial_rate": 0.0})
+    assert still["stops"] == ["Nothing would be trained: each learning rate in [training.optimizer] is 0 at all steps."]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({f"{RATE}.total_steps": 500}, "is 0 from step 500 on, and the training ends at step 2,000"),
+        ({f"{RATE}.total_steps": 9000}, "still at 0.787 of its highest when the training ends at step 2,000"),
+        ({f"{RATE}.warmup_steps": 5000, f"{RATE}.total_steps": 9000}, "still rises at step 2,000"),
+        ({f"{RATE}.initial_rate": 0.5}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to 0.005"),
+        ({"training.patience": 100}, "The training ends at step 100, whatever the score does"),
+        ({"training.eval_frequency": 3000}, "The score is taken only at step 0"),
+        ({"training.eval_frequency": 1500}, "The last 500 steps are not scored"),
+        ({"training.max_steps": 0}, "Nothing ends this training"),
+        (
+            {"training.batcher.discard_oversize": "true", "training.batcher.size": 4},
+            "words in [corpora.train] are in no",
+        ),
+    ],
+    ids=["short", "long", "rising", "rate", "patience", "never-scored", "last", "endless", "left-out"],
+)
+def test_preflight_notes(settings, words, preflight):
+    """Each alone: the config as it is has none of them."""
+    settings = {"training.patience": 0, "training.batcher.tolerance": 0.0, **settings}
+    settings = {key: True if value == "true" else value for key, value in settings.items()}
+    found = preflight(CNN, **settings)
+    assert len(named(found["notes"], words)) == 1 and not found["stops"]
+    # The toy corpus has the same texts in both parts.
+    # A schedule to the end, and patience, do not go together anyway.
+    known = [words, "texts in [corpora.dev] are in", "patience = 100 may end the training"]
+    assert not [note for note in found["notes"] if not any(word in note for word in known)]
+
+
+def test_preflight_batches_that_there_are_not(preflight):
+    """spaCy's loop would look for one for ever."""
+    settings = {"training.batcher.discard_oversize": True, "training.batcher.size": 1}
+    [stop] = preflight(CNN, **settings, **{"training.batcher.tolerance": 0.0})["stops"]
+    assert stop.startswith("There would be no batch: each text in [corpora.train] is longer")
+
+
+def test_preflight_usual_rates():
+    """Each range holds the default of torch, or of what is known; and what is far is outside of it."""
+    import torch
+
+    from thinc_torchopt.algorithms import AdamW
+
+    for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"):
+        found = usual_rates(f"torch.{name}.v1")
+        [default] = torch.optim.__dict__[name]([torch.ones(1, requires_grad=True)]).param_groups
+        assert found.lowest <= default["lr"] <= found.highest < FAR * found.highest
+    assert usual_rates(AdamW().label) == usual_rates("thinc-torchopt.Adam.v1")
+    assert usual_rates("pytorch-optimizer.create.v1 (lion)").highest < usual_rates("torch.AdamW.v1").highest
+    assert usual_rates("thinc-torchopt.Modular.v1") is None
+    assert usual_rates("torch.AdamW.v1", pretrained=True).highest < usual_rates("torch.AdamW.v1").highest
+    assert usual_rates("torch.SGD.v1", pretrained=True) == usual_rates("torch.SGD.v1")
+
+
+# ---------------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize(
+    "size", [40, {"@schedules": "compounding.v1", "start": 20, "stop": 200, "compound": 1.1}], ids=["same", "growing"]
+)
+def test_preflight_counts_steps_and_words_as_spacy_draws_them(size, tmp_path, preflight, corpus):
+    config = Config().from_disk(CNN, interpolate=False)
+    config["training"]["batcher"]["size"] = size
+    config["training"]["optimizer"]["learn_rate"] = 0.001
+    config.to_disk(tmp_path / "config.cfg")
+    found = preflight(tmp_path / "config.cfg", training__max_epochs=5, training__max_steps=0)["costs"]
+    nlp = spacy.blank("en")
+    batcher = registry.resolve({"batcher": config["training"]["batcher"]})["batcher"]
+    batches = [batch for _, batch in create_train_batches(nlp, SpacyCorpus(corpus["train"]), batcher, 5)]
+    words = sum(len(example) for batch in batches for example in batch)
+    # Batches of other sizes meet other texts: the shuffles are the same, by [training] seed, only with the same draws.
+    assert found["words"] == words == 5 * 324 and found["epochs"] == pytest.approx(5.0)
+    if size == 40:
+        assert abs(found["steps"] - len(batches)) <= 5
+
+
+def test_preflight_sizes_are_those_on_disk(trained, preflight):
+    """Of a checkpoint, and of a model: what is beside the params (JSON, strings) is small."""
+    folder, _ = trained("checkpoint.cfg")
+    found = preflight(CONFIGS / "checkpoint.cfg")["costs"]["bytes"]
+    [newest] = steps_of(folder / "training" / "state")[-1:]
+    on_disk = sum(file.stat().st_size for file in newest.iterdir())
+    assert found["checkpoint"] == pytest.approx(on_disk, rel=0.05)
+    models = [path.parent for path in folder.rglob("model-last/meta.json")]
+    on_disk = sum(file.stat().st_size for file in models[0].rglob("*") if file.is_file())
+    assert found["model"] == pytest.approx(on_disk, rel=0.1)
+    assert found["params"] == found["gradients"] == found["averages"] == pytest.approx(found["state"] / 2, rel=0.01)
+
+
+def test_preflight_room_for_checkpoints(small_disk, preflight):
+    settings = {"paths.state": small_disk / "deep" / "state"}
+    [stop] = preflight(CONFIGS / "checkpoint.cfg", **settings)["stops"]
+    assert stop.startswith("No room for checkpoints: 3 checkpoints of 16 MB") and f"free in '{small_disk}'" in stop
+    resize(small_disk, "100m")
+    assert not preflight(CONFIGS / "checkpoint.cfg", **settings)["stops"]
+    (small_disk / "deep").write_text("a file")
+    [stop] = preflight(CONFIGS / "checkpoint.cfg", **settings)["stops"]
+    assert stop.startswith("Can't write checkpoints")
+
+
+def test_preflight_times_steps(preflight):
+    found = preflight(CNN, is_timed=True, training__max_steps=100)
+    assert not found["stops"] and found["costs"]["seconds"]["step"] > 0 and found["costs"]["seconds"]["evaluation"] > 0
+    [text] = [line["text"] for line in found["lines"] if line["about"] == "Time"]
+    assert "for 101 steps and 1 evaluation" in text
+
+
+def test_preflight_times_steps_that_fail(preflight, tmp_path):
+    """What is seen only in a step: a hook that raises an error."""
+    code = tmp_path / "code.py"
+    code.write_text(
+        "import spacy\n\n@spacy.registry.callbacks('fails.v1')\ndef fails():\n"
+        "    def hook(nlp, args):\n        raise RuntimeError('no such thing')\n    return hook\n"
+    )
+    exec(code.read_text(), {})
+    config = Config().from_disk(CNN, interpolate=False)
+    config["training"]["before_update"] = {"@callbacks": "fails.v1"}
+    config.to_disk(tmp_path / "config.cfg")
+    assert not preflight(tmp_path / "config.cfg")["stops"]
+    [stop] = preflight(tmp_path / "config.cfg", is_timed=True)["stops"]
+    assert stop == "One of the first steps fails: RuntimeError: no such thing"
+
+
+# ---------------------------------------------------------------------- output
+
+
+def test_preflight_gpu_that_is_not_there(corpus):
+    """The rest is told all the same."""
+    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", corpus[name])]
+    run = spacy_cli("torchopt", "explain", CNN, *paths, "--gpu-id", "7", check=False)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "Stops          Can't train on the GPU of --gpu-id 7" in run.stdout and "Learning rate  Rises" in run.stdout
+
+
+def test_preflight_fits_a_terminal(corpus, monkeypatch):
+    """In 80 columns, with what stops first."""
+    monkeypatch.setenv("COLUMNS", "80")
+    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", corpus[name])]
+    run = spacy_cli("torchopt", "explain", CONFIGS / "guards.cfg", *paths)
+    lines = run.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [line[:15].strip() for line in lines[1:] if line[:1].strip()]
+    order = ["Stops", "Note", "Checked", "Trains", "Learning rate", "Saves", "Steps", "Memory", "Disk", "Time"]
+    assert [head for head in dict.fromkeys(heads) if head in order] == order

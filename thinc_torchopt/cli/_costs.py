@@ -1,0 +1,289 @@
+"""What a training costs: steps, words, time, memory, and disk space."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from timeit import default_timer
+from typing import Any
+
+import torch
+from spacy.training import Example
+from spacy.training.loop import create_train_batches
+from spacy.util import registry
+from thinc.api import fix_random_seed
+
+from ..algorithms import StateSizes
+from ..errors import TorchOptWarning
+from ..training import WRITES, begin_training, steps_of
+from ..types import ParamInfo
+from ._data_check import Corpus
+from ._in_words import count, size_in_words, time_in_words
+from ._util import Setup
+from .params import Row
+
+# So many batches are counted; what comes behind them is taken to be like them.
+_MOST_BATCHES = 5_000
+_FLOAT = 4
+_UNTIMED, _TIMED = 3, 10
+# Of the development data so many words are enough to see how long an evaluation takes.
+_EVALUATED = 5_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much there is to do.
+
+    steps (int | None): None: nothing but patience ends the training.
+    batch_words (float): Of a batch, on average.
+    epochs (float | None): None: the corpus is streamed.
+    left_out (int): How many words of the corpus are in no batch of the first epoch.
+    """
+
+    steps: int | None
+    batch_words: float
+    epochs: float | None
+    left_out: int
+
+    @property
+    def words(self) -> int | None:
+        return None if self.steps is None else round(self.steps * self.batch_words)
+
+
+def count_work(setup: Setup, train: Corpus) -> Work | None:
+    """Count the batches of a training as spaCy draws them. RETURNS (Work | None): None: there is not one batch, and
+    spaCy's loop would look for one for ever.
+    """
+    training = setup.config["training"]
+    if training["seed"] is not None:
+        fix_random_seed(training["seed"])
+
+    def batcher() -> Any:
+        return registry.resolve({"batcher": training["batcher"]})["batcher"]
+
+    first = [_words(batch) for batch in batcher()(iter(train.examples))]
+    if not first:
+        return None
+    max_epochs, budget = training["max_epochs"], setup.optimizer.budget
+    limits = [training["max_steps"] + 1] if training["max_steps"] else []
+    if budget is not None and budget.unit == "steps":
+        limits.append(round(budget.limit))
+    batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
+    # Without an end, as many as an epoch has.
+    most = min([_MOST_BATCHES, *(limits or [len(first)] * (max_epochs <= 0))])
+    words = [_words(batch) for _, batch in islice(batches, most)]
+    mean = sum(words) / len(words)
+    if budget is not None and budget.unit == "words":
+        limits.append(math.ceil(budget.limit / mean))
+    if max_epochs > 0:
+        # Fewer than were asked for: these are all.
+        is_all = len(words) < most
+        limits.append(len(words) if is_all else round(max_epochs * sum(first) / mean))
+    steps = min(limits, default=None)
+    in_epoch = sum(first) or 1
+    epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
+    return Work(steps, mean, epochs, train.words - sum(first) if train.is_whole else 0)
+
+
+def _words(batch: Sequence[Example]) -> int:
+    return sum(len(example.reference) for example in batch)
+
+
+# ---------------------------------------------------------------------- memory and disk
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes. device (str): Where the params are."""
+
+    params: int
+    gradients: int
+    state: int
+    averages: int
+    vectors: int
+    device: str
+
+    @property
+    def total(self) -> int:
+        return self.params + self.gradients + self.state + self.averages + self.vectors
+
+    @property
+    def checkpoint(self) -> int:
+        """Of a checkpoint on disk. Static vectors are not in it."""
+        return self.params + self.state + self.averages
+
+    @property
+    def model(self) -> int:
+        """Of a pipeline on disk, without its words."""
+        return self.params + self.vectors
+
+
+def find_sizes(setup: Setup, rows: Sequence[Row], infos: Mapping[str, ParamInfo], *, is_averaged: bool) -> Sizes:
+    trained = [row for row in rows if row.frozen_until is not None]
+    n_trained = sum(row.size for row in trained)
+    algorithms, sizes = setup.optimizer.algorithms, StateSizes()
+    state = sum(
+        sizes.bytes_of(algorithms[info.algorithm], info.options, info.shape)
+        for row in trained
+        if (info := infos[row.name])
+    )
+    return Sizes(
+        _FLOAT * sum(row.size for row in rows),
+        _FLOAT * n_trained,
+        state,
+        _FLOAT * n_trained if is_averaged else 0,
+        int(setup.nlp.vocab.vectors.data.nbytes),
+        trained[0].device if trained else "cpu",
+    )
+
+
+def memory_of(device: str) -> int | None:
+    """How much there is. None: nobody says."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Room for checkpoints.
+
+    needed (int): For all that are kept, and the one that is written before the oldest goes, beside those that are
+        there now.
+    folder (Path): The folder, or the first around it that there is.
+    """
+
+    needed: int
+    free: int
+    folder: Path
+    is_writable: bool
+
+
+def look_at_disk(folder: Path, each: int, keep: int) -> Disk:
+    there = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    taken = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
+    needed = max(0, (keep + 1) * each - taken)
+    return Disk(needed, shutil.disk_usage(there).free, there, there.is_dir() and os.access(there, os.W_OK))
+
+
+def tell_memory(sizes: Sizes) -> str:
+    parts = {
+        "params": sizes.params,
+        "gradients": sizes.gradients,
+        "the optimizer's state": sizes.state,
+        "averages": sizes.averages,
+        "static vectors": sizes.vectors,
+    }
+    listed = ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)
+    return f"About {size_in_words(sizes.total)}: {listed}. What a batch needs comes on top of that."
+
+
+def tell_work(work: Work, train: Corpus) -> str:
+    each = f"{work.batch_words:,.0f} words each"
+    if work.steps is None:
+        return f"As many as there are until something else ends the training, {each}."
+    text = f"{count(work.steps, 'step')} of {each}: {work.words:,} words"
+    if work.epochs is None:
+        return f"{text}, counted in the {train.told}."
+    epochs = f"{work.epochs:,.{0 if work.epochs >= 10 else 1}f}"
+    return f"{text}, {epochs} epochs of {count(len(train.examples), 'text')} with {train.words:,} words."
+
+
+# ---------------------------------------------------------------------- time
+
+
+@dataclass(frozen=True)
+class Times:
+    """step, evaluation (float): Seconds. words (float): A second, in steps. peak (int | None): Bytes on the GPU."""
+
+    step: float
+    evaluation: float
+    words: float
+    peak: int | None
+
+
+def time_steps(setup: Setup, train: Corpus, dev: Corpus | None, *, mean_words: float) -> Times:
+    """Train for a few steps. The pipeline is trained by that: nothing else should be asked of it afterwards.
+
+    mean_words (float): Of a batch in the whole training: first ones may be smaller.
+    """
+    config = setup.config
+    block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
+    examples = [] if dev is None else dev.examples
+    total = _UNTIMED + _TIMED
+    if on_gpu := torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TorchOptWarning)
+        training = begin_training(
+            setup.nlp,
+            config,
+            block,
+            max_steps=total - 1,
+            eval_frequency=total + 1,
+            evaluate=lambda scores: (0.0, {}),
+            corpora=(lambda nlp: iter(train.examples), lambda nlp: iter(examples)),
+        )
+        words, started, steps = 0, default_timer(), 0
+        with closing(training.steps) as batches:  # type: ignore[type-var]
+            for i, (batch, _, _) in enumerate(batches):
+                if i >= _UNTIMED:
+                    words += _words(batch)
+                    steps += 1
+                if i == _UNTIMED - 1:
+                    _wait(on_gpu)
+                    started = default_timer()
+        _wait(on_gpu)
+    seconds = (default_timer() - started) / max(1, steps)
+    rate = words / steps / seconds if steps else 0.0
+    return Times(
+        mean_words / rate if rate else seconds,
+        _time_evaluation(setup, examples),
+        rate,
+        torch.cuda.max_memory_allocated() if on_gpu else None,
+    )
+
+
+def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
+    taken, words = [], 0
+    for example in examples:
+        taken.append(Example(setup.nlp.make_doc(example.reference.text), example.reference))
+        words += len(example.reference)
+        if words >= _EVALUATED:
+            break
+    if not words:
+        return 0.0
+    started = default_timer()
+    setup.nlp.evaluate(taken)
+    return (default_timer() - started) * _words(examples) / words
+
+
+def _wait(on_gpu: bool) -> None:
+    """Until the GPU has done what it was told."""
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def tell_time(times: Times, work: Work, eval_frequency: int) -> str:
+    each = (
+        f"{times.words:,.0f} words a second in {_TIMED} timed steps, {time_in_words(times.step)} a step, "
+        f"{time_in_words(times.evaluation)} an evaluation"
+    )
+    if work.steps is None:
+        return f"{each[0].upper()}{each[1:]}."
+    evaluations = (work.steps - 1) // eval_frequency + 1
+    total = work.steps * times.step + evaluations * times.evaluation
+    return (
+        f"About {time_in_words(total)} for {count(work.steps, 'step')} and {count(evaluations, 'evaluation')}: {each}. "
+        "With nothing else running on this machine."
+    )

@@ -1,0 +1,366 @@
+"""Whether the corpora of a training have what its components learn from, and are scored by.
+
+Both questions are answered by spaCy. Its scorers tell what a component is scored by: they are given the annotations
+themselves as predictions; a score that is not above 0 even then is one for which there is nothing in the corpus. What
+labels there are, and which annotations can't be used, is counted by the code of `spacy debug data`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from spacy.language import Language
+from spacy.pipeline import SpanCategorizer
+from spacy.training import Example
+from thinc.api import Model
+
+from ..host import compile_gold
+from ._in_words import count
+
+# Labels are counted in the first texts with so many words: spaCy's code counts some 40,000 words a second.
+MOST_WORDS = 200_000
+_MOST_NAMED = 5
+# More of the tokens that don't align are worth a note.
+_MISALIGNED = 0.02
+_OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
+_WHAT = {
+    "tagger": "tags",
+    "morphologizer": "morphological features",
+    "trainable_lemmatizer": "lemmas",
+    "parser": "dependency trees",
+    "senter": "sentence boundaries",
+    "ner": "entities",
+    "beam_ner": "entities",
+    "entity_linker": "entities with an id of the knowledge base",
+    "textcat": "categories",
+    "textcat_multilabel": "categories",
+}
+# Where `compile_gold` counts the labels of a kind of component.
+_COUNTED_AS = {
+    "tagger": "tags",
+    "morphologizer": "morphs",
+    "parser": "deps",
+    "ner": "ner",
+    "textcat": "cats",
+    "textcat_multilabel": "cats",
+}
+# A label that they don't know is a KeyError at the first step that meets it; others take it for missing.
+# SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
+_STRICT = ("tagger", "spancat", "spancat_singlelabel")
+
+
+@dataclass
+class Corpus:
+    """A corpus as it was read.
+
+    name (str): Its section in the config: "corpora.train".
+    is_whole (bool): Whether all of it was read.
+    best (dict): By component, the scores that count for it with the annotations as predictions. None: no scores, as
+        its scorer raised an error.
+    """
+
+    name: str
+    examples: list[Example]
+    is_whole: bool = True
+    best: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+    @property
+    def words(self) -> int:
+        return sum(len(example.reference) for example in self.examples)
+
+    @property
+    def told(self) -> str:
+        """In words: "72 texts in [corpora.train]"."""
+        n = count(len(self.examples), "text")
+        return f"{n} in [{self.name}]" if self.is_whole else f"first {n} in [{self.name}]"
+
+    def counted(self) -> tuple[list[Example], bool]:
+        """The texts whose labels are counted, and whether these are all."""
+        sums = accumulate(len(example.reference) for example in self.examples)
+        kept = next((i for i, words in enumerate(sums, 1) if words >= MOST_WORDS), len(self.examples))
+        return self.examples[:kept], self.is_whole and kept == len(self.examples)
+
+
+@dataclass
+class Findings:
+    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): What may be a mistake."""
+
+    stops: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_data(
+    nlp: Language,
+    config: Mapping[str, Any],
+    train: Corpus | None,
+    dev: Corpus | None,
+    *,
+    sourced: Sequence[str],
+    is_initialized: bool,
+) -> Findings:
+    """Compare corpora with the components of a pipeline.
+
+    config (Mapping): Interpolated.
+    train, dev (Corpus | None): None: it could not be read.
+    sourced (Sequence[str]): The components that are from another pipeline.
+    is_initialized (bool): Whether components have their labels.
+    """
+    found = Findings()
+    frozen = config["training"]["frozen_components"]
+    for corpus in (train, dev):
+        if corpus is not None:
+            corpus.best = dict(_best_scores(nlp, corpus.examples, is_initialized))
+    if is_initialized:
+        _check_frozen(nlp, frozen, found)
+    if train is not None:
+        _check_train(nlp, train, frozen, sourced, found)
+    if dev is not None:
+        _check_scores(nlp, config["training"]["score_weights"], dev, found)
+    if train is not None and is_initialized:
+        _check_labels(nlp, train, dev, frozen, sourced, found)
+    if train is not None and dev is not None:
+        texts = {example.reference.text for example in train.examples}
+        twice = sum(example.reference.text in texts for example in dev.examples)
+        if twice:
+            found.notes.append(
+                f"{twice:,} of the {dev.told} are in [{train.name}] too: scores look better than they would on new "
+                "texts."
+            )
+    return found
+
+
+# ---------------------------------------------------------------------- are there annotations
+
+
+def _best_scores(
+    nlp: Language, examples: Sequence[Example], is_initialized: bool
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """For each component with a scorer: what counts of its scores with the annotations as predictions."""
+    for name, pipe in nlp.pipeline:
+        if not callable(getattr(pipe, "score", None)):
+            continue
+        # Categories are scored by the labels of the component, which has none yet.
+        is_blank = not is_initialized and "textcat" in _factory(nlp, name)
+        if is_blank and any(example.reference.cats for example in examples):
+            yield name, None
+            continue
+        scores: dict[str, Any] | None = {}
+        begin, size = 0, 64
+        # Most often the first texts tell; what is not in them is looked for in all others.
+        while begin < len(examples) and scores is not None:
+            gold = [Example(example.reference, example.reference) for example in examples[begin : begin + size]]
+            begin, size = begin + size, size * 4
+            try:
+                raw = pipe.score(gold)  # type: ignore[attr-defined]
+            except Exception:  # a scorer may be anybody's, and want more than annotations
+                scores = None
+                break
+            weights = nlp.get_pipe_meta(name).default_score_weights or {}
+            counts = [key for key in raw if weights.get(key)] or list(raw)
+            for key in counts:
+                if isinstance(raw[key], (int, float, type(None))):
+                    scores[key] = max(scores.get(key) or 0.0, raw[key] or 0.0)
+            if all(scores.values()):
+                break
+        yield name, scores
+
+
+def _check_frozen(nlp: Language, frozen: Sequence[str], found: Findings) -> None:
+    """Frozen components run in each evaluation, and spaCy does not initialize them."""
+    for name, pipe in nlp.pipeline:
+        model = getattr(pipe, "model", None)
+        # None: there is such a param, and it has no values yet.
+        if (
+            name in frozen
+            and isinstance(model, Model)
+            and any(node.has_param(param) is None for node in model.walk() for param in node.param_names)
+        ):
+            found.stops.append(
+                f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
+                f"[components.{name}] a 'source', or take it out of [training] frozen_components."
+            )
+
+
+def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: Sequence[str], found: Findings) -> None:
+    trained = [name for name, pipe in nlp.pipeline if name not in frozen and getattr(pipe, "is_trainable", False)]
+    empty = [name for name in trained if _is_empty(nlp, name, train)]
+    for name in empty:
+        what = f"none of the {train.told} has {_what(nlp, name)}."
+        other = _other_spans(nlp, name, train)
+        if name in sourced:
+            advice = other or " To keep it as it is, put it into [training] frozen_components."
+            found.notes.append(f"'{name}' (sourced) has nothing to learn: {what}{advice}")
+        else:
+            advice = other or " Add them, or remove the component from [nlp] pipeline."
+            found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
+
+
+def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:
+    wanted = {key: weight for key, weight in weights.items() if weight}
+    known = {key: value for scores in dev.best.values() for key, value in (scores or {}).items()}
+    is_known = None not in dev.best.values()
+    for name, scores in dev.best.items():
+        missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
+        if missing and _is_empty(nlp, name, dev):
+            found.notes.append(
+                f"'{name}' can't be scored: none of the {dev.told} has {_what(nlp, name)}. {_listed(missing)} "
+                f"{'tells' if len(missing) == 1 else 'tell'} nothing of the training.{_other_spans(nlp, name, dev)}"
+            )
+        elif missing:
+            found.notes.append(
+                f"{_listed(missing)} of '{name}' can't be computed on [{dev.name}]: not above 0 even with its "
+                "annotations as predictions. Are they all alike, or is a part of them missing?"
+            )
+    unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
+    if unknown and is_known:
+        found.notes.append(
+            f"[training.score_weights] counts {_listed(unknown)}, which no component computes: left out of the score. "
+            f"There are: {_listed(sorted(known), most=12) or 'none'}."
+        )
+    if is_known and not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
+        found.notes.append(
+            "The score is 0 at each evaluation, as nothing that [training.score_weights] counts can be computed: "
+            "model-best is then not the best model, and 'patience' ends the training for no reason."
+        )
+
+
+def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
+    """Whether there is nothing in a corpus that a component could learn."""
+    scores = corpus.best.get(name)
+    # Where all texts have the same categories, some of their scores are 0.
+    has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
+    return bool(scores) and not any(scores.values()) and not has_cats  # type: ignore[union-attr]
+
+
+def _factory(nlp: Language, name: str) -> str:
+    return nlp.get_pipe_meta(name).factory
+
+
+def _what(nlp: Language, name: str) -> str:
+    pipe = nlp.get_pipe(name)
+    if isinstance(pipe, SpanCategorizer):
+        return f"spans under the key '{pipe.key}'"
+    return _WHAT.get(_factory(nlp, name), "annotations that its scorer counts")
+
+
+def _other_spans(nlp: Language, name: str, corpus: Corpus) -> str:
+    """For a component that learns spans: which others there are."""
+    if not isinstance(nlp.get_pipe(name), SpanCategorizer):
+        return ""
+    keys = {key for example in corpus.examples for key in example.reference.spans}
+    return f" There are spans under '{_listed(sorted(keys))}': set spans_key in [components.{name}]." if keys else ""
+
+
+# ---------------------------------------------------------------------- do labels fit
+
+
+def _check_labels(
+    nlp: Language, train: Corpus, dev: Corpus | None, frozen: Sequence[str], sourced: Sequence[str], found: Findings
+) -> None:
+    texts, is_all = train.counted()
+    try:
+        in_train = compile_gold(texts, nlp)
+        in_dev = None if dev is None else compile_gold(dev.counted()[0], nlp)
+    except Exception as error:  # e.g. annotations that contradict each other
+        found.notes.append(f"Labels were not compared: spacy debug data can't count them ({type(error).__name__}).")
+        return
+    for name, pipe in nlp.pipeline:
+        labels = set(getattr(pipe, "labels", ()))
+        of_train = _labels(nlp, name, in_train)
+        is_trained = name not in frozen and getattr(pipe, "is_trainable", False)
+        if of_train is None:
+            continue
+        is_parser = _factory(nlp, name) == "parser"  # rare labels are "dep" to it
+        if is_parser:
+            labels = labels | of_train.keys() if is_trained else labels
+        elif is_trained:
+            _check_known(name, _factory(nlp, name), labels, of_train, train, found)
+            gone = sorted(labels - of_train.keys())
+            if gone and is_all and name in sourced and of_train:
+                found.notes.append(
+                    f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
+                    f"{'it' if len(gone) == 1 else 'them'}."
+                )
+        of_dev = None if in_dev is None or dev is None else _labels(nlp, name, in_dev)
+        if of_dev and dev is not None and labels and (never := sorted(of_dev.keys() - labels)):
+            share = sum(of_dev[label] for label in never) / sum(of_dev.values())
+            why = f"[{train.name}] does not have" if is_trained else "it does not know (it is frozen)"
+            if is_all or not is_trained:
+                found.notes.append(
+                    f"'{name}' is never right on {_listed(never)} ({share:.1%} of the labels in [{dev.name}]), which "
+                    f"{why}."
+                )
+    _check_annotations(nlp, in_train, train, in_dev, dev, found)
+
+
+def _labels(nlp: Language, name: str, gold: Mapping[str, Any]) -> Counter[str] | None:
+    """The labels of a component in a corpus. None: nobody knows."""
+    pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
+    if isinstance(pipe, SpanCategorizer):
+        return Counter(gold["spancat"].get(pipe.key, {}))
+    if factory not in _COUNTED_AS:
+        return None
+    counted = Counter(dict(gold[_COUNTED_AS[factory]]))
+    found: Counter[str] = Counter()
+    for label, number in counted.items():
+        # A label of a projectivized tree names two: "conj||nmod". "-": a missing entity. Empty: no label at all.
+        plain = label.partition("||")[0] if factory == "parser" else label
+        if plain and not (factory == "ner" and plain == "-"):
+            found[plain] += number
+    return found
+
+
+def _check_known(
+    name: str, factory: str, labels: set[str], of_train: Mapping[str, int], train: Corpus, found: Findings
+) -> None:
+    """Labels that a component has to learn, and does not have: it was not initialized with the corpus."""
+    unknown = sorted(of_train.keys() - labels)
+    if unknown and labels:
+        text = f"'{name}' does not know {_listed(unknown)}, which [{train.name}] has"
+        if factory in _STRICT:
+            found.stops.append(
+                f"{text}: spaCy's loop stops with a KeyError at the first of them. Let it be initialized with the "
+                "corpus (without 'source', and without labels in [initialize.components]), or freeze it."
+            )
+        else:
+            found.notes.append(f"{text}: it can't learn {'it' if len(unknown) == 1 else 'them'}.")
+
+
+def _check_annotations(
+    nlp: Language,
+    in_train: Mapping[str, Any],
+    train: Corpus,
+    in_dev: Mapping[str, Any] | None,
+    dev: Corpus | None,
+    found: Findings,
+) -> None:
+    """What `spacy debug data` finds wrong with annotations."""
+    words = in_train["n_words"]
+    if (misaligned := in_train["n_misaligned_words"]) > _MISALIGNED * words:
+        found.notes.append(
+            f"{misaligned:,} of {words:,} tokens in [{train.name}] do not line up with the tokenizer of this pipeline: "
+            "most of their annotations are not learned. Was the corpus made with another tokenizer?"
+        )
+    if in_train["ws_ents"]:
+        found.notes.append(
+            f"{in_train['ws_ents']:,} tokens at the ends of entities in [{train.name}] are white space, which spaCy "
+            "calls invalid."
+        )
+    if in_train["n_cycles"]:
+        found.notes.append(f"{count(in_train['n_cycles'], 'tree')} in [{train.name}] have cycles: not learned.")
+    factories = {_factory(nlp, name) for name in nlp.pipe_names}
+    if "textcat" in factories and in_dev is not None and dev is not None and in_dev["n_cats_multilabel"]:
+        found.notes.append(
+            f"{count(in_dev['n_cats_multilabel'], 'text')} in [{dev.name}] have none or several categories, where "
+            "textcat expects one. Use textcat_multilabel."
+        )
+
+
+def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:
+    """In words: "A, B and 3 more"."""
+    shown = [f"'{name}'" if not name.isidentifier() else name for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")

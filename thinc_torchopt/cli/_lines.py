@@ -1,0 +1,342 @@
+"""What a training will do, in lines: what is trained, by which optimizer, at which rates, until when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from spacy.util import registry
+
+from ..learn_rate import RateWriter
+from ..optimizers import TorchOptimizer
+from ..types import BudgetSettings, DistributedSettings, ParamInfo
+from ._in_words import count, plain, tell_rates
+from ._util import Setup
+from .params import Row, sums_by_component
+
+# Of what, and the words.
+Line = tuple[str, str]
+# The learning rates of each param group, step by step.
+Rates = Mapping[str, Sequence[float]]
+
+THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
+_MOST_GROUPS = 6
+_MODULAR = "thinc-torchopt.Modular.v1"
+_ON_OUTSIDE_WRITE = {
+    "restore": "is undone, with a warning",
+    "adopt": "is kept, and schedules go on from there",
+    "raise": "stops the training with an error",
+}
+_REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
+
+
+def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
+    """What is told of the settings.
+
+    rates (Rates): Of each param group at each step.
+    """
+    block = setup.config["training"]["optimizer"]
+    is_thinc = block["@optimizers"] in THINC
+    settings = registry.fill({"optimizer": block})["optimizer"]
+    yield "Trains", _trained(rows)
+    if left := _not_trained(rows):
+        yield "Doesn't train", left
+    yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
+    yield from _rates(setup, now, rows, rates)
+    if not is_thinc:
+        yield "Rates", _control(setup.optimizer.controller)
+    yield "Clipping", _clipping(settings, setup.optimizer)
+    yield "On NaN", _on_nan(settings, is_thinc)
+    if settings.get("spike_factor"):
+        does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
+        times = plain(settings["spike_factor"])
+        yield "Spikes", f"An update whose gradients are more than {times} times as large as usual {does}."
+    if (rollback := setup.optimizer.rollback) is not None:
+        yield (
+            "Goes back",
+            f"After {count(rollback.after, 'such update')} in a row the training goes back to the last checkpoint, "
+            f"and on at {plain(rollback.factor)} times the learning rates; it stops when that has happened "
+            f"{count(rollback.at_most, 'time')}.",
+        )
+    yield "Averages", _averages(settings, is_thinc)
+    yield "Ends", _end(setup.config["training"])
+    if (budget := setup.optimizer.budget) is not None:
+        yield "Budget", _budget(budget, settings["budget"]["limit"])
+    yield "Saves", _saves(setup.optimizer, setup.config["training"])
+    if (several := setup.optimizer.distributed) is not None:
+        yield "Processes", _processes(several)
+
+
+def _trained(rows: Sequence[Row]) -> str:
+    trained = [row for row in rows if row.frozen_until is not None]
+    if not trained:
+        return "Nothing."
+    parts = [
+        f"{found['component']} {found['trained_size']:,}"
+        for found in sums_by_component(list(rows))
+        if found["trained_size"]
+    ]
+    where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
+    return (
+        f"{sum(row.size for row in trained):,} numbers in {count(len(trained), 'param')} on {where}: "
+        f"{', '.join(parts)}."
+    )
+
+
+def _not_trained(rows: Sequence[Row]) -> str:
+    reasons: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row.frozen_until is None and row.frozen != "no value":
+            key = row.component, _REASONS.get(str(row.frozen), str(row.frozen))
+            reasons[key] = reasons.get(key, 0) + row.size
+    # spaCy does not initialize what is frozen, if it is not from elsewhere: then there are no numbers yet.
+    return "; ".join(
+        f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items()
+    )
+
+
+def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc: bool) -> str:
+    name = settings["@optimizers"]
+    if is_thinc:
+        text = f"thinc's {name}."
+    elif "algorithm" not in settings:
+        text = f"{name}: the arithmetic of thinc's {name.removeprefix('thinc-torchopt.')}, computed by torch."
+    else:
+        algorithm = settings["algorithm"]
+        text = f"{_named_algorithm(algorithm)}."
+        if algorithm.get("fallback"):
+            text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
+        for name, block in settings.get("param_groups", {}).items():
+            if block.get("algorithm"):
+                text += f" The params of '{name}' are optimized by {_named_algorithm(block['algorithm'])}."
+    decays = sorted({_decay_of(info) for info in infos if info.frozen_until != float("inf")} - {0.0})
+    if not decays:
+        return f"{text} No weight decay."
+    none = sum(1 for info in infos if not _decay_of(info))
+    moves = any(
+        isinstance(value, (dict, list)) for key, value in _options(settings).items() if key in ("weight_decay", "L2")
+    )
+    text += f" Weight decay {' or '.join(map(plain, decays))}{' at first' if moves else ''}"
+    return f"{text}, none for {count(none, 'param')}." if none else f"{text}."
+
+
+def _named_algorithm(algorithm: Mapping[str, Any]) -> str:
+    name = str(algorithm["@torch_optimizers"])
+    if name == _MODULAR:
+        return f"{name}: {_chain(algorithm)}"
+    return f"{algorithm['name']} of pytorch-optimizer" if name == "pytorch-optimizer.create.v1" else name
+
+
+def _chain(algorithm: Mapping[str, Any]) -> str:
+    """The regularizers and modules of Modular, in their order."""
+    kinds = [algorithm["regularizers"], algorithm["modules"]]
+    found = [", ".join(_named(label, block) for label, block in blocks.items()) for blocks in kinds if blocks]
+    return ", then ".join(found) or "without modules"
+
+
+def _named(label: str, block: Mapping[str, Any]) -> str:
+    name = str(block.get("@gradient_modules") or block.get("@regularizers"))
+    return f"{label} ({name.removeprefix('thinc-torchopt.').removesuffix('.v1')})"
+
+
+def _options(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    algorithm: Mapping[str, Any] = settings.get("algorithm", settings)
+    return algorithm.get("options", algorithm)
+
+
+def _decay_of(info: ParamInfo) -> float:
+    return float(info.options.get("weight_decay", info.options.get("L2", 0.0)) or 0.0)
+
+
+def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    limit = settings.get("grad_clip", 0.0)
+    by = [text for text in (_clipping_by_limit(limit, optimizer), _clipping_by_modules(settings, optimizer)) if text]
+    return " ".join(by) or "None."
+
+
+def _clipping_by_modules(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    given = {"algorithm": settings.get("algorithm")} | {
+        f"param_groups.{name}.algorithm": block.get("algorithm")
+        for name, block in settings.get("param_groups", {}).items()
+    }
+    found = [
+        _named(label, block)
+        for path, modular in optimizer.torch_optimizers.items()
+        if (algorithm := given.get(path)) and algorithm["@torch_optimizers"] == _MODULAR
+        for (label, block), module in zip(algorithm["modules"].items(), modular.modules)  # type: ignore[attr-defined]
+        if module.clips
+    ]
+    return f"By {'the module' if len(found) == 1 else 'the modules'} {' and '.join(found)}." if found else ""
+
+
+def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
+    if limit == 0:
+        return ""
+    shown = plain(optimizer.grad_clip) + (" at first, then by its schedule" if isinstance(limit, (dict, list)) else "")
+    if optimizer.clip_by == "value":
+        return f"Each number of a gradient is cut to {shown}."
+    if optimizer.clip_by == "adaptive":
+        return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
+    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[
+        optimizer.clip_by
+    ]
+    return (
+        f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} "
+        "scaled down to that."
+    )
+
+
+def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
+    if is_thinc:
+        return "thinc does not look: one gradient with a NaN makes weights NaN for good."
+    most = settings.get("max_nonfinite", 20)
+    if not most:
+        return "Nobody looks: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
+    return (
+        f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training "
+        "stops with an error."
+    )
+
+
+def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
+    averages = settings.get("averages")
+    if not averages and not settings.get("use_averages"):
+        return "None. The params themselves are evaluated and saved."
+    if is_thinc:
+        return "Of thinc's params; torch models are evaluated and saved without. They look back over 10,000 updates."
+    saved = "They are evaluated and saved, and the training goes on with the params."
+    if not averages:
+        return f"Moving averages of all params, by thinc's formula. {saved}"
+    begin = f", from update {averages['start_step']:,} of a param on" if averages.get("start_step") else ""
+    if averages["@misc"] == "thinc-torchopt.SWA.v1":
+        return f"The plain mean of all values of a param{begin}. {saved}"
+    decay = averages["decay"]
+    shown = "a decay by schedule" if isinstance(decay, (dict, list)) else f"decay {plain(decay)}"
+    return f"Moving averages of all params with {shown}{begin}. {saved}"
+
+
+def _end(training: Mapping[str, Any]) -> str:
+    ends = []
+    if training["max_steps"]:
+        ends.append(f"at step {training['max_steps']:,} (max_steps)")
+    if training["max_epochs"] > 0:
+        ends.append(f"after epoch {training['max_epochs']:,} (max_epochs)")
+    if training["patience"]:
+        ends.append(f"when the score got no better for {training['patience']:,} steps (patience)")
+    text = (
+        f"{', or '.join(ends)}, whichever comes first."
+        if len(ends) > 1
+        else f"{ends[0]}."
+        if ends
+        else "Never by itself."
+    )
+    if training["max_epochs"] < 0:
+        text += " The corpus is streamed again and again (max_epochs = -1): its end ends nothing."
+    return f"{text[0].upper()}{text[1:]} The score is taken every {count(training['eval_frequency'], 'step')}."
+
+
+def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
+    text = "model-best and model-last, in the folder of --output."
+    checkpoint = optimizer.checkpoint
+    if checkpoint is None:
+        return f"{text} No checkpoints: a training that is killed has to begin anew."
+    every = f"every {count(checkpoint.every, 'step')} and " if checkpoint.every else ""
+    kept = "the newest is kept" if checkpoint.keep == 1 else f"the newest {checkpoint.keep} are kept"
+    again = {
+        "auto": "The same command goes on from the newest, if there is one.",
+        "must": "The run goes on from the newest, and stops if there is none.",
+        "never": "Each run begins anew, and removes those of the one before.",
+    }[checkpoint.resume]
+    return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
+
+
+def _budget(settings: BudgetSettings, limit: str) -> str:
+    text = f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
+    if settings.marks:
+        marks = " and ".join(f"{mark:.0%}" for mark in settings.marks)
+        text += f" It also falls for {marks} of it; after each, the training goes back to where that fall began."
+    return text
+
+
+def _processes(settings: DistributedSettings) -> str:
+    """What is other where several processes train."""
+    taken = "sum" if settings.reduce == "sum" else "mean"
+    by = {"none": "", "linear": ", learning rates n times as high", "sqrt": ", learning rates sqrt(n) times as high"}
+    state = " Each process keeps a part of the optimizer's state." if settings.shard_state else ""
+    return (
+        f"With n processes (spacy torchopt train --nproc-per-node n), each step takes the {taken} of the gradients of "
+        f"n batches{by[settings.scale_learn_rate]}.{state}"
+    )
+
+
+# ---------------------------------------------------------------------- learning rates
+
+
+def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rates: Rates) -> Iterator[Line]:
+    """A line for each group of params, and one for what is frozen at first."""
+    if not now:
+        return
+    steps = len(next(iter(rates.values()))) - 1
+    sizes = {row.name: row.size for row in rows}
+    # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
+    groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
+    for info in now.values():
+        groups.setdefault(_blocks_of(info), {}).setdefault(info.group, []).append(info)
+    told = 0
+    for blocks, labels in groups.items():
+        begins = {label: min(info.frozen_until for info in infos) for label, infos in labels.items()}
+        trained = {label: rates[label][int(begin) :] for label, begin in begins.items() if begin <= steps}
+        if not trained:
+            continue
+        told += 1
+        if told > _MOST_GROUPS:
+            continue
+        infos = [info for found in labels.values() for info in found]
+        size = sum(sizes[info.name] for info in infos)
+        highest = max(trained, key=lambda label: max(trained[label]))
+        text = tell_rates(trained[highest], int(begins[highest]))
+        lowest = min(max(values) for values in trained.values())
+        if lowest < max(trained[highest]) * 0.999:
+            text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
+        if any(_is_adaptive(setup, block) for block in blocks):
+            text += "; lower when its metric gets no better (policy)"
+        if len(groups) > 1:
+            text = f"{'+'.join(blocks)} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
+        yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
+    if told > _MOST_GROUPS:
+        yield "", f"{told - _MOST_GROUPS} more groups: spacy torchopt params and spacy torchopt schedule list them all."
+    waiting = [info for info in now.values() if 0 < info.frozen_until < float("inf")]
+    frozen = sorted((info.frozen_until, "+".join(_blocks_of(info)), sizes[info.name]) for info in waiting)
+    for (until, name), found in groupby(frozen, key=lambda entry: entry[:2]):
+        members = list(found)
+        numbers = sum(size for *_, size in members)
+        what = f"{name} ({count(len(members), 'param')}, {numbers:,} numbers)"
+        yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
+
+
+def _is_adaptive(setup: Setup, block: str) -> bool:
+    groups = setup.config["training"]["optimizer"].get("param_groups", {})
+    return bool(groups.get(block, {}).get("policy") == "adaptive")
+
+
+def _control(controller: RateWriter) -> str:
+    """What the controller of learning rates does about other code, and what it may take."""
+    guards = controller.guards
+    text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
+    if not guards.enabled:
+        text = "Nobody looks whether other code writes learning rates (enable_runtime_guards = false)."
+    step, check = (
+        f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
+        for kind in ("rate_step", "integrity_check")
+    )
+    return (
+        f"{text} It may take {step} of CPU time for the rates of a step, and {check} to check them; more is counted as "
+        "overruns in the logs."
+    )
+
+
+def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
+    """The blocks of a param's group, without what only says that there is no decay."""
+    return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)
