@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -32,6 +34,14 @@ REPLAYED = (
     "on_log",
     "on_epoch_end",
 )
+_SIGNS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+_TURNED: dict[type, str] = {**_SIGNS, ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
+_ARITHMETIC: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 # Of a list, so many of the newest items are shown.
 _MAX_ITEMS = 10
 
@@ -55,12 +65,14 @@ class Replay:
     fired (list[Fired]): In the order in which they fired.
     series (dict): What rules look up, by `metric/key/key`: after each line. NaN: no number.
     looked_up (dict): By controller, where its rule looks.
+    thresholds (dict): What rules compare a number with: by where that is, and in words, after each line.
     without_value (list[str]): Metrics that rules name, and that never had a value.
     notes (list[str]): What else to know.
     """
 
     steps: list[int]
     looked_up: dict[str, list[Path]]
+    thresholds: dict[tuple[Path, str], list[float]] = field(default_factory=dict)
     fired: list[Fired] = field(default_factory=list)
     series: dict[Path, list[float]] = field(default_factory=dict)
     without_value: list[str] = field(default_factory=list)
@@ -81,6 +93,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
     specs = controller.definition.controllers
     found = Replay([record["step"] for record in records], {spec.name: _looked_up(spec) for spec in specs})
     paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
+    compared = [threshold for spec in specs for threshold in _compared(spec)]
     for i, events in enumerate(_events_of(records)):
         for event, payload in events:
             for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
@@ -89,6 +102,8 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
             for place, number in _numbers_at(path, _at(controller.values, path)):
                 values = found.series.setdefault(place, [])
                 values += [math.nan] * (i - len(values)) + [number]
+        for path, words, node in compared:
+            found.thresholds.setdefault((path, words), []).append(_value_of(node, controller.values))
     for values in found.series.values():
         values += [math.nan] * (len(records) - len(values))
     named = {name for spec in specs for name in spec.rule.names}
@@ -124,7 +139,8 @@ def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, 
         if "score" in record:  # null: it was not finite
             score, scores = _number(record["score"]), record.get("scores")
             metrics = scores if isinstance(scores, dict) else {}
-            events.append(("on_evaluate", now | {"score": math.nan if score is None else score, "metrics": metrics}))
+            now_evaluated = now | {"score": math.nan if score is None else score, "metrics": metrics}
+            events.append(("on_evaluate", now_evaluated | _dev_losses(record)))
         events.append(("on_log", trained))
         following = records[i + 1] if i + 1 < len(records) else record
         if epoch is not None and (_number(following.get("epoch")) or 0) > epoch:
@@ -148,6 +164,17 @@ def _losses(record: Record) -> dict[str, float]:
     """null: it was not finite."""
     losses = {name: math.nan if loss is None else _number(loss) for name, loss in record["losses"].items()}
     return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def _dev_losses(record: Record) -> dict[str, Any]:
+    """As the training told them: of how many examples, a log does not say anew."""
+    found = record.get("dev_losses")
+    if not isinstance(found, dict) or not isinstance(found.get("losses"), dict):
+        return {}
+    words, examples = _number(found.get("words")), _number(found.get("examples"))
+    if words is None or examples is None:
+        return {}
+    return {"dev_losses": lambda at_most: {"losses": _losses(found), "words": words, "examples": examples}}
 
 
 def _batch(record: Record, last: Record | None) -> dict[str, float]:
@@ -196,6 +223,43 @@ def _looked_up(spec: ControllerSpec) -> list[Path]:
 
     visit(ast.parse(spec.rule.text, mode="eval").body)
     return list(found)
+
+
+def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, ast.expr]]:
+    """What a rule compares with what: where a number is, the comparison in words, and the other side of it."""
+    for compare in ast.walk(ast.parse(spec.rule.text, mode="eval")):
+        if isinstance(compare, ast.Compare):
+            for (left, right), op in zip(pairwise([compare.left, *compare.comparators]), compare.ops):
+                for node, other, signs in ((left, right, _SIGNS), (right, left, _TURNED)):
+                    path = _path_of(node)
+                    if path is not None and path[0] in spec.rule.names and type(op) in signs:
+                        yield path, f"{spec.name}: {signs[type(op)]} {ast.unparse(other)}", other
+
+
+def _path_of(node: ast.expr) -> Path | None:
+    """Where a number is that is drawn: of a window the newest."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "-1":
+        node = node.value
+    keys: list[str] = []
+    while (
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    ):
+        keys, node = [node.slice.value, *keys], node.value
+    return (node.id, *keys) if isinstance(node, ast.Name) else None
+
+
+def _value_of(node: ast.expr, values: Mapping[str, Any]) -> float:
+    """A number, one that is looked up, or arithmetic of such; NaN if it is anything else, or not known."""
+    if isinstance(node, ast.Constant):
+        return float(value) if (value := _number(node.value)) is not None else math.nan
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value_of(node.operand, values)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        with suppress(ZeroDivisionError, OverflowError):
+            return _ARITHMETIC[type(node.op)](_value_of(node.left, values), _value_of(node.right, values))
+    path = _path_of(node)
+    found = [] if path is None else list(_numbers_at(path, _at(values, path)))
+    return found[0][1] if len(found) == 1 and found[0][0] == path else math.nan
 
 
 def _at(values: Mapping[str, Any], path: Path) -> Any:

@@ -33,7 +33,7 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 # What our loop counts since the training began; and what the table calls those that it tells of.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
 # What it tells if there was any.
-IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "controller", "put_together")
+IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together")
 
 
 # ---------------------------------------------------------------------- console
