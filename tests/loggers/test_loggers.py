@@ -462,6 +462,12 @@ def test_loggers_jsonl_tells_what_is_no_loss_and_the_dev_loss_that_rules_saw(cor
         config["training"]["max_steps"] = last
         spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
     lines = lines_of(tmp_path / "log.jsonl")
+    config["training"]["logger"]["path"] = str(tmp_path / "whole.jsonl")
+    config["training"]["optimizer"]["checkpoint"]["path"] = str(tmp_path / "other")
+    spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+    for line, whole in zip(lines, lines_of(tmp_path / "whole.jsonl"), strict=True):
+        # Differences of sums in single precision.
+        assert line["losses"] == pytest.approx(whole["losses"], rel=1e-4)
     assert [line["step"] for line in lines if "sums_of_gradients" in line] == [0, 7]
     assert {name for line in lines for name in line.get("sums_of_gradients", ())} == {"encoder"}
     assert [line.get("last_resume") for line in lines] == [None] * 7 + [7] * 4

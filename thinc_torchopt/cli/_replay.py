@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from textwrap import shorten
 from typing import Any
 
-from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, TrainerController
+from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, Rule, TrainerController
 from ..errors import ControllerError
 from ..report import COUNTS
 
@@ -36,14 +36,8 @@ REPLAYED = (
 )
 _SIGNS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _TURNED: dict[type, str] = {**_SIGNS, ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
-_ARITHMETIC: dict[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-# Of a list, so many of the newest items are shown.
-_MAX_ITEMS = 10
+# Of a list, so many of the newest items are shown; of a part of a rule, so many characters.
+_MAX_ITEMS, _MAX_TEXT = 10, 50
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
     specs = controller.definition.controllers
     found = Replay([record["step"] for record in records], {spec.name: _looked_up(spec) for spec in specs})
     paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
-    compared = [threshold for spec in specs for threshold in _compared(spec)]
+    compared = {(path, words): other for spec in specs for path, words, other in _compared(spec)}
     for i, events in enumerate(_events_of(records)):
         for event, payload in events:
             for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
@@ -102,8 +96,9 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
             for place, number in _numbers_at(path, _at(controller.values, path)):
                 values = found.series.setdefault(place, [])
                 values += [math.nan] * (i - len(values)) + [number]
-        for path, words, node in compared:
-            found.thresholds.setdefault((path, words), []).append(_value_of(node, controller.values))
+        for key, other in compared.items():
+            found.thresholds.setdefault(key, []).append(_value_of(other, controller.values))
+    found.thresholds = {at: values for at, values in found.thresholds.items() if any(v == v for v in values)}
     for values in found.series.values():
         values += [math.nan] * (len(records) - len(values))
     named = {name for spec in specs for name in spec.rule.names}
@@ -225,15 +220,19 @@ def _looked_up(spec: ControllerSpec) -> list[Path]:
     return list(found)
 
 
-def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, ast.expr]]:
+def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
     """What a rule compares with what: where a number is, the comparison in words, and the other side of it."""
     for compare in ast.walk(ast.parse(spec.rule.text, mode="eval")):
         if isinstance(compare, ast.Compare):
             for (left, right), op in zip(pairwise([compare.left, *compare.comparators]), compare.ops):
                 for node, other, signs in ((left, right, _SIGNS), (right, left, _TURNED)):
-                    path = _path_of(node)
-                    if path is not None and path[0] in spec.rule.names and type(op) in signs:
-                        yield path, f"{spec.name}: {signs[type(op)]} {ast.unparse(other)}", other
+                    path, text = _path_of(node), ast.unparse(other)
+                    is_number = path is not None and path[0] in spec.rule.names and path != _path_of(other)
+                    if path is None or not is_number or type(op) not in signs:
+                        continue
+                    with suppress(ControllerError):  # a name of a comprehension
+                        rule = Rule(text, spec.rule.names, gives_bool=False)
+                        yield path, f"{spec.name}: {signs[type(op)]} {shorten(text, _MAX_TEXT)}", rule
 
 
 def _path_of(node: ast.expr) -> Path | None:
@@ -248,18 +247,13 @@ def _path_of(node: ast.expr) -> Path | None:
     return (node.id, *keys) if isinstance(node, ast.Name) else None
 
 
-def _value_of(node: ast.expr, values: Mapping[str, Any]) -> float:
-    """A number, one that is looked up, or arithmetic of such; NaN if it is anything else, or not known."""
-    if isinstance(node, ast.Constant):
-        return float(value) if (value := _number(node.value)) is not None else math.nan
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value_of(node.operand, values)
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        with suppress(ZeroDivisionError, OverflowError):
-            return _ARITHMETIC[type(node.op)](_value_of(node.left, values), _value_of(node.right, values))
-    path = _path_of(node)
-    found = [] if path is None else list(_numbers_at(path, _at(values, path)))
-    return found[0][1] if len(found) == 1 and found[0][0] == path else math.nan
+def _value_of(rule: Rule, values: Mapping[str, Any]) -> float:
+    """A number; NaN if it is anything else, or not known."""
+    try:
+        value = _number(rule.evaluate(values))
+    except (ControllerError, MetricUnavailable):
+        value = None
+    return math.nan if value is None else float(value)
 
 
 def _at(values: Mapping[str, Any], path: Path) -> Any:

@@ -66,18 +66,8 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
 
 
 def _goes_on(paths: Sequence[Path]) -> bool:
-    """Whether a training holds a log. One that was written to just now may be that of another machine, whose locks are
-    not always seen.
-    """
-    held = [is_held(path) for path in paths]
-    return any(is_it is not False for is_it in held) or time.time() - max(map(_changed, paths)) < _SECONDS
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    """Whether a training holds a log, or that can't be told."""
+    return any(is_held(path) is not False for path in paths)
 
 
 def _read_begun(paths: Sequence[Path]) -> list[Run]:

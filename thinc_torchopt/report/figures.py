@@ -21,6 +21,8 @@ Runs = Sequence[Run]
 _MAX_POINTS = 1200
 # Curves of fewer points are not smoothed.
 _MIN_SMOOTHED, _SMOOTHED_POINTS = 60, 400
+# Of more points, only the line is drawn.
+_MAX_DOTS = 60
 # Precision and recall beside their F-score, and scores of the tokenizer, are in the table.
 _SECONDARY = ("token_", "speed")
 # More of a kind are in the panel of events alone.
@@ -157,7 +159,7 @@ def _rates(runs: Runs, axes: Any) -> str:
     axes.set_ylabel("learning rate")
     caption = ""
     by_run = [run.columns.get("learn_rates", {}) for run in runs]
-    is_log = scale_rates(axes, [float(numpy.nanmax(values)) for rates in by_run for values in rates.values()])
+    is_log = scale_rates(axes, [values for rates in by_run for values in rates.values()])
     if len(runs) > 1:
         for i, (run, rates) in enumerate(zip(runs, by_run)):
             if rates:
@@ -184,7 +186,7 @@ def _rates(runs: Runs, axes: Any) -> str:
         if frozen:
             caption += f" Always at 0, and left out: {name_groups(frozen)}."
     _lines(axes, runs)
-    return caption + (" The axis ends at a hundredth of the lowest peak." if is_log else "")
+    return caption + (" The axis ends at a hundredth of the lowest peak, if not before." if is_log else "")
 
 
 def _norm(runs: Runs, axes: Any) -> str:
@@ -218,11 +220,12 @@ def _events(runs: Runs, kinds: Sequence[str], axes: Any) -> str:
         for i, run in enumerate(runs):
             at = _merged([event.step for event in run.events if _kind_of(event.kind, kinds) == kind], span)
             shown = colour if len(runs) == 1 else COLOURS[i % len(COLOURS)]
-            axes.plot(at, [-row - 0.18] * len(at), marker, color=shown, markersize=6, markeredgewidth=1.4)
+            height = -row - 0.18 - (0.2 * i / len(runs) - 0.1 if len(runs) > 1 else 0.0)
+            axes.plot(at, [height] * len(at), marker, color=shown, markersize=6, markeredgewidth=1.4)
     axes.set_ylim(-len(kinds) + 0.5, 0.5)
     axes.tick_params(left=False, labelleft=False)
     axes.grid(False, axis="y")
-    return "Marks that are too near to each other are one. The table below has them in words."
+    return "Marks that are too near to each other are one."
 
 
 # ---------------------------------------------------------------------- events
@@ -276,9 +279,10 @@ def _plot(
     x, y = _thinned(run.steps[known], values[known], most)
     if not len(x):
         return []
-    look = {"linewidth": 1.7, "marker": "o" if len(x) == 1 else "", "markersize": 3.5, **look}
-    axes.plot(x, y, color=colour, label=printable(name) or None, **look)
-    return [(y, "alpha" in look)]
+    if len(x) > _MAX_DOTS or "marker" not in look:
+        look["marker"] = "o" if len(x) == 1 else ""
+    axes.plot(x, y, color=colour, label=printable(name) or None, **{"linewidth": 1.7, "markersize": 3.5, **look})
+    return [(values[known], "alpha" in look)]
 
 
 def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str) -> list[tuple[numpy.ndarray, bool]]:
@@ -300,7 +304,7 @@ def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str
 
 
 def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: bool = False) -> str:
-    """Choose the scale, and leave out what is faint and far from all the rest, unless it is to be seen `in_full`.
+    """Choose the scale, and leave out what is faint and far from all the rest; `in_full`: only at the lower end.
 
     RETURNS (str): How to read it.
     """
@@ -310,14 +314,13 @@ def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: boo
         axes.set_yscale("log", nonpositive="mask")
     if not any(is_faint for _, is_faint in drawn):
         return ""
-    if not in_full:
-        shown = [numpy.percentile(y, [1, 99]) if is_faint else y for y, is_faint in drawn]
-        kept = numpy.concatenate([y[y > 0.0] if is_log else y for y in shown])
-        low, high = float(kept.min()), float(kept.max())
-        if low < high:
-            margin = 0.06 * (math.log(high / low) if is_log else high - low)
-            factor = math.exp(margin)
-            axes.set_ylim((low / factor, high * factor) if is_log else (low - margin, high + margin))
+    shown = [numpy.percentile(y, [1, 100 if in_full else 99]) if is_faint else y for y, is_faint in drawn]
+    kept = numpy.concatenate([y[y > 0.0] if is_log else y for y in shown])
+    low, high = float(kept.min()), float(kept.max())
+    if low < high:
+        margin = 0.06 * (math.log(high / low) if is_log else high - low)
+        factor = math.exp(margin) if is_log else 1.0
+        axes.set_ylim((low / factor, high * factor) if is_log else (low - margin, high + margin))
     return "Bold: a mean of neighbours, without the most extreme. Faint: each line of the log."
 
 

@@ -83,7 +83,8 @@ class Log:
 
     def _put(self, column: tuple[str, str], value: Any) -> None:
         values = self.columns.setdefault(column, array("d"))
-        values.extend([math.nan] * (len(self.steps) - len(values)))
+        if missing := len(self.steps) - len(values):
+            values.extend([math.nan] * missing)
         values.append(number(value))
 
     def cut(self, step: int) -> None:

@@ -36,7 +36,7 @@ from .summary import facts_of
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
 # In points: how wide a plot is on a wide screen and on a phone, and what is around it.
 _WIDTHS = {"wide": 1080, "narrow": 380}
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 8, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
 _MAX_EVENTS, _MAX_NAMES = 200, 12
 # Of colours in the pictures, what the page calls them: it has others on a dark background.
 _NAMES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
@@ -159,7 +159,7 @@ def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
     figure.set_size_inches(width / 72, height / 72)
     left, right = _LEFT / width, 1 - _RIGHT / width
     figure.subplots_adjust(left, _BOTTOM / height, right, 1 - _TOP / height)
-    axes.yaxis.set_label_coords(15 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
+    axes.yaxis.set_label_coords(11 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
     axes.yaxis.label.set_verticalalignment("center")
     set_ticks(axes, x=10 if size == "wide" else 4)
     text = StringIO()

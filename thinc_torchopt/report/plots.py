@@ -72,7 +72,7 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
             look = {"color": colour_of(i, len(alike)), "linestyle": ["-", "--", ":", "-."][i % 4]}
             label = fill(", ".join(names), _NAMES_WIDTH) + (" (always 0)" if not any(values) else "")
             axes.plot(range(len(values)), values, label=label, linewidth=1.7, **look)
-        scale_rates(axes, [max(values) for values in alike], log=log)
+        scale_rates(axes, alike, log=log)
         axes.set_xlim(left=0)
         set_ticks(axes)
         _add_legend(axes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def style(**settings: Any) -> Iterator[None]:
 
     installed = {font.name for font in fontManager.ttflist}
     look: Any = {
-        "font.family": ["DejaVu Sans", *(name for name in _FONTS.split("|") if name in installed)],
+        "font.family": ["DejaVu Sans", *(name for name in _FONTS.split("|") if name in installed), "sans-serif"],
         "font.size": 9.5,
         "axes.edgecolor": LINE,
         "axes.labelcolor": TEXT,
@@ -113,19 +113,21 @@ def number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-def scale_rates(axes: Any, highest: Sequence[float], *, log: bool | None = None) -> bool:
+def scale_rates(axes: Any, rates: Iterable[Sequence[float]], *, log: bool | None = None) -> bool:
     """Give the axis of learning rates its scale. A logarithmic one ends where rates matter.
 
-    highest (Sequence[float]): The highest rate of each group.
+    rates (Iterable[Sequence[float]]): Of each group. NaN: not known.
     log (bool | None): Whether it is logarithmic. None: where groups differ that much.
     RETURNS (bool): Whether it is.
     """
-    active = [rate for rate in highest if rate > 0.0]
+    positive = [values[values > 0.0] for values in map(numpy.asarray, rates)]
+    active = [float(values.max()) for values in positive if len(values)]
     if log is None:
         log = bool(active) and max(active) > _LOG_FROM * min(active)
     if log and active:
         axes.set_yscale("log", nonpositive="mask")
-        axes.set_ylim(_LEAST_RATE * min(active), 1.5 * max(active))
+        lowest = min(float(values.min()) for values in positive if len(values))
+        axes.set_ylim(max(_LEAST_RATE * min(active), 0.7 * lowest), 1.5 * max(active))
     else:
         axes.set_ylim(0.0, 1.08 * max(active, default=1.0))
     return bool(log and active)

@@ -11,8 +11,8 @@ If there were any: `overruns` (how often the controller of learning rates took l
 step, and to which), `last_resume` (the first step since the run was resumed), `dev_losses` (at an evaluation at which a
 rule asked for the loss on the development data: what it was told), `controller` (what rules of the trainer controller
 did, since the step before: see rules.py), `fired` (which of them fired since the evaluation before, and how often),
-`put_together` (the step of each component, at the end: see best_weights.py), and `log_now` (a listener asked for this
-step to be logged).
+`losses_before` (in the first step since the run was resumed: what `losses` had before it), `put_together` (the step of
+each component, at the end: see best_weights.py), and `log_now` (a listener asked for this step to be logged).
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class LogNumbers:
         info |= self._safety_net()
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at
+            if event.step == self._resumed_at:
+                info["losses_before"] = {name: info["losses"][name] - loss for name, loss in run.losses.items()}
         if self.dev_losses is not None:
             info["dev_losses"], self.dev_losses = self.dev_losses, None
         info["since_evaluation"] = {name: count - self._progress.counts.get(name, 0) for name, count in counts.items()}
