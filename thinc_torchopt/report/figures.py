@@ -159,7 +159,7 @@ def _rates(runs: Runs, axes: Any) -> str:
     axes.set_ylabel("learning rate")
     caption = ""
     by_run = [run.columns.get("learn_rates", {}) for run in runs]
-    is_log = scale_rates(axes, [values for rates in by_run for values in rates.values()])
+    is_log = scale_rates(axes, [values.tolist() for rates in by_run for values in rates.values()])
     if len(runs) > 1:
         for i, (run, rates) in enumerate(zip(runs, by_run)):
             if rates:
