@@ -7,7 +7,9 @@ import pytest
 import srsly
 
 from thinc_torchopt import compat
+from thinc_torchopt.cli._replay import replay
 from thinc_torchopt.compat import has_matplotlib
+from thinc_torchopt.controller import TrainerController
 
 from ..spacy_cli import spacy_cli
 
@@ -347,8 +349,8 @@ def test_controller_replay_does_not_overwrite_what_it_reads(run, tmp_path):
 def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
     from thinc_torchopt.report import plots
 
-    figures, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
     path = tmp_path / f"rules.{suffix}"
     rules = [
         rule("low", "loss['per_word'] < 0.25", "on_step_end"),
@@ -357,15 +359,66 @@ def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
     found = run([LOSS, SCORES], rules, log([5, 4, 3, 2, 1, 2], {3: 0.4}), "--output", path)
     assert path.read_bytes().startswith(start) and f"Saved the picture to {path}" in found.stdout
     losses, scores = figures[0].axes
-    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss/per_word", "scores/ents_f")
-    line, low, high = losses.lines
+    assert [axes.get_title(loc="left") for axes in (losses, scores)] == ["loss/per_word", "scores/ents_f"]
+    line, *thresholds, low, high = losses.lines
+    assert [(line.get_label(), *set(line.get_ydata())) for line in thresholds] == [
+        ("low: < 0.25", 0.25),
+        ("cost $: > 0.35", 0.35),
+    ]
     assert list(line.get_xdata()) == [0, 1, 2, 3, 4, 5]
     assert list(line.get_ydata()) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.2])
     assert (list(low.get_xdata()), list(low.get_ydata())) == ([3, 4, 5], pytest.approx([0.2, 0.1, 0.2]))
     assert list(high.get_xdata()) == [0, 1]
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["low", r"cost \$"]
+    names = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert names[2:] == ["low fired", "cost $ fired"]
     # A score holds until the next.
     assert list(scores.lines[0].get_ydata()) == pytest.approx([math.nan] * 3 + [0.4] * 3, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("loss['per_word'] < 2 * 0.1", {"loss/per_word < 2 * 0.1": 0.2}),
+        ("-1 >= loss['loss']", {"loss/loss <= -1": -1.0}),
+        ("0 < state['step'] < 10", {"state/step > 0": 0.0, "state/step < 10": 10.0}),
+        (
+            "loss['loss'] > state['step'] / 4",
+            {"loss/loss > state['step'] / 4": 0.5},
+        ),
+        (
+            "state['step'] == 0 or loss['loss'] > 1 / state['step']",
+            {"state/step == 0": 0.0, "loss/loss > 1 / state['step']": 0.5},
+        ),
+        ("any(item > 3 for item in window['training_loss']['loss'])", {}),
+        ("loss['loss'] != loss['loss']", {}),
+        ("loss['loss'] > 4 or loss['loss'] > 4 and loss['loss'] > 'a'", {"loss/loss > 4": 4.0}),
+        ("window['training_loss']['loss'][-1] > 3", {"window/training_loss/loss > 3": 3.0}),
+        ("len(window['metrics']) == 2 and max(1, 2) < loss['loss']", {"loss/loss > max(1, 2)": 2.0}),
+        (
+            "loss['components']['ner'] != state['step']",
+            {"loss/components/ner != state['step']": 2.0, "state/step != loss['components']['ner']": 3.0},
+        ),
+    ],
+)
+def test_controller_replay_thresholds(text, expected):
+    """What a rule compares a number with, at the last step, 2."""
+    window = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"source_event": "on_step_end"}}
+    definition = {"controller_metrics": [LOSS, STATE, window], "controllers": [rule("r", text, "on_step_end")]}
+    found = replay(TrainerController(definition, is_replay=True), log([5, 4, 3])).thresholds
+    shown = {f"{'/'.join(place)} {words.removeprefix('r: ')}": values[-1] for (place, words), values in found.items()}
+    assert shown == pytest.approx(expected) and all(len(values) == 3 for values in found.values())
+
+
+def test_controller_replay_knows_the_loss_on_the_development_data(run):
+    lines = log([5, 4, 3, 2], {1: 0.1, 3: 0.2})
+    lines[1]["dev_losses"] = {"losses": {"ner": 20.0, "tok2vec": 9.0}, "words": 10, "examples": 2}
+    lines[3]["dev_losses"] = {"losses": {"ner": 3.0, "tok2vec": 9.0}, "words": 10, "examples": 2}
+    metrics = [{"name": "dev", "class": "EvalLoss"}]
+    found = run(metrics, [rule("low", "dev['per_word'] < 1", "on_evaluate")], lines, "--json")
+    assert fired(found) == {"low": [3]}
+    for damaged in ("text", {"losses": 3}, {"losses": {"ner": None}, "words": True, "examples": 2}):
+        lines[3]["dev_losses"] = damaged
+        assert fired(run(metrics, [rule("low", "dev['per_word'] < 1", "on_evaluate")], lines, "--json")) == {"low": []}
 
 
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")

@@ -16,6 +16,7 @@ import pytest
 import spacy.training.loop
 import torch
 from confection import Config
+from spacy.training.initialize import init_nlp
 from spacy.training.loggers import console_logger_v3
 from spacy_loggers.util import dict_to_dot
 from thinc.api import Adam, fix_random_seed
@@ -27,10 +28,11 @@ from thinc_torchopt.loggers import console, steps
 from thinc_torchopt.loggers.console import ConsoleLogger
 from thinc_torchopt.loggers.jsonl import JSONLinesLogger
 from thinc_torchopt.loggers.tensorboard import TensorBoardLogger
-from thinc_torchopt.training import latest_info
+from thinc_torchopt.training import is_held, latest_info
 
 from ..conftest import CONFIGS
 from ..models import toy_examples, toy_pipeline
+from ..runs import config_for
 from ..spacy_cli import toy_corpus
 from ..spacy_cli import train as spacy_train
 
@@ -421,6 +423,60 @@ def test_loggers_jsonl_of_two_runs_at_once(tmp_path):
     first[1]()
     second[1]()
     assert all([line["step"] for line in lines_of(tmp_path / name)] == [0, 4] for name in ("log.jsonl", "log-2.jsonl"))
+
+
+def test_loggers_jsonl_holds_its_file_while_it_writes(tmp_path):
+    """By which `report --watch` knows that the training goes on."""
+    path = tmp_path / "log.jsonl"
+    log_step, finalize = JSONLinesLogger(path)(pipeline(), StringIO(), StringIO())
+    assert is_held(path) is None
+    log_step(info_of(0))
+    assert is_held(path) and is_held(path)  # to look does not let go of it
+    finalize()
+    assert is_held(path) is False
+
+
+def test_loggers_jsonl_tells_what_is_no_loss_and_the_dev_loss_that_rules_saw(corpus, tmp_path):
+    """And where the run was resumed. The oracle for the loss: what the rule got, as its firing tells."""
+    metrics = [
+        {"name": "dev", "class": "EvalLoss"},
+        {"name": "one", "class": "EvalLoss", "arguments": {"max_examples": 1}},
+    ]
+    rule = {
+        "name": "r",
+        "triggers": ["on_evaluate"],
+        "rule": 'dev["loss"] > one["loss"]',
+        "operations": ["control.should_save"],
+    }
+    config = config_for(tmp_path, corpus)
+    config["components"]["encoder"] = config["components"].pop("tok2vec")
+    config["nlp"]["pipeline"] = ["encoder", *config["nlp"]["pipeline"][1:]]
+    config["components"]["tagger"]["model"]["tok2vec"]["upstream"] = "encoder"
+    config["training"]["optimizer"]["controller"] = {
+        "@misc": "thinc-torchopt.TrainerController.v1",
+        "definition": {"controller_metrics": metrics, "controllers": [rule]},
+    }
+    logger = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "log.jsonl")}
+    config["training"]["logger"] = logger
+    for last in (6, 10):
+        config["training"]["max_steps"] = last
+        spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+    lines = lines_of(tmp_path / "log.jsonl")
+    config["training"]["logger"]["path"] = str(tmp_path / "whole.jsonl")
+    config["training"]["optimizer"]["checkpoint"]["path"] = str(tmp_path / "other")
+    spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+    for line, whole in zip(lines, lines_of(tmp_path / "whole.jsonl"), strict=True):
+        # Differences of sums in single precision.
+        assert line["losses"] == pytest.approx(whole["losses"], rel=1e-4)
+    assert [line["step"] for line in lines if "sums_of_gradients" in line] == [0, 7]
+    assert {name for line in lines for name in line.get("sums_of_gradients", ())} == {"encoder"}
+    assert [line.get("last_resume") for line in lines] == [None] * 7 + [7] * 4
+    evaluated = {line["step"]: line for line in lines if "dev_losses" in line}
+    assert list(evaluated) == [0, 5, 10]
+    for line in evaluated.values():
+        [fired] = line["controller"]
+        seen, found = fired["values"]["dev"], line["dev_losses"]
+        assert found == {"losses": seen["components"], "words": seen["words"], "examples": seen["examples"]}
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ RATES = {"default": [0.0, 0.1, 0.2], "encoder/layer-1": [0.0, 0.01, 0.02], "cost
 def drawn(monkeypatch):
     """The figures that were saved."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    figures, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
     return figures
 
 
@@ -32,11 +32,55 @@ def test_plots_schedule(tmp_path, drawn, suffix, start, log):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     [axes] = drawn[0].axes
     assert axes.get_yscale() == ("log" if log else "linear")
-    for line, rates in zip(axes.lines, RATES.values(), strict=True):
-        shown = [math.nan if log and not rate else rate for rate in rates]
-        assert list(line.get_xdata()) == [0, 1, 2]
-        assert list(line.get_ydata()) == pytest.approx(shown, nan_ok=True)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["default", "encoder/layer-1", r"cost \$5"]
+    shown = dict(zip((text.get_text() for text in axes.get_legend().get_texts()), axes.lines, strict=True))
+    assert {name: list(line.get_ydata()) for name, line in shown.items()} == RATES
+    assert all(list(line.get_xdata()) == [0, 1, 2] for line in shown.values())
+
+
+def test_plots_equal_schedules_once_with_all_their_names(tmp_path, drawn):
+    rates = {f"layer-{i}": [0.1, 0.05] for i in range(12)} | {"head": [0.2, 0.1], "frozen": [0.0, 0.0]}
+    plots.plot_schedule(rates, tmp_path / "rates.png", title="Learning rates of my.cfg")
+    [axes] = drawn[0].axes
+    names = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+    assert names == ["head", ", ".join(f"layer-{i}" for i in range(12)), "frozen (always 0)"]
+    assert len(axes.lines) == 3 and axes.get_title(loc="left") == "Learning rates of my.cfg"
+
+
+def test_plots_schedule_log_axis_ends_where_rates_matter(tmp_path, drawn):
+    """A cosine ends at 1e-12: that would be most of the picture."""
+    plots.plot_schedule({"a": [1e-3, 1e-12], "b": [1e-4, 0.0]}, tmp_path / "rates.png", log=True)
+    [axes] = drawn[0].axes
+    assert axes.get_ylim() == pytest.approx((1e-6, 1.5e-3))
+
+
+@pytest.mark.parametrize(
+    "values, is_stairs",
+    [
+        ([0, 0, 1, 1, 2, 0], True),
+        ([1.0, 2.0, 3.0, 4.0], True),
+        ([0.5, 0.5, 0.5, 0.7, 0.7, 0.7], True),
+        ([0.5, 0.4, 0.3, 0.2], False),
+        ([math.nan, 0.5, 0.4, 0.3], False),
+    ],
+)
+def test_plots_firings_with_thresholds_and_counters_as_stairs(tmp_path, drawn, values, is_stairs):
+    steps = list(range(0, 10 * len(values), 10))
+    panel = plots.Panel(values, {"rule $": [steps[-1]]}, {"rule $: > 1": [1.0] * len(values)})
+    plots.plot_firings(steps, {"a/b": panel}, tmp_path / "rules.png", "Rules of my.yaml")
+    [axes] = drawn[0].axes
+    line, threshold, fired = axes.lines
+    assert line.get_drawstyle() == ("steps-post" if is_stairs else "default")
+    assert set(threshold.get_ydata()) == {1.0} and threshold.get_linestyle() == "--"
+    assert list(fired.get_xdata()) == steps[-1:] and list(fired.get_ydata()) == values[-1:]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["rule $: > 1", "rule $ fired"]
+
+
+def test_plots_are_the_same_each_time(tmp_path):
+    for suffix in ("svg", "pdf", "png"):
+        first, second = (tmp_path / f"{name}.{suffix}" for name in ("first", "second"))
+        for path in (first, second):
+            plots.plot_schedule(RATES, path)
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, drawn):
@@ -46,7 +90,7 @@ def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, drawn):
     plots.plot_schedule(rates, tmp_path / "rates.svg")
     [axes] = drawn[0].axes
     assert len({to_rgba(line.get_color()) for line in axes.lines}) == 25
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(rates)
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(rates)
 
 
 def test_plots_range_test(tmp_path, drawn):

@@ -1,13 +1,18 @@
-"""Reports: from logs that the logger wrote in real trainings, and from logs as they are found. What is drawn is
-compared with the numbers in the log, read by hand.
+"""Reports: from logs that the logger wrote in real trainings, and from logs as they are found. What is drawn, as
+matplotlib has it, is compared with the numbers in the log, read by hand.
 """
 
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from bisect import bisect_right
 from contextlib import ExitStack
+from html import unescape
 from html.parser import HTMLParser
 from io import BytesIO, StringIO
 
@@ -17,11 +22,14 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
 from thinc_torchopt import compat
+from thinc_torchopt.cli import report as report_command
 from thinc_torchopt.cli.report import show_report
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
-from thinc_torchopt.report import facts_of, read_runs, summarize, write_report
-from thinc_torchopt.report.drawing import COLOURS
-from thinc_torchopt.report.panels import make_panels
+from thinc_torchopt.report import facts_of, read_runs, show, summarize, write_report
+from thinc_torchopt.report.figures import make_panels
+from thinc_torchopt.report.page import make_page
+from thinc_torchopt.report.style import COLOURS
+from thinc_torchopt.training import hold
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from ..runs import config_for
@@ -78,7 +86,7 @@ def only(runs):
 
 
 def events(run):
-    return [(event.kind, event.step, event.count) for event in run.events]
+    return [(event.kind, event.step, event.text) for event in run.events]
 
 
 class Page(HTMLParser):
@@ -263,7 +271,10 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
     assert run.steps.tolist() == list(range(25))
     norms = run.numbers("grad_norm").tolist()
     assert norms[10] == 3.0 and set(norms[11:18]) == {50.0} and set(norms[18:]) == {70.0}
-    assert events(run) == [("skip", 0, 1), ("skip", 11, 1), ("resumed", 11, 1), ("resumed", 18, 1)]
+    assert sorted(events(run)) == [
+        *(("resumed", step, "") for step in (11, 18)),
+        *(("update skipped", step, "") for step in (0, 11)),
+    ]
     assert len(run.notes) == 2 and "log-2.jsonl goes on with log.jsonl from step 11" in run.notes[0]
     # Alone, each says what is missing.
     assert only(read_runs([first])).notes == ["The run goes on in log-2.jsonl, it seems. Give both."]
@@ -299,22 +310,25 @@ def test_report_finds_what_happened(tmp_path):
             line["last_checkpoint"] = 5 if step < 11 or 12 <= step < 16 else 10 if step < 12 else 15
         if step >= 12:
             line["last_rollback"] = [12, 5]
+        if step >= 8:
+            line["last_resume"] = 8
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert sorted(events(run)) == sorted(
         [
-            ("spike", 4, 1),
-            ("spike", 9, 2),
-            ("skip", 9, 1),
-            ("outside_write", 3, 1),
-            ("conservative", 20, 1),
-            ("rollback", 12, 1),
+            ("gradient spike", 4, ""),
+            ("gradient spike", 9, "2 times"),
+            ("update skipped", 9, ""),
+            ("rates written by others", 3, ""),
+            ("conservative mode began", 20, ""),
+            ("went back", 12, "to the checkpoint of step 5"),
+            ("resumed", 8, ""),
         ]
-        + [("checkpoint", step, 1) for step in (5, 10, 15)]
+        + [("checkpoint saved", step, "") for step in (5, 10, 15)]
     )
-    assert next(event.to for event in run.events if event.kind == "rollback") == 5
     older = [{key: value for key, value in line.items() if not key.startswith("last_")} for line in lines]
     run = only(read_runs([write(tmp_path / "older.jsonl", older)]))
-    assert [event for event in events(run) if event[0] in ("rollback", "checkpoint")] == [("rollback", 12, 1)]
+    kinds = ("went back", "checkpoint saved", "resumed")
+    assert [event for event in events(run) if event[0] in kinds] == [("went back", 12, "")]
 
 
 @pytest.mark.parametrize(
@@ -337,55 +351,96 @@ def test_report_labels_differ(tmp_path, paths, labels):
 # ---------------------------------------------------------------------- panels
 
 
-def curves(panel):
-    return {curve.name: curve for curve in panel.named}
-
-
 def panels_of(*paths):
-    return {panel.title: panel for panel in make_panels(read_runs(paths))}
+    """The axes of each panel, by its title, as a page and a picture have them; and what is said about it."""
+    figure = compat.import_figure()()
+    found = {}
+    for panel in make_panels(read_runs(paths)):
+        axes = figure.add_subplot()
+        axes.caption = panel.draw(axes)
+        found[panel.title] = axes
+    return found
 
 
+def curves(axes):
+    """By name, steps and values."""
+    named = zip(*reversed(axes.get_legend_handles_labels()))
+    return {
+        name: (line.get_xdata().tolist(), line.get_ydata().tolist()) for name, line in named if len(line.get_xdata())
+    }
+
+
+def marks(axes):
+    """By name, the steps of the marks in its row."""
+    lines = [line for line in axes.lines if line.get_linestyle() == "None"]
+    rows = [text.get_text() for text in axes.texts]
+    return {
+        rows[round(-line.get_ydata()[0] - 0.18)]: sorted(line.get_xdata()) for line in lines if len(line.get_xdata())
+    }
+
+
+@needs_matplotlib
 def test_report_panels_of_one_run(tmp_path):
-    lines = rows(30, grad_norm=1.0)
-    lines[7] |= {"grad_norm": 500.0, "grad_spikes": 1}
+    lines = rows(30)
+    lines[7]["grad_norm"] = 500.0
     for line in lines[8:]:
         line["grad_spikes"] = 1
     panels = panels_of(write(tmp_path / "log.jsonl", lines))
-    assert list(panels) == ["Score", "Loss", "Learning rate", "Gradient norm", "Speed"]
+    assert list(panels) == ["Score", "Loss", "Learning rate", "Gradient norm", "Speed", "What happened"]
     # The main score is ents_f; precision, recall, the tokenizer's and the speed are left to the table.
-    assert list(curves(panels["Score"])) == ["main score", "tag_acc"]
-    assert curves(panels["Score"])["main score"].x.tolist() == [0, 5, 10, 15, 20, 25]
-    assert curves(panels["Loss"])["ner"].y.tolist() == [line["losses"]["ner"] for line in lines]
-    assert set(curves(panels["Learning rate"])) == {"default", "encoder"} and not panels["Learning rate"].is_log
-    [spike] = [marks for marks in panels["Gradient norm"].marks if marks.kind == "spike"]
-    assert (spike.x.tolist(), spike.y.tolist()) == ([7], [500.0]) and panels["Gradient norm"].is_log
-    assert "ner: 100 at step 0, 3.33 at step 29, lowest 3.33, highest 100" in panels["Loss"].alt
+    assert list(curves(panels["Score"])) == ["main score", "tag_acc", f"best: {1 - 1 / 27:.4g}"]
+    assert curves(panels["Score"])["main score"][0] == [0, 5, 10, 15, 20, 25]
+    assert panels["Loss"].get_ylabel() == "loss per word"
+    assert curves(panels["Loss"])["ner"][1] == pytest.approx([line["losses"]["ner"] / 100 for line in lines])
+    assert set(curves(panels["Learning rate"])) == {"default", "encoder"}
+    assert panels["Learning rate"].get_yscale() == "linear" and panels["Gradient norm"].get_yscale() == "log"
+    assert marks(panels["What happened"]) == {"gradient spike": [8]}
 
 
+@needs_matplotlib
+def test_report_shows_losses_per_word_and_nothing_that_is_none(tmp_path):
+    """Every fourth step has a line, with the mean loss of its steps; an encoder's "loss" is the size of a gradient."""
+    lines = [
+        row(i, words=10 * (i + 1) ** 2, losses={"encoder": 1e-4, "tok2vec": 1e4, "ner": i + 2.0}) for i in (0, 4, 8)
+    ]
+    lines[0]["sums_of_gradients"] = ["encoder"]
+    lines[2]["dev_losses"] = {"losses": {"ner": 30.0, "encoder": 9.0}, "words": 60, "examples": 2}
+    axes = panels_of(write(tmp_path / "log.jsonl", lines))["Loss"]
+    assert curves(axes) == {
+        "ner": ([0, 4, 8], pytest.approx([2.0 * 1 / 10, 6.0 * 4 / 240, 10.0 * 4 / 560])),
+        "ner, dev set": ([8], [0.5]),
+    }
+    assert "sizes of gradients: encoder, tok2vec." in axes.caption
+    without_words = [{key: value for key, value in line.items() if key != "words"} for line in lines]
+    axes = panels_of(write(tmp_path / "without.jsonl", without_words))["Loss"]
+    assert axes.get_ylabel() == "loss per step" and curves(axes) == {"ner": ([0, 4, 8], [2.0, 6.0, 10.0])}
+
+
+@needs_matplotlib
 def test_report_panels_compare_runs(tmp_path):
     slow = [{**line, "losses": {"ner": 1.0}, "learn_rates": {"default": 0.01}} for line in rows(10)]
     panels = panels_of(write(tmp_path / "a" / "log.jsonl", rows(30)), write(tmp_path / "b" / "log.jsonl", slow))
-    assert list(panels) == ["Score", "Loss of tok2vec", "Loss of ner", "Learning rate", "Gradient norm", "Speed"]
-    assert list(curves(panels["Loss of tok2vec"])) == ["a"]
+    assert list(panels) == ["Score", "Loss of ner", "Learning rate", "Gradient norm", "Speed"]
     for title in ("Score", "Loss of ner", "Learning rate", "Gradient norm", "Speed"):
-        assert {name: curve.colour for name, curve in curves(panels[title]).items()} == {"a": 0, "b": 1}
-    band = curves(panels["Learning rate"])["a"]
-    assert set(band.y) == {0.001} and set(band.low) == {0.0005} and curves(panels["Learning rate"])["b"].low is None
+        handles, names = panels[title].get_legend_handles_labels()
+        colours = {name: line.get_color() for line, name in zip(handles, names) if not name.startswith("best")}
+        assert colours == {"a": COLOURS[0], "b": COLOURS[1]}
+    top, bottom, other = panels["Learning rate"].lines
+    assert set(top.get_ydata()) == {0.001} and set(bottom.get_ydata()) == {0.0005} and set(other.get_ydata()) == {0.01}
 
 
+@needs_matplotlib
 def test_report_groups_with_the_same_rates_share_a_curve(tmp_path):
     rates = [{**{f"layer-{i}": 0.001 * 0.8**i for i in range(20)}, "same": 0.001, "frozen": 0.0} for _ in range(9)]
-    panel = panels_of(write(tmp_path / "log.jsonl", [row(i, learn_rates=rates[i]) for i in range(9)]))["Learning rate"]
-    assert (
-        "left out: frozen." in panel.caption
-        and len(panel.named) == 20
-        and panel.named[0].name == "layer-0 and 1 more"
-        and panel.is_log
-    )
-    assert len({curve.colour for curve in panel.named}) == 20
-    assert min(numpy.nanmin(curve.y) for curve in panel.named) > 0.0
+    axes = panels_of(write(tmp_path / "log.jsonl", [row(i, learn_rates=rates[i]) for i in range(9)]))["Learning rate"]
+    assert "left out: frozen." in axes.caption and axes.get_yscale() == "log"
+    assert len(curves(axes)) == 20 and next(iter(curves(axes))) == "layer-0, same"
+    assert len({line.get_color() for line in axes.lines}) == 20
+    # Where rates end; but not below a hundredth of the lowest peak.
+    assert axes.get_ylim()[0] == pytest.approx(0.7 * 0.001 * 0.8**19)
 
 
+@needs_matplotlib
 def test_report_of_a_long_run_keeps_every_peak_and_mark(tmp_path):
     n = 20_000
     lines = [row(i, grad_norm=1.0, grad_spikes=0) for i in range(n)]
@@ -394,17 +449,39 @@ def test_report_of_a_long_run_keeps_every_peak_and_mark(tmp_path):
         lines[step]["grad_norm"] = 100.0 + i
     for i, line in enumerate(lines):
         line["grad_spikes"] = bisect_right(peaks, i)
-    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
-    panel = {panel.title: panel for panel in make_panels([run])}["Gradient norm"]
-    assert sum(len(curve.x) for curve in panel.curves) < 2000
-    [faint] = [curve for curve in panel.curves if curve.look == "faint"]
-    drawn = dict(zip(faint.x.tolist(), faint.y.tolist()))
+    panels = panels_of(write(tmp_path / "log.jsonl", lines))
+    faint, bold = panels["Gradient norm"].lines
+    assert len(faint.get_xdata()) + len(bold.get_xdata()) < 2000
+    drawn = dict(zip(faint.get_xdata().tolist(), faint.get_ydata().tolist()))
     assert all(drawn[step] == 100.0 + i for i, step in enumerate(peaks))
-    assert [event.step for event in run.events] == peaks
-    [marks] = panel.marks
-    assert marks.x.tolist() == peaks and marks.y.tolist() == [100.0 + i for i in range(30)]
+    assert marks(panels["What happened"]) == {"gradient spike": peaks}
     # Single spikes do not bend the bold curve.
-    assert set(panel.named[0].y.tolist()) == {1.0}
+    assert set(bold.get_ydata().tolist()) == {1.0}
+
+
+@needs_matplotlib
+def test_report_marks_what_rules_did(tmp_path):
+    """Rare ones through all panels, frequent ones in a row of their own."""
+
+    def fired(name, step):
+        return {"controller": name, "operation": "lr", "action": "should_cut", "event": "on_log", "step": step}
+
+    lines = rows(60)
+    for line in lines:
+        step = line["step"]
+        line["controller"] = [fired("often", step)] + [fired("rare $", step)] * (step in (20, 40))
+    lines[3]["controller"] = [None, {"controller": 3, "step": 1}, {"controller": "no step"}, "text"]
+    lines[4]["controller"] = "text"
+    path = write(tmp_path / "log.jsonl", lines)
+    run = only(read_runs([path]))
+    assert ("rule rare $", 20, "lr.should_cut") in events(run) and len(events(run)) == 58 + 2
+    panels = panels_of(path)
+    found = marks(panels["What happened"])
+    assert found == {"rule often": [step for step in range(60) if step not in (3, 4)], "rule rare $": [20, 40]}
+    for title in ("Score", "Loss", "Learning rate", "Gradient norm", "Speed"):
+        vertical = [line.get_xdata()[0] for line in panels[title].lines if len({*line.get_xdata()}) == 1]
+        assert {20, 40} <= set(vertical) and 21 not in vertical
+        assert "rule rare $" in panels[title].get_legend_handles_labels()[1]
 
 
 # ---------------------------------------------------------------------- files
@@ -448,7 +525,7 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     # Nothing is loaded from elsewhere, and no name became a tag.
     links = [found.get(key) for _, found in page.tags for key in ("src", "href", "xlink:href") if key in found]
     assert all(link.startswith("#") for link in links) and not re.search(r"url\((?!#)|@import|fetch\(", text)
-    assert len(page.all("script")) == 2 and not page.all("b", **{"class": None}) and not page.all("w")
+    assert not page.all("script") and not page.all("w")
     words = "".join(page.texts)
     assert (
         "<script>alert(1)</script>" in words
@@ -459,27 +536,16 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     # Every id is there once, every reference leads somewhere.
     ids = [found["id"] for _, found in page.tags if "id" in found]
     assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
-    titles = (
-        "Score|Loss|Learning rate|Gradient norm|Speed"
-        if n == 1
-        else "Score|Loss of .*|Learning rate|Gradient norm|Speed"
-    )
-    svgs = page.all("svg")
-    assert len(svgs) == 2 * len(page.all("section", **{"class": "panel"})) and all(
-        re.match(titles, svg["aria-label"]) for svg in svgs
-    )
+    assert len(page.all("svg")) == 2 * len(page.all("section")) == 2 * (6 if n == 1 else 10)
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ElementTree.parse(BytesIO(svg.encode("utf8")))
-    # What is under the pointer: the numbers of the log.
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)[1])
-    norm = next(panel for panel in data["panels"] if any("spike" in mark[1] for mark in panel["marks"]))
-    assert [40, "went back to the checkpoint of step 20"] in norm["marks"] and [30, "spike"] in norm["marks"]
-    assert (data["first"], data["last"]) == (0, 79)
-    keys = page.all("button")
-    assert all(key["aria-pressed"] == "true" for key in keys) and (n == 1) == all("data-run" not in key for key in keys)
+    assert "went back to the checkpoint of step 20" in words and "gradient spike" in words
     # Colours are the page's, which has others in the dark.
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not any(colour in pictures for colour in COLOURS) and "var(--c0)" in pictures
+    # The same logs give the same page.
+    write_report(read_runs(paths[:n]), output)
+    assert output.read_text(encoding="utf8") == text
     assert ("ends in half a line" in words) == (n == 3)
 
 
@@ -504,17 +570,15 @@ def test_report_panels_share_their_steps(tmp_path, monkeypatch):
     runs = read_runs([write(tmp_path / "a.jsonl", rows(80)), write(tmp_path / "b.jsonl", rows(40))])
     write_report(runs, tmp_path / "report.html")
     write_report(runs, tmp_path / "report.png")
-    axes = [axes for figure in figures for axes in figure.axes]
+    picture = figures[-1]
+    axes = [axes for figure in figures[:-1] for axes in figure.axes] + picture.axes[1:]
     assert len({axes.get_xlim() for axes in axes}) == 1 and axes[0].get_xlim()[1] >= 79
     assert all(axes.get_ylabel() for axes in axes) and all(figure.axes[-1].get_xlabel() == "step" for figure in figures)
     # In the picture the plots are exactly below each other, and nothing is cut off.
-    picture = figures[-1]
-    assert len({(round(axes.get_position().x0, 3), round(axes.get_position().x1, 3)) for axes in picture.axes}) == 1
-    width, height = picture.get_size_inches() * picture.dpi
-    boxes = [text.get_window_extent() for text in picture.texts] + [
-        axes.get_legend().get_window_extent() for axes in picture.axes
-    ]
-    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
+    places = [axes.get_position() for axes in picture.axes[1:]]
+    assert len({(round(place.x0, 3), round(place.x1, 3)) for place in places}) == 1
+    box, (width, height) = picture.get_tightbbox(), picture.get_size_inches()
+    assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
 
 
 @needs_matplotlib
@@ -572,13 +636,14 @@ def test_report_of_a_real_training_that_went_wrong_and_was_resumed(corpus, tmp_p
         saved.append([int(path.name[-8:]) for path in steps_of(folder)])
     run = only(read_runs([log]))
     assert run.steps.tolist() == list(range(21)) and not run.notes
-    skips, backs, checkpoints = (
-        [event for event in run.events if event.kind == kind] for kind in ("skip", "rollback", "checkpoint")
+    skips, backs, checkpoints, resumed = (
+        [(event.step, event.text) for event in run.events if event.kind == kind]
+        for kind in ("update skipped", "went back", "checkpoint saved", "resumed")
     )
-    assert [event.step for event in skips] == [9, 10] and [(event.step, event.to) for event in backs] == [(10, 6)]
+    assert skips == [(9, ""), (10, "")] and backs == [(10, "to the checkpoint of step 6")] and resumed == [(15, "")]
     # Every third step, and the evaluations: but for 9 and 10, while updates went wrong. That of the last step is
     # written after its line.
-    assert [event.step for event in checkpoints] == [0, 3, 5, 6, 12, 14, 15, 18]
+    assert [step for step, _ in checkpoints] == [0, 3, 5, 6, 12, 14, 15, 18]
     assert saved == [[12, 14], [18, 20]]
     assert numpy.isnan(run.numbers("grad_norm")[9:11]).all() and (numpy.diff(run.numbers("seconds")) > 0).all()
     assert run.final_rates == {"default": 0.005} and len(run.speeds()[0]) > 0
@@ -628,3 +693,89 @@ def test_report_without_matplotlib(tmp_path, monkeypatch):
     for suffix in ("html", "png"):
         with pytest.raises(ImportError, match=r"pip install 'thinc-torchopt\[plot\]'"):
             write_report(runs, tmp_path / f"report.{suffix}")
+
+
+# ---------------------------------------------------------------------- a training that goes on
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A log that is held, as a training holds it."""
+    path = write(tmp_path / "log.jsonl", rows(5))
+    with path.open("ab") as file:
+        hold(file.fileno())
+        yield path, file
+
+
+@needs_matplotlib
+def test_report_watch_until_the_training_ends(begun, tmp_path, monkeypatch):
+    log, file = begun
+    output, seen = tmp_path / "report.html", []
+
+    def pause(seconds):
+        seen.append((seconds >= 10, 'http-equiv="refresh" content="10"' in output.read_text()))
+        file.write(json.dumps(row(4 + len(seen))).encode() + b"\n")
+        file.flush()
+        if len(seen) == 2:
+            file.close()
+
+    monkeypatch.setattr(report_command.time, "sleep", pause)
+    show_report([log], output_path=output, watch=True, as_json=False)
+    assert seen == [(True, True)] * 2
+    # The last page has the last line, and reads itself no more.
+    assert "refresh" not in output.read_text() and ">6<small>" in output.read_text()
+
+
+@needs_matplotlib
+def test_report_watch_until_ctrl_c(begun, tmp_path):
+    log, _ = begun
+    output = tmp_path / "report.html"
+    command = [sys.executable, "-m", "spacy", "torchopt", "report", str(log), "--watch", "--output", str(output)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not output.is_file():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    assert "refresh" in output.read_text()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (
+        process.returncode == 0 and "Traceback" not in err and f"Saved the report to {output}" in " ".join(out.split())
+    )
+    assert "refresh" not in output.read_text()
+
+
+def test_report_watch_needs_a_report(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        show_report([write(tmp_path / "log.jsonl", rows(3))], output_path=None, watch=True, as_json=False)
+    assert "Add --output report.html." in " ".join(capsys.readouterr().err.split())
+
+
+# ---------------------------------------------------------------------- in a notebook
+
+
+@needs_matplotlib
+def test_report_shows_itself_in_a_notebook(tmp_path):
+    pytest.importorskip("IPython", reason="IPython is not installed")
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    log = write(tmp_path / "log.jsonl", rows(30))
+    InteractiveShell.instance()
+    try:
+        with capture_output() as captured:
+            show(log)
+    finally:
+        InteractiveShell.clear_instance()
+    [shown] = captured.outputs
+    [page] = re.findall('srcdoc="([^"]*)"', shown.data["text/html"])
+    assert unescape(page) == make_page(read_runs([log]))
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_report_shows_itself_in_notebooks_alone(tmp_path, monkeypatch, is_installed):
+    if is_installed:
+        pytest.importorskip("IPython", reason="IPython is not installed")
+    else:
+        monkeypatch.setitem(sys.modules, "IPython", None)
+    with pytest.raises(ConfigError, match=r"no notebook. Write it to a file: spacy torchopt report"):
+        show(tmp_path / "log.jsonl")

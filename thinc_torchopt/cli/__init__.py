@@ -341,16 +341,17 @@ def checkpoint_cli(
 def report_cli(
     log_paths: list[Path] = _LOGS,
     output_path: Optional[Path] = _REPORT,
+    watch: bool = Opt(False, "--watch", "-w", help="Write it every ten seconds while the training goes on"),
     as_json: bool = _JSON,
 ) -> None:
     """
-    Draw a training from its log, or compare several. Losses, scores, learning rates, the norm of the gradients and the
-    speed, with spikes, skipped updates, rollbacks and checkpoints marked. Without --output, only the summary is
-    printed.
+    Draw a training from its log, or compare several. Losses, scores, learning rates, the norm of the gradients, the
+    speed, and what happened when: rules that fired, skipped updates, rollbacks, checkpoints. Without --output, only the
+    summary is printed.
     """
     from .report import show_report
 
-    show_report(log_paths, output_path=output_path, as_json=as_json)
+    show_report(log_paths, output_path=output_path, watch=watch, as_json=as_json)
 
 
 @torchopt_cli.command("controller")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from textwrap import shorten
 from typing import Any
 
-from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, TrainerController
+from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, Rule, TrainerController
 from ..errors import ControllerError
 from ..report import COUNTS
 
@@ -32,8 +34,10 @@ REPLAYED = (
     "on_log",
     "on_epoch_end",
 )
-# Of a list, so many of the newest items are shown.
-_MAX_ITEMS = 10
+_SIGNS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+_TURNED: dict[type, str] = {**_SIGNS, ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
+# Of a list, so many of the newest items are shown; of a part of a rule, so many characters.
+_MAX_ITEMS, _MAX_TEXT = 10, 50
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,14 @@ class Replay:
     fired (list[Fired]): In the order in which they fired.
     series (dict): What rules look up, by `metric/key/key`: after each line. NaN: no number.
     looked_up (dict): By controller, where its rule looks.
+    thresholds (dict): What rules compare a number with: by where that is, and in words, after each line.
     without_value (list[str]): Metrics that rules name, and that never had a value.
     notes (list[str]): What else to know.
     """
 
     steps: list[int]
     looked_up: dict[str, list[Path]]
+    thresholds: dict[tuple[Path, str], list[float]] = field(default_factory=dict)
     fired: list[Fired] = field(default_factory=list)
     series: dict[Path, list[float]] = field(default_factory=dict)
     without_value: list[str] = field(default_factory=list)
@@ -81,6 +87,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
     specs = controller.definition.controllers
     found = Replay([record["step"] for record in records], {spec.name: _looked_up(spec) for spec in specs})
     paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
+    compared = {(path, words): other for spec in specs for path, words, other in _compared(spec)}
     for i, events in enumerate(_events_of(records)):
         for event, payload in events:
             for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
@@ -89,6 +96,9 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
             for place, number in _numbers_at(path, _at(controller.values, path)):
                 values = found.series.setdefault(place, [])
                 values += [math.nan] * (i - len(values)) + [number]
+        for key, other in compared.items():
+            found.thresholds.setdefault(key, []).append(_value_of(other, controller.values))
+    found.thresholds = {at: values for at, values in found.thresholds.items() if any(v == v for v in values)}
     for values in found.series.values():
         values += [math.nan] * (len(records) - len(values))
     named = {name for spec in specs for name in spec.rule.names}
@@ -124,7 +134,8 @@ def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, 
         if "score" in record:  # null: it was not finite
             score, scores = _number(record["score"]), record.get("scores")
             metrics = scores if isinstance(scores, dict) else {}
-            events.append(("on_evaluate", now | {"score": math.nan if score is None else score, "metrics": metrics}))
+            now_evaluated = now | {"score": math.nan if score is None else score, "metrics": metrics}
+            events.append(("on_evaluate", now_evaluated | _dev_losses(record)))
         events.append(("on_log", trained))
         following = records[i + 1] if i + 1 < len(records) else record
         if epoch is not None and (_number(following.get("epoch")) or 0) > epoch:
@@ -148,6 +159,17 @@ def _losses(record: Record) -> dict[str, float]:
     """null: it was not finite."""
     losses = {name: math.nan if loss is None else _number(loss) for name, loss in record["losses"].items()}
     return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def _dev_losses(record: Record) -> dict[str, Any]:
+    """As the training told them: of how many examples, a log does not say anew."""
+    found = record.get("dev_losses")
+    if not isinstance(found, dict) or not isinstance(found.get("losses"), dict):
+        return {}
+    words, examples = _number(found.get("words")), _number(found.get("examples"))
+    if words is None or examples is None:
+        return {}
+    return {"dev_losses": lambda at_most: {"losses": _losses(found), "words": words, "examples": examples}}
 
 
 def _batch(record: Record, last: Record | None) -> dict[str, float]:
@@ -196,6 +218,42 @@ def _looked_up(spec: ControllerSpec) -> list[Path]:
 
     visit(ast.parse(spec.rule.text, mode="eval").body)
     return list(found)
+
+
+def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
+    """What a rule compares with what: where a number is, the comparison in words, and the other side of it."""
+    for compare in ast.walk(ast.parse(spec.rule.text, mode="eval")):
+        if isinstance(compare, ast.Compare):
+            for (left, right), op in zip(pairwise([compare.left, *compare.comparators]), compare.ops):
+                for node, other, signs in ((left, right, _SIGNS), (right, left, _TURNED)):
+                    path, text = _path_of(node), ast.unparse(other)
+                    is_number = path is not None and path[0] in spec.rule.names and path != _path_of(other)
+                    if path is None or not is_number or type(op) not in signs:
+                        continue
+                    with suppress(ControllerError):  # a name of a comprehension
+                        rule = Rule(text, spec.rule.names, gives_bool=False)
+                        yield path, f"{spec.name}: {signs[type(op)]} {shorten(text, _MAX_TEXT)}", rule
+
+
+def _path_of(node: ast.expr) -> Path | None:
+    """Where a number is that is drawn: of a window the newest."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "-1":
+        node = node.value
+    keys: list[str] = []
+    while (
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    ):
+        keys, node = [node.slice.value, *keys], node.value
+    return (node.id, *keys) if isinstance(node, ast.Name) else None
+
+
+def _value_of(rule: Rule, values: Mapping[str, Any]) -> float:
+    """A number; NaN if it is anything else, or not known."""
+    try:
+        value = _number(rule.evaluate(values))
+    except (ControllerError, MetricUnavailable):
+        value = None
+    return math.nan if value is None else float(value)
 
 
 def _at(values: Mapping[str, Any], path: Path) -> Any:

@@ -91,7 +91,7 @@ def _replay(
         found = replay(controller, records)
         notes += found.notes
         if output_path is not None:
-            notes += _draw(found, output_path)
+            notes += _draw(found, output_path, f"Rules of {path.name}, tried on {log_paths[0]}")
     specs = controller.definition.controllers
     if as_json:
         print_json(_replay_as_dict(path, log_paths, specs, found, notes))
@@ -116,7 +116,7 @@ def _replay(
         console.print(f"Saved the picture to {output_path}")
 
 
-def _draw(found: Replay, path: Path) -> list[str]:
+def _draw(found: Replay, path: Path, title: str) -> list[str]:
     """RETURNS (list[str]): Notes. RAISES (ConfigError): There is nothing to draw."""
     if not found.series:
         raise ConfigError(
@@ -129,9 +129,11 @@ def _draw(found: Replay, path: Path) -> list[str]:
             for name, paths in found.looked_up.items()
             if any(place[: len(looked_up)] == looked_up for looked_up in paths)
         }
-        panels["/".join(place)] = Panel(values, {name: steps for name, steps in firings.items() if steps})
+        fired = {name: steps for name, steps in firings.items() if steps}
+        thresholds = {words: compared for (at, words), compared in found.thresholds.items() if at == place}
+        panels["/".join(place)] = Panel(values, fired, thresholds)
     shown = dict(list(panels.items())[:_MAX_PANELS])
-    plot_firings(found.steps, shown, path)
+    plot_firings(found.steps, shown, path, title)
     left_out = list(panels)[_MAX_PANELS:]
     return [f"Not in the picture, which has room for {_MAX_PANELS}: {', '.join(left_out)}."] if left_out else []
 

@@ -58,7 +58,7 @@ def show_schedule(
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)
         if output_path is not None:
-            plot_schedule(rates, output_path, log=log)
+            plot_schedule(rates, output_path, log=log, title=f"Learning rates of {path}")
     notes += note_on_scores(setup.optimizer)
     if as_json:
         print_json({"steps": steps, "learn_rates": rates, "notes": notes})

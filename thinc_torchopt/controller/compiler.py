@@ -71,14 +71,23 @@ class Compiler:
     tree (ast.Expression): As it came from the parser.
     metrics (frozenset[str]): The names that a rule may use.
     keys (Mapping[str, Keys | None]): What metrics hold.
+    gives_bool (bool): It has to give true or false.
     RAISES (Refused): There is something in it that rules may not have.
     """
 
-    def __init__(self, tree: ast.Expression, metrics: frozenset[str], keys: Mapping[str, Keys | None]):
+    def __init__(
+        self,
+        tree: ast.Expression,
+        metrics: frozenset[str],
+        keys: Mapping[str, Keys | None],
+        *,
+        gives_bool: bool = True,
+    ):
         self.names: set[str] = set()
         self._metrics = metrics
         self._keys = keys
-        self._must_be_boolean(tree.body)
+        if gives_bool:
+            self._must_be_boolean(tree.body)
         self.tree = ast.fix_missing_locations(ast.Expression(self.visit(tree.body, frozenset())))
 
     def _must_be_boolean(self, node: ast.expr) -> None:

@@ -28,17 +28,26 @@ class Rule:
     text (str): A Python expression.
     metrics (Collection[str]): The names that it may use.
     keys (Mapping[str, Keys | None] | None): What metrics hold, as far as that is known.
+    gives_bool (bool): It has to give true or false. If not, it is a part of a rule, which may give anything.
     RAISES (ControllerError): It does not parse, uses what rules may not, or a name or key that does not exist; or it
         can't give true or false.
     """
 
-    def __init__(self, text: str, metrics: Collection[str], keys: Mapping[str, Keys | None] | None = None):
+    def __init__(
+        self,
+        text: str,
+        metrics: Collection[str],
+        keys: Mapping[str, Keys | None] | None = None,
+        *,
+        gives_bool: bool = True,
+    ):
         self.text = text.strip() if isinstance(text, str) else text
         self._guard = Guard()
+        self._gives_bool = gives_bool
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python's compiler: about `is` with a literal, escapes in strings
-                compiler = Compiler(parse(self.text), frozenset(metrics), keys or {})
+                compiler = Compiler(parse(self.text), frozenset(metrics), keys or {}, gives_bool=gives_bool)
                 self._code = compile(compiler.tree, "<rule>", "eval")
         except Refused as reason:
             raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {reason}.") from None
@@ -55,10 +64,10 @@ class Rule:
             except ControllerError as error:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
 
-    def evaluate(self, values: Mapping[str, Any]) -> bool:
-        """Whether the rule holds. values (Mapping): Those of the metrics, plain; None, or not there: a metric has
-        none yet.
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """Whether the rule holds; of a part of one, its value.
 
+        values (Mapping): Those of the metrics, plain; None, or not there: a metric has none yet.
         RAISES (MetricUnavailable): It needs one that has none. (ControllerError): It failed, gave no bool, or went
             beyond its limits.
         """
@@ -79,7 +88,7 @@ class Rule:
             raise ControllerError(f"{reason}") from None
         except Exception as error:
             raise ControllerError(f"it failed with {shown(error)}") from None
-        if result is True or result is False:
+        if result is True or result is False or not self._gives_bool:
             return result
         raise ControllerError(f"expected it to give true or false, found {reprlib.repr(result)}")
 

@@ -14,6 +14,7 @@ from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
+from ..training import hold, sums_of_gradients
 from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, block_of, check_path, log_steps, plain, until_free
 
 
@@ -51,6 +52,10 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
             nonlocal file
             if file is None:
                 file = _open_log(path, info["step"])
+                hold(file.fileno())  # by which others see that the run goes on
+                # Names, once: a reader knows a component by nothing else.
+                if names := sums_of_gradients(nlp):
+                    info = {**info, "sums_of_gradients": names}
             _append(file, (json.dumps(plain(record_of(info, losses)), allow_nan=False) + "\n").encode("utf8"))
 
         def finalize() -> None:
@@ -70,7 +75,8 @@ def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
         record["seconds"] = round(info["elapsed"], 3)
     if info["score"] is not None:
         record |= {"score": info["score"], "scores": info["other_scores"]}
-    return record | {key: info[key] for key in ("learn_rates", "grad_norm", *COUNTS, *IF_ANY) if key in info}
+    keys = ("learn_rates", "grad_norm", *COUNTS, *IF_ANY, "sums_of_gradients")
+    return record | {key: info[key] for key in keys if key in info}
 
 
 def _open_log(path: Path, step: int) -> FileIO:

@@ -33,7 +33,7 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 # What our loop counts since the training began; and what the table calls those that it tells of.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
 # What it tells if there was any.
-IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "controller", "put_together")
+IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together")
 
 
 # ---------------------------------------------------------------------- console
@@ -69,6 +69,8 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
         nonlocal steps, sums, has_failed
         steps += 1
         info = latest_info(nlp) if evaluated is None else evaluated
+        if info is not None and "losses_before" in info:  # of the part of the run before this process
+            sums = {pipe: float(loss) for pipe, loss in info["losses_before"].items()}
         if has_failed or info is None or (evaluated is None and info["step"] % every and not info.get("log_now")):
             return
         losses = {pipe: float(loss) for pipe, loss in info["losses"].items()}

@@ -1,15 +1,20 @@
-"""Pictures of trainings from their logs: one HTML file, or one picture."""
+"""Pictures of trainings from their logs: one HTML file, or one picture. In a notebook: `show`.
+
+log_file.py reads a log, runs.py makes runs of logs. What is shown of them is drawn in figures.py, and put together in
+page.py. plots.py has the pictures of other commands; how all of them look: style.py.
+"""
 
 from .log_file import COUNTS, read_history
+from .page import check_output, show, write_report
 from .plots import Panel, Point, check_picture, plot_firings, plot_range_test, plot_schedule, plot_study, plot_trials
-from .runs import read_runs
+from .runs import Run, read_runs
 from .summary import facts_of, summarize
-from .write import check_output, write_report
 
 __all__ = [
     "COUNTS",
     "Panel",
     "Point",
+    "Run",
     "check_output",
     "check_picture",
     "facts_of",
@@ -20,6 +25,7 @@ __all__ = [
     "plot_trials",
     "read_history",
     "read_runs",
+    "show",
     "summarize",
     "write_report",
 ]

@@ -16,10 +16,10 @@ from ..errors import ConfigError
 
 # What counts so far are called when one of them is marked.
 COUNTED = {
-    "grad_spikes": "spike",
-    "skipped_updates": "skip",
-    "outside_writes": "outside_write",
-    "conservative_mode": "conservative",
+    "grad_spikes": "gradient spike",
+    "skipped_updates": "update skipped",
+    "outside_writes": "rates written by others",
+    "conservative_mode": "conservative mode began",
 }
 # All counts of a line.
 COUNTS = ("rollbacks", *COUNTED)
@@ -32,14 +32,20 @@ _MAX_NAMED = 5
 
 
 class Log:
-    """A log, column by column, as its lines are read."""
+    """A log, column by column, as its lines are read.
+
+    told (dict): What lines tell of other steps, or of several: by kind, what, and the step of the line that told it
+        first. "checkpoint saved": its step; "went back": after which step, to which; "resumed": the first step since;
+        "rule": its name, the step, and what it did.
+    sums_of_gradients (set[str]): Components whose loss is none.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.steps = array("q")
         self.columns: dict[tuple[str, str], array[float]] = {}
-        self.rollbacks: dict[tuple[int, int], int] = {}  # after and to, by the step of the line that told first
-        self.checkpoints: dict[int, None] = {}
+        self.told: dict[tuple[str, Any], int] = {}
+        self.sums_of_gradients = {"tok2vec", "transformer"}
         self.notes: list[str] = []
 
     @classmethod
@@ -65,18 +71,21 @@ class Log:
                 for name, value in values.items():
                     if not isinstance(value, (dict, list, str)):
                         self._put((key, name), value)
-        saved, back = record.get("last_checkpoint"), record.get("last_rollback")
-        if saved is not None and _is_step(saved):
-            self.checkpoints[saved] = None
-        if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
-            self.rollbacks.setdefault((back[0], back[1]), step)
+        dev = record.get("dev_losses")
+        if isinstance(dev, dict) and isinstance(dev.get("losses"), dict) and number(dev.get("words")) > 0.0:
+            for name, value in dev["losses"].items():
+                self._put(("dev_losses", name), number(value) / dev["words"])
+        for what in _told_by(record):
+            self.told.setdefault(what, step)
+        if isinstance(names := record.get("sums_of_gradients"), list):
+            self.sums_of_gradients.update(name for name in names if isinstance(name, str))
         self.steps.append(step)
 
     def _put(self, column: tuple[str, str], value: Any) -> None:
         values = self.columns.setdefault(column, array("d"))
-        while len(values) < len(self.steps):
-            values.append(math.nan)
-        values.append(_number(value))
+        if missing := len(self.steps) - len(values):
+            values.extend([math.nan] * missing)
+        values.append(number(value))
 
     def cut(self, step: int) -> None:
         """Forget all from a step on."""
@@ -84,8 +93,31 @@ class Log:
         del self.steps[n:]
         for values in self.columns.values():
             del values[n:]
-        self.checkpoints = {saved: None for saved in self.checkpoints if saved < step}
-        self.rollbacks = {back: told for back, told in self.rollbacks.items() if told < step}
+        self.told = {what: told for what, told in self.told.items() if told < step}
+
+    def go_on_with(self, log: Log) -> None:
+        """Add a log of the same run, which counts from its first step on."""
+        self.cut(log.steps[0])
+        for key, values in log.columns.items():
+            column = self.columns.setdefault(key, array("d"))
+            column.extend([math.nan] * (len(self.steps) - len(column)))
+            column.extend(values)
+        self.steps.extend(log.steps)
+        self.told = {**log.told, ("resumed", log.steps[0]): log.steps[0], **self.told}
+        self.sums_of_gradients |= log.sums_of_gradients
+        self.notes += log.notes
+
+
+def _told_by(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, kind in (("last_checkpoint", "checkpoint saved"), ("last_resume", "resumed")):
+        if _is_step(record.get(key)):
+            yield kind, record[key]
+    back, rules = record.get("last_rollback"), record.get("controller")
+    if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
+        yield "went back", tuple(back)
+    for fired in rules if isinstance(rules, list) else ():
+        if isinstance(fired, dict) and isinstance(fired.get("controller"), str) and _is_step(fired.get("step")):
+            yield "rule", (fired["controller"], fired["step"], f"{fired.get('operation')}.{fired.get('action')}")
 
 
 def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -194,7 +226,7 @@ def _is_step(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """A finite number, or NaN."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:

@@ -1,254 +1,250 @@
-"""A report as one HTML file, which needs nothing else: no network, no other files."""
+"""A report: one HTML file that needs nothing else, by a template of jinja2; or one picture; or a cell of a notebook."""
 
 from __future__ import annotations
 
-import json
-import math
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy
+from jinja2 import Environment, PackageLoader
 
-from .drawing import (
+from ..compat import import_figure
+from ..errors import ConfigError
+from .figures import Panel, keys_of, make_panels
+from .runs import Run, printable, read_runs
+from .style import (
     BAD,
     COLOURS,
-    COLOURS_IN_THE_DARK,
-    GLYPHS,
     GRID,
+    IN_THE_DARK,
     LINE,
+    MUTED,
     TEXT,
-    curve_colour,
-    draw_svg,
-    mark_colour,
-    padded,
-    plot_edges,
+    check_place,
+    new_figure,
+    save,
+    save_whole,
+    set_ticks,
+    style,
 )
-from .panels import WORDS, Curve, Marks, Panel, describe
-from .runs import Run, printable
-from .summary import Fact, facts_of
+from .summary import facts_of
 
-_NONE = "\u2013"
-# Width and height of a plot in points, on a wide screen and on a phone.
-_WIDE, _NARROW = (1080, 220), (380, 200)
-# Names that take more room are put into a box of their own.
-_MANY_KEYS = 16
-# Marks that are nearer to the pointer than this part of the steps are told of.
-_NEAR = 0.006
-_MAX_EVENTS = 200
-# What the page has other colours for on a dark background.
-_VARIABLES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {
-    colour: f"--c{i}" for i, colour in enumerate(COLOURS)
-}
-_DASHED = {"rollback": "dashed", "resumed": "dotted"}
+_ENDINGS = (".html", ".pdf", ".png", ".svg")
+# In points: how wide a plot is on a wide screen and on a phone, and what is around it.
+_WIDTHS = {"wide": 1080, "narrow": 380}
+_LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
+_MAX_EVENTS, _MAX_NAMES = 200, 12
+# Of colours in the pictures, what the page calls them: it has others on a dark background.
+_NAMES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
+_GLYPHS = {"*": "\u2605", "o": "\u25cf"}
+_UNUSED_ID = re.compile(r' id="[^"]*_\d+"')
 
 
-def make_page(runs: Sequence[Run], panels: Sequence[Panel], title: str, steps: tuple[int, int]) -> str:
-    """The whole file.
+def check_output(path: Path, read: Sequence[Path]) -> None:
+    """Check that a report can be written, before the work that leads to it.
 
-    steps (tuple[int, int]): The first and the last one.
-    RAISES (ImportError): matplotlib is not installed.
+    path (Path): Where it will be.
+    read (Sequence[Path]): The logs that it is made of.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): It is no such file, or one of those.
     """
-    template = Template((files(__package__) / "page.html").read_text(encoding="utf8"))
-    return template.substitute(
-        title=escape(title),
-        subtitle=escape(", ".join(printable(str(path)) for run in runs for path in run.paths)),
-        colours=_definitions(COLOURS),
-        colours_in_the_dark=_definitions(COLOURS_IN_THE_DARK),
-        notes=_list([note for run in runs for note in run.notes]),
-        summary=_tiles(facts_of(runs[0])) if len(runs) == 1 else _summary(runs),
-        panels="\n".join(_panel(i, panel, steps, of_runs=len(runs) > 1) for i, panel in enumerate(panels)),
-        tables="\n".join([*_scores(runs), *_rates(runs), *_events(runs)]),
-        data=json.dumps(_data(panels, steps), allow_nan=False).replace("<", "\\u003c"),
+    if path.suffix.lower() not in _ENDINGS:
+        raise ConfigError(
+            f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or "
+            f"{_ENDINGS[-1]}, found '{path.suffix}'. Change --output."
+        )
+    check_place(path, read)
+    import_figure()
+
+
+def write_report(runs: Sequence[Run], path: Path, *, reload_seconds: int | None = None) -> None:
+    """Draw runs, into one file.
+
+    path (Path): .html is a page, .png, .svg and .pdf are one picture. Replaced if it is there.
+    reload_seconds (int | None): A page that is open reads the file again so often.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
+        draw.
+    """
+    check_output(path, [log for run in runs for log in run.paths])
+    if path.suffix.lower() == ".html":
+        page = make_page(runs, reload_seconds=reload_seconds)
+        with save_whole(path) as unfinished:
+            unfinished.write_text(page, encoding="utf8")
+    else:
+        with style():
+            save(_draw_all(runs), path)
+
+
+def show(*paths: str | Path) -> None:
+    """Show a report in the cell of a notebook. Several logs: their runs are compared.
+
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): This is no notebook, or a file is no log.
+    """
+    try:
+        from IPython import get_ipython
+        from IPython.display import HTML, display
+    except ImportError:
+        get_ipython = None
+    if get_ipython is None or get_ipython() is None:
+        raise ConfigError(
+            "Can't show a report: this is no notebook. Write it to a file: spacy torchopt report training/log.jsonl "
+            "--output report.html"
+        )
+    page = make_page(read_runs(list(map(Path, paths))))
+    # In a frame of its own, so that its styles and the notebook's leave each other alone.
+    display(HTML(f'<div><iframe srcdoc="{escape(page)}" style="width:100%;height:800px;border:0"></iframe></div>'))
+
+
+def make_page(runs: Sequence[Run], *, reload_seconds: int | None = None) -> str:
+    """The whole page.
+
+    reload_seconds (int | None): It reads itself again so often.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): There is nothing to draw.
+    """
+    environment = Environment(
+        loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    facts = [facts_of(run) for run in runs]
+    return environment.get_template("page.html").render(
+        title=_title(runs),
+        reload_seconds=reload_seconds,
+        colours=zip(_NAMES.values(), (TEXT, GRID, LINE, BAD, *COLOURS)),
+        in_the_dark=zip(_NAMES.values(), ("#e6edf3", "#2c333b", "#6e7681", "#ff7b72", *IN_THE_DARK)),
+        logs=[printable(str(path)) for run in runs for path in run.paths],
+        notes=[printable(note) for run in runs for note in run.notes],
+        runs=[(run.label, f"var(--c{i % len(COLOURS)})", row) for i, (run, row) in enumerate(zip(runs, facts))],
+        shown=[i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)],
+        panels=[_as_html(panel, f"panel-{i}") for i, panel in enumerate(_panels(runs))],
+        tables=list(_tables(runs)),
     )
 
 
-def _definitions(colours: Sequence[str]) -> str:
-    return " ".join(f"--c{i}: {colour};" for i, colour in enumerate(colours))
+def _title(runs: Sequence[Run]) -> str:
+    return f"Training of {runs[0].label}" if len(runs) == 1 else f"{len(runs)} trainings compared"
 
 
-def _css(colour: str) -> str:
-    return f"var({_VARIABLES[colour]})" if colour in _VARIABLES else colour
-
-
-# ---------------------------------------------------------------------- above the pictures
-
-
-def _list(notes: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(printable(note))}</li>" for note in notes)
-    return f'<ul class="notes">{items}</ul>' if items else ""
-
-
-def _tiles(facts: Sequence[Fact]) -> str:
-    def tile(fact: Fact) -> str:
-        more = f"<small>{escape(fact.more)}</small>" if fact.more else ""
-        return f"<div><dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}{more}</dd></div>"
-
-    return f'<dl class="tiles">{"".join(tile(fact) for fact in facts if fact.value)}</dl>'
-
-
-def _summary(runs: Sequence[Run]) -> str:
-    rows = [facts_of(run) for run in runs]
-    shown = [i for i, _ in enumerate(rows[0]) if any(row[i].value for row in rows)]
-    scores = [run.best[0] for run in runs if run.best is not None]
-    head = "".join(f"<th scope='col'>{escape(rows[0][i].name)}</th>" for i in shown)
-    body = ""
-    for n, (run, row) in enumerate(zip(runs, rows)):
-        cells = ""
-        for i in shown:
-            fact = row[i]
-            is_best = fact.name == "best score" and run.best is not None and run.best[0] == max(scores)
-            more = f' <span class="muted">{escape(fact.more)}</span>' if fact.more else ""
-            value = f'<span class="best">{escape(fact.value)} \u2605</span>' if is_best else escape(fact.value)
-            cells += f'<td data-label="{escape(fact.name)}"><span>{value or _NONE}{more}</span></td>'
-        swatch = f'<span class="key"><i style="color:{_css(curve_colour(n))}"></i>{escape(run.label)}</span>'
-        body += f"<tr><th scope='row'>{swatch}</th>{cells}</tr>"
-    return (
-        "<div class='scroll summary'><table><thead><tr><th "
-        f"scope='col'>run</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+def _panels(runs: Sequence[Run]) -> list[Panel]:
+    panels = make_panels(runs)
+    if not panels:
+        raise ConfigError(
+            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: expected losses, scores, learning "
+            "rates or norms, found no number in any line."
+        )
+    return panels
 
 
 # ---------------------------------------------------------------------- pictures
 
 
-def _panel(i: int, panel: Panel, steps: tuple[int, int], *, of_runs: bool) -> str:
-    svgs = ""
-    for name, size in (("wide", _WIDE), ("narrow", _NARROW)):
-        svg = draw_svg(panel, size, steps, f"{name}-{i}-")
-        for colour, variable in _VARIABLES.items():
-            svg = svg.replace(colour, f"var({variable})")
-        svgs += svg.replace("<svg ", f'<svg class="{name}" role="img" aria-label="{escape(panel.alt)}" ', 1)
-    keys = [_key(n, curve, of_runs=of_runs) for n, curve in enumerate(panel.named)] + list(_mark_keys(panel.marks))
-    many = " many" if len(keys) > _MANY_KEYS else ""
-    return (
-        f'<section class="panel"><header><h2>{escape(panel.title)}</h2><p '
-        f'class="muted">{escape(panel.caption)}</p></header><div class="keys{many}">{"".join(keys)}</div><div '
-        f'class="plot">{svgs}<div class="cursor" hidden></div><div class="tip" hidden></div></div></section>'
+def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
+    """A panel as a page has it: its pictures, and what goes into its legend."""
+    with style(**{"font.size": 12.0}):
+        figure = import_figure()()
+        axes = figure.add_subplot()
+        caption = panel.draw(axes)
+        svgs = {name: _svg(figure, axes, name, panel.height, f"{salt}-{name}") for name in _WIDTHS}
+        keys = []
+        for handle, name in keys_of(axes):
+            glyph = _GLYPHS.get(handle.get_marker(), "") if handle.get_linestyle() == "None" else ""
+            keys.append((name, _as_variable(handle.get_color()), glyph, handle.get_linestyle()))
+    return {"title": panel.title, "caption": caption, "keys": keys, "svgs": svgs}
+
+
+def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
+    """A picture without title and legend, which are the page's. salt (str): So that its ids are its own."""
+    width = _WIDTHS[size]
+    figure.set_size_inches(width / 72, height / 72)
+    left, right = _LEFT / width, 1 - _RIGHT / width
+    figure.subplots_adjust(left, _BOTTOM / height, right, 1 - _TOP / height)
+    axes.yaxis.set_label_coords(11 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
+    axes.yaxis.label.set_verticalalignment("center")
+    set_ticks(axes, x=10 if size == "wide" else 4)
+    text = StringIO()
+    with style(**{"svg.hashsalt": salt}):
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    svg = _UNUSED_ID.sub("", text.getvalue()[text.getvalue().index("<svg") :])
+    for colour in _NAMES:
+        svg = svg.replace(colour, _as_variable(colour))
+    return svg
+
+
+def _as_variable(colour: str) -> str:
+    return f"var({_NAMES[colour]})" if colour in _NAMES else colour
+
+
+def _draw_all(runs: Sequence[Run]) -> Any:
+    """All panels below each other in one figure, below a table."""
+    panels = _panels(runs)
+    facts = [facts_of(run) for run in runs]
+    shown = [i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)]
+    heights = [panel.height / 95 for panel in panels]
+    head = 0.45 + 0.25 * len(runs)
+    figure = new_figure(12, head + sum(heights))
+    table, *all_axes = figure.subplots(len(panels) + 1, 1, height_ratios=[head, *heights])
+    table.set_axis_off()
+    table.set_title(_title(runs), fontsize=14)
+    cells = table.table(
+        [[run.label, *(f"{row[i].value} {row[i].more}".strip() for i in shown)] for run, row in zip(runs, facts)],
+        colLabels=["run", *(facts[0][i].name for i in shown)],
+        cellLoc="left",
+        colLoc="left",
+        edges="open",
+        loc="upper left",
     )
+    cells.auto_set_font_size(False)
+    cells.set_fontsize(8.5)
+    cells.auto_set_column_width(list(range(len(shown) + 1)))
+    for (row, column), cell in cells.get_celld().items():
+        by_run = column == 0 and row and len(runs) > 1
+        cell.get_text().set_color(MUTED if row == 0 else COLOURS[(row - 1) % len(COLOURS)] if by_run else TEXT)
+    for axes, panel in zip(all_axes, panels):
+        caption = panel.draw(axes)
+        axes.set_title(panel.title)
+        axes.set_title(caption, loc="right", fontsize=7.5, fontweight="normal", color=MUTED)
+        keys = list(keys_of(axes, _MAX_NAMES))
+        if keys:
+            axes.legend(*zip(*keys), loc="upper left", bbox_to_anchor=(1.0, 1.03))
+        axes.label_outer() if axes is not all_axes[-1] else None
+    figure.align_ylabels(all_axes)
+    return figure
 
 
-def _key(n: int, curve: Curve, *, of_runs: bool) -> str:
-    run = f' data-run="{curve.colour}"' if of_runs else ""
-    swatch = f'<i style="color:{_css(curve_colour(curve.colour))}"></i>'
-    return (
-        f'<button type="button" class="key" data-curve="{n}"{run} '
-        f'aria-pressed="true">{swatch}{escape(curve.name)}</button>'
-    )
+# ---------------------------------------------------------------------- tables
 
 
-def _mark_keys(found: Sequence[Marks]) -> Iterator[str]:
-    for kind in dict.fromkeys(marks.kind for marks in found):
-        of_kind = [marks for marks in found if marks.kind == kind]
-        colour = _css(mark_colour(of_kind[0])) if len(of_kind) == 1 else "inherit"
-        text = of_kind[0].texts[0] if kind == "best" and len(of_kind) == 1 else WORDS[kind]
-        tag, look, glyph = ("i", _DASHED[kind], "") if kind in _DASHED else ("b", "", GLYPHS[kind][1])
-        yield f'<span class="key"><{tag} class="{look}" style="color:{colour}">{glyph}</{tag}>{escape(text)}</span>'
-
-
-def _data(panels: Sequence[Panel], steps: tuple[int, int]) -> dict[str, Any]:
-    """What the pointer shows."""
-    begin, end = padded(steps)
-    return {
-        "first": steps[0],
-        "last": steps[1],
-        "from": begin,
-        "to": end,
-        "near": _NEAR * (end - begin),
-        "wide": plot_edges(_WIDE[0]),
-        "narrow": plot_edges(_NARROW[0]),
-        "panels": [
-            {
-                "curves": [_points(curve) for curve in panel.named],
-                "marks": [[int(x), text] for marks in panel.marks for x, text in zip(marks.x, marks.texts)],
-            }
-            for panel in panels
-        ],
-    }
-
-
-def _points(curve: Curve) -> dict[str, Any]:
-    known = numpy.isfinite(curve.y)
-    found = {
-        "name": curve.name,
-        "colour": _css(curve_colour(curve.colour)),
-        "x": curve.x[known].tolist(),
-        "y": _short(curve.y[known]),
-    }
-    if curve.low is not None:
-        found["low"] = _short(numpy.where(numpy.isfinite(curve.low), curve.low, curve.y)[known])
-    return found
-
-
-def _short(values: numpy.ndarray) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
-
-
-# ---------------------------------------------------------------------- below them
-
-
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> str:
-    def cell(tag: str, i: int, text: str) -> str:
-        return f"<{tag}{' class=words' if i in words else ''}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(headers))
-    body = "".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
-    return (
-        f"<details><summary>{escape(title)}</summary><div class='scroll'><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
-
-
-def _scores(runs: Sequence[Run]) -> Iterator[str]:
-    """All scores of the best step."""
-    found = []
+def _tables(runs: Sequence[Run]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, headers and rows of what is below the pictures."""
+    heads = ["value"] if len(runs) == 1 else [run.label for run in runs]
+    best: list[dict[str, float]] = []
     for run in runs:
         at = None if run.best is None else int(numpy.searchsorted(run.steps, run.best[1]))
-        scores = {name: values[at] for name, values in run.columns.get("scores", {}).items()} if at is not None else {}
-        found.append({name: float(value) for name, value in scores.items() if math.isfinite(value)})
-    names = list(dict.fromkeys(name for scores in found for name in scores))
-    if names:
-        rows = [
-            [printable(name), *(_number(scores[name]) if name in scores else _NONE for scores in found)]
-            for name in names
-        ]
-        yield _table("All scores at the best step", ["score", *_heads(runs)], rows)
+        found = {} if at is None else {name: values[at] for name, values in run.columns.get("scores", {}).items()}
+        best.append({name: float(value) for name, value in found.items() if numpy.isfinite(value)})
+    rates = [run.final_rates for run in runs]
+    for title, header, columns in (
+        ("All scores at the best step", "score", best),
+        ("Learning rates at the last step", "param group", rates),
+    ):
+        if names := list(dict.fromkeys(name for column in columns for name in column)):
+            rows = [[printable(name), *(_number(column.get(name)) for column in columns)] for name in names]
+            yield title, [header, *heads], rows
+    told = [
+        (event.step, [run.label] * (len(runs) > 1), f"{event.kind} {event.text}".strip())
+        for run in runs
+        for event in run.events
+        if event.kind != "checkpoint saved"
+    ]
+    if told:
+        rows = [[f"{step:,}", *label, text] for step, label, text in sorted(told)[:_MAX_EVENTS]]
+        if len(told) > _MAX_EVENTS:
+            rows.append([f"and {len(told) - _MAX_EVENTS:,} more"])
+        yield "What happened when", ["step", *["run"] * (len(runs) > 1), "what happened"], rows
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def _heads(runs: Sequence[Run]) -> list[str]:
-    return ["value"] if len(runs) == 1 else [run.label for run in runs]
-
-
-def _rates(runs: Sequence[Run]) -> Iterator[str]:
-    found = [run.final_rates for run in runs]
-    names = list(dict.fromkeys(name for rates in found for name in rates))
-    if names:
-        rows = [
-            [printable(name), *(f"{rates[name]:.4g}" if name in rates else _NONE for rates in found)] for name in names
-        ]
-        yield _table("Learning rates at the last step", ["param group", *_heads(runs)], rows)
-
-
-def _events(runs: Sequence[Run]) -> Iterator[str]:
-    """Everything that is marked, but for checkpoints, in words."""
-    found = sorted(
-        (
-            (event.step, i, describe(event))
-            for i, run in enumerate(runs)
-            for event in run.events
-            if event.kind != "checkpoint"
-        )
-    )
-    if not found:
-        return
-    rows = [[f"{step:,}", *([runs[i].label] if len(runs) > 1 else []), text] for step, i, text in found[:_MAX_EVENTS]]
-    if len(found) > _MAX_EVENTS:
-        rows.append([f"and {len(found) - _MAX_EVENTS:,} more"])
-    headers = ["step", *(["run"] if len(runs) > 1 else []), "what happened"]
-    yield _table("What happened when", headers, rows, words=(1, 2))
+def _number(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

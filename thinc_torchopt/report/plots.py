@@ -1,21 +1,37 @@
-"""Pictures, by matplotlib, which comes with the extra `plot`. No display is needed, and none is opened."""
+"""Pictures of other commands: schedules, the range test, rules, trials, a search. They come with the extra `plot`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
+
+import numpy
 
 from ..compat import import_figure
 from ..errors import ConfigError
-from ..state import replacing
+from .runs import printable
+from .style import (
+    BAD,
+    COLOURS,
+    MUTED,
+    check_place,
+    colour_of,
+    needs_log,
+    new_figure,
+    save,
+    scale_rates,
+    set_ticks,
+    style,
+)
 
-# More lines than matplotlib has colours take theirs from one range, from dark to bright.
-_MAX_COLOURS = 10
-# More names than that are put beside the picture.
+# More lines of names than that are put beside the picture.
 _MAX_INSIDE = 6
+# So many characters of names in a line of the legend.
+_NAMES_WIDTH = 44
 # Beside each other.
 _SLICES = 3
 # Of more values than that, only the line is drawn.
@@ -38,44 +54,29 @@ def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
     check_place(path, read)
 
 
-def check_place(path: Path, read: Sequence[Path]) -> None:
-    """Check where a file is to be written. RAISES (ConfigError): There is a folder, or a file that is read."""
-    if path.is_dir():
-        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
-    for other in read:
-        if path.exists() and other.exists() and path.samefile(other):
-            raise ConfigError(
-                f"Can't write {path}: expected another file than those that are read, found {other}. Change --output."
-            )
-
-
-def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False) -> None:
-    """Draw learning rates over the steps.
+def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False, title: str = "") -> None:
+    """Draw learning rates over the steps. Groups with the same rates at every step share a curve.
 
     rates (Mapping[str, Sequence[float]]): By param group, the rate of each step.
     path (Path): The file; its ending says what kind. Replaced if it is there.
-    log (bool): A logarithmic scale. Rates of 0 are left out.
+    log (bool): A logarithmic scale. Rates of 0 are left out, and so are those far below the peak of their group.
+    title (str): Of what.
     RAISES (ImportError): matplotlib is not installed.
     """
-    figure, axes = _start("step", "learning rate")
-    lines = []
-    for i, values in enumerate(rates.values()):
-        shown = [value if value > 0.0 or not log else math.nan for value in values]
-        # Lines that lie on each other are seen all the same.
-        lines += axes.plot(
-            range(len(shown)),
-            shown,
-            color=_colour(i, len(rates)),
-            linewidth=1.5,
-            linestyle=["-", "--", ":", "-."][i % 4],
-        )
-    if log and any(value > 0.0 for values in rates.values() for value in values):
-        axes.set_yscale("log")
-    elif not log:
-        axes.set_ylim(bottom=0.0)
-    axes.set_xlim(left=0)
-    _add_legend(axes, lines, list(rates))
-    _save(figure, path)
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for name, values in rates.items():
+        alike.setdefault(tuple(values), []).append(printable(name))
+    with style():
+        figure, axes = _start("step", "learning rate", title)
+        for i, (values, names) in enumerate(sorted(alike.items(), key=lambda item: -max(item[0]))):
+            look = {"color": colour_of(i, len(alike)), "linestyle": ["-", "--", ":", "-."][i % 4]}
+            label = fill(", ".join(names), _NAMES_WIDTH) + (" (always 0)" if not any(values) else "")
+            axes.plot(range(len(values)), values, label=label, linewidth=1.7, **look)
+        scale_rates(axes, alike, log=log)
+        axes.set_xlim(left=0)
+        set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
 
 
 def plot_range_test(
@@ -90,56 +91,84 @@ def plot_range_test(
     path (Path): The file; its ending says what kind. Replaced if it is there.
     RAISES (ImportError): matplotlib is not installed.
     """
-    figure, axes = _start("learning rate", "loss per word")
-    lines = axes.plot(
-        rates, [loss if math.isfinite(loss) else math.nan for loss in losses], color="C0", alpha=0.3, linewidth=1.0
-    )
-    lines += axes.plot(rates[: len(smoothed)], smoothed, color="C0", linewidth=2.0)
-    names = ["each step", "smoothed"]
-    for i, (name, rate) in enumerate(marks.items()):
-        lines.append(axes.axvline(rate, color=f"C{i + 1}", linestyle="--", linewidth=1.5))
-        names.append(f"{name}: {rate:.2g}")
-    axes.set_xscale("log")
-    if smoothed:
-        # Where it breaks away, the loss of single steps would press all else to the ground.
-        low, high = min(loss for loss in losses if math.isfinite(loss)), max(smoothed)
-        margin = 0.1 * (high - low) or 1.0
-        axes.set_ylim(low - margin, high + margin)
-    _add_legend(axes, lines, names)
-    _save(figure, path)
+    with style():
+        figure, axes = _start("learning rate", "loss per word", "Learning rate range test")
+        shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
+        axes.plot(rates, shown, color=COLOURS[0], alpha=0.35, linewidth=1.0, label="each step")
+        axes.plot(rates[: len(smoothed)], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
+        for i, (name, rate) in enumerate(marks.items()):
+            look = {"color": COLOURS[i + 1], "linestyle": ["--", "-."][i % 2]}
+            axes.axvline(rate, label=f"{name}: {rate:.2g}", linewidth=1.5, **look)
+        axes.set_xscale("log")
+        if smoothed:
+            # Where it breaks away, the loss of single steps would press all else to the ground.
+            low, high = min(loss for loss in losses if math.isfinite(loss)), max(smoothed)
+            margin = 0.1 * (high - low) or 1.0
+            axes.set_ylim(low - margin, high + margin)
+        set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
 
 
 class Panel(NamedTuple):
-    """Something over the steps. firings (dict): By rule, the steps at which those that look at it fired."""
+    """What rules look at, over the steps.
+
+    values (Sequence[float]): After each line.
+    firings (Mapping[str, Sequence[int]]): By rule, the steps at which those that look at it fired.
+    thresholds (Mapping[str, Sequence[float]]): By what a rule compares it with, that after each line.
+    """
 
     values: Sequence[float]
     firings: Mapping[str, Sequence[int]]
+    thresholds: Mapping[str, Sequence[float]]
 
 
-def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path) -> None:
-    """Draw what rules look at, one panel each below the other, and mark where the rules fired.
+def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path, title: str = "") -> None:
+    """Draw what rules look at, one panel each below the other, with what they compare it with, and mark where they
+    fired.
 
     steps (Sequence[int]): Of all values.
     panels (Mapping[str, Panel]): By the name of what is drawn.
     path (Path): The file; its ending says what kind. Replaced if it is there.
+    title (str): Of what.
     RAISES (ImportError): matplotlib is not installed.
     """
     names = list(dict.fromkeys(rule for panel in panels.values() for rule in panel.firings))
-    figure = import_figure()(figsize=(9, 1.0 + 2.2 * len(panels)), dpi=150, layout="constrained")
-    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axes, (label, (values, firings)) in zip(all_axes, panels.items()):
-        axes.plot(steps, values, color="0.4", linewidth=1.2, marker="." if len(steps) <= _MAX_DOTS else None)
-        at = dict(zip(steps, values))  # what fires before a line, as at the begin of an epoch, has no value there
-        for rule, fired in firings.items():
-            colour = _colour(names.index(rule), len(names))
-            axes.vlines(fired, 0.0, 1.0, transform=axes.get_xaxis_transform(), color=colour, alpha=0.3, linewidth=1.0)
-            axes.plot(fired, [at.get(step, math.nan) for step in fired], "o", color=colour, markersize=5)
-        axes.set_ylabel(_as_text(label), fontsize="small")
-        axes.grid(alpha=0.3)
-        if lines := list(axes.lines[1:]):
-            _add_legend(axes, lines, list(firings))
-    all_axes[-1].set_xlabel("step")
-    _save(figure, path)
+    with style():
+        figure = new_figure(11, 1.0 + 2.2 * len(panels))
+        figure.suptitle(title, fontsize=12, fontweight="bold")
+        all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, (label, (values, firings, thresholds)) in zip(all_axes, panels.items()):
+            _plot_held(axes, steps, values, color=MUTED, linewidth=1.3)
+            if needs_log(numpy.array([value for value in values if value == value])) and not _is_stairs(values):
+                axes.set_yscale("log", nonpositive="mask")
+            at = dict(zip(steps, values))  # what fires before a line, as at the begin of an epoch, has no value there
+            for compared, threshold in thresholds.items():
+                _plot_held(axes, steps, threshold, color=BAD, linestyle="--", linewidth=1.1, label=compared)
+            for rule, fired in firings.items():
+                look = {"color": colour_of(names.index(rule), len(names))}
+                across = axes.get_xaxis_transform()
+                axes.vlines(fired, 0.0, 1.0, transform=across, alpha=0.3, linewidth=1.0, **look)
+                found = [at.get(step, math.nan) for step in fired]
+                axes.plot(fired, found, "o", markersize=5, label=f"{printable(rule)} fired", **look)
+            axes.set_title(printable(label), fontsize=10)
+            set_ticks(axes)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+        all_axes[-1].set_xlabel("step")
+        save(figure, path)
+
+
+def _plot_held(axes: Any, steps: Sequence[int], values: Sequence[float], **look: Any) -> None:
+    """What is counted, or holds until it is computed again, as stairs; else a line."""
+    dots = "." if len(steps) <= _MAX_DOTS and "label" not in look else ""
+    axes.plot(steps, values, drawstyle="steps-post" if _is_stairs(values) else "default", marker=dots, **look)
+
+
+def _is_stairs(values: Sequence[float]) -> bool:
+    known = [value for value in values if value == value]
+    held = sum(before == after for before, after in pairwise(known))
+    return all(value == int(value) for value in known) or 2 * held > len(known)
 
 
 def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
@@ -149,17 +178,19 @@ def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path)
     path (Path): The file; its ending says what kind. Replaced if it is there.
     RAISES (ImportError): matplotlib is not installed.
     """
-    figure, axes = _start("step", "score")
-    lines = []
-    for i, curve in enumerate(curves.values()):
-        steps, colour = list(curve), _colour(i, len(curves))
-        means = [sum(scores) / len(scores) for scores in curve.values()]
-        lines += axes.plot(steps, means, color=colour, linewidth=1.5, marker="." if len(steps) <= _MAX_DOTS else None)
-        lows, highs = [min(scores) for scores in curve.values()], [max(scores) for scores in curve.values()]
-        axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0.0)
-    axes.set_xlim(left=0)
-    _add_legend(axes, lines, list(curves))
-    _save(figure, path)
+    with style():
+        figure, axes = _start("step", "score", "Score on the dev set: mean and range of the seeds")
+        for i, (name, curve) in enumerate(curves.items()):
+            steps, colour = list(curve), colour_of(i, len(curves))
+            means = [sum(scores) / len(scores) for scores in curve.values()]
+            dots = "." if len(steps) <= _MAX_DOTS else ""
+            axes.plot(steps, means, color=colour, linewidth=1.5, marker=dots, label=printable(name))
+            lows, highs = [min(scores) for scores in curve.values()], [max(scores) for scores in curve.values()]
+            axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0.0)
+        axes.set_xlim(left=0)
+        set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
 
 
 class Point(NamedTuple):
@@ -185,96 +216,64 @@ def plot_study(
     """
     paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
     rows = max(1, math.ceil(len(paths) / _SLICES))
-    figure = import_figure()(figsize=(12, 4.0 + 3.0 * rows), dpi=150, layout="constrained")
-    above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
-    history, bars = above.subplots(1, 2, width_ratios=[2, 1])
-    done = [point for point in points if point.score is not None]
-    _draw_trials(history, points, [float(point.number) for point in points])
-    bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
-    history.step([point.number for point in done], bests, where="post", color="C0", linewidth=1.5, label="best so far")
-    if as_it_is is not None:
-        history.axhline(as_it_is, color="C1", linestyle="--", linewidth=1.2, label="the config as it is, other seeds")
-    history.set_xlabel("trial")
-    history.set_ylabel("score")
-    if points:
-        history.legend(fontsize="small")
-    if importances:
-        bars.barh([_as_text(key) for key in importances], list(importances.values()), color="C0")
+    with style():
+        figure = new_figure(12, 4.0 + 3.0 * rows)
+        above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
+        history, bars = above.subplots(1, 2, width_ratios=[2, 1])
+        done = [point for point in points if point.score is not None]
+        _draw_trials(history, points, [float(point.number) for point in points])
+        bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
+        numbers = [point.number for point in done]
+        history.step(numbers, bests, where="post", color=COLOURS[0], linewidth=1.5, label="best so far")
+        if as_it_is is not None:
+            look = {"color": COLOURS[1], "linestyle": "--", "linewidth": 1.2}
+            history.axhline(as_it_is, label="the config as it is, other seeds", **look)
+        history.set_xlabel("trial")
+        history.set_ylabel("score")
+        history.set_title("Trials")
+        if points:
+            history.legend()
+        bars.barh(list(importances), list(importances.values()), color=COLOURS[0])
         bars.invert_yaxis()
+        bars.set_title("How much each setting matters" if importances else "")
         bars.tick_params(axis="y", labelsize="x-small")
-    bars.set_xlabel("importance")
-    if not importances:
-        bars.set_axis_off()
-    for axes, key in zip(below.subplots(rows, _SLICES, squeeze=False).flat, [*paths, *[""] * _SLICES]):
-        if not key:
-            axes.set_axis_off()
-            continue
-        shown = [point for point in points if key in point.values]
-        values = [point.values[key] for point in shown]
-        is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-        _draw_trials(axes, shown, values if is_number else [str(value) for value in values])
-        if key in logs:
-            axes.set_xscale("log")
-        axes.set_xlabel(_as_text(key), fontsize="small")
-        axes.set_ylabel("score")
-    _save(figure, path)
+        bars.set_xlabel("importance")
+        if not importances:
+            bars.set_axis_off()
+        for axes, key in zip(below.subplots(rows, _SLICES, squeeze=False).flat, [*paths, *[""] * _SLICES]):
+            if not key:
+                axes.set_axis_off()
+                continue
+            shown = [point for point in points if key in point.values]
+            values = [point.values[key] for point in shown]
+            is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+            _draw_trials(axes, shown, values if is_number else [str(value) for value in values])
+            if key in logs:
+                axes.set_xscale("log")
+            axes.set_xlabel(key, fontsize="small")
+            axes.set_ylabel("score")
+        save(figure, path)
 
 
 def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
     """at (Sequence): The place of each."""
-    for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": "C0"})):
+    for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": COLOURS[0]})):
         chosen = [i for i, point in enumerate(points) if (point.score is not None) == is_done]
         scores = [points[i].last_score for i in chosen]
         if chosen:
             label = "to the end" if is_done else "stopped early"
             axes.scatter([at[i] for i in chosen], scores, s=25, alpha=0.8, label=label, **look)
-    axes.grid(alpha=0.3)
 
 
-@contextmanager
-def save_whole(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.
-
-    RAISES (ConfigError): It can't be written.
-    """
-    try:
-        with replacing(path) as unfinished:
-            yield unfinished
-    except OSError as error:
-        raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
-
-
-def _start(x: str, y: str) -> tuple[Any, Any]:
-    figure = import_figure()(figsize=(9, 5), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
+def _start(x: str, y: str, title: str) -> tuple[Any, Any]:
+    figure = new_figure(9, 5)
+    axes = figure.add_subplot(xlabel=x, ylabel=y)
+    axes.set_title(printable(title))
     return figure, axes
 
 
-def _colour(i: int, n: int) -> Any:
-    if n <= _MAX_COLOURS:
-        return f"C{i}"
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](i / n)
-
-
-def _add_legend(axes: Any, lines: list[Any], names: list[str]) -> None:
-    names = [_as_text(name) for name in names]
-    if len(names) > _MAX_INSIDE:
-        axes.legend(lines, names, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    else:
-        axes.legend(lines, names, fontsize="small")
-
-
-def _as_text(name: str) -> str:
-    """`$` would begin a formula."""
-    return name.replace("$", r"\$")
-
-
-def _save(figure: Any, path: Path) -> None:
-    """Write a picture whole or not at all."""
-    with save_whole(path) as unfinished:
-        figure.savefig(unfinished, format=path.suffix.lower().lstrip("."))
+def _add_legend(axes: Any) -> None:
+    """Beside the picture if it is long."""
+    lines = sum(name.count("\n") + 1 for name in axes.get_legend_handles_labels()[1])
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if lines > _MAX_INSIDE else {}
+    axes.legend(**place)

@@ -8,7 +8,6 @@ is no number is a gap.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,16 +28,15 @@ _STRETCHES = 150
 class Event:
     """Something to mark.
 
-    kind (str): "spike", "skip", "rollback", "checkpoint", "outside_write", "conservative" or "resumed".
+    kind (str): "gradient spike", "update skipped", "went back", "checkpoint saved", "rates written by others",
+        "conservative mode began", "resumed"; or "rule " and its name.
     step (int): When. With `every` above 1, of the line that told of it.
-    count (int): How many between two lines.
-    to (int | None): To which step a rollback went, if that is known.
+    text (str): More about it.
     """
 
     kind: str
     step: int
-    count: int = 1
-    to: int | None = None
+    text: str = ""
 
 
 @dataclass
@@ -49,7 +47,8 @@ class Run:
     paths (list[Path]): Its logs.
     steps (numpy.ndarray): The step of each line, rising. Shape: (n,)
     columns (dict): By key, and by name below it ("" if there is none): the value of each line, NaN where there is none.
-        Shape: (n,)
+        `dev_losses`: per word. Shape: (n,)
+    sums_of_gradients (set[str]): What is called a loss in the log, and is none.
     events (list[Event]): In the order of their steps.
     notes (list[str]): What was not as it should be.
     """
@@ -58,8 +57,31 @@ class Run:
     paths: list[Path]
     steps: numpy.ndarray
     columns: dict[str, dict[str, numpy.ndarray]]
+    sums_of_gradients: set[str]
     events: list[Event]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[str]:
+        """The components that have a loss."""
+        return [name for name in self.columns.get("losses", {}) if name not in self.sums_of_gradients]
+
+    @property
+    def counts_words(self) -> bool:
+        """Whether the log has what losses per word need."""
+        return bool(numpy.isfinite(self._per_word).any())
+
+    def loss(self, component: str, *, per_word: bool) -> numpy.ndarray:
+        """The loss of a component over the lines: the mean since the line before, per word or per step."""
+        nothing = numpy.full(len(self.steps), math.nan)
+        values = self.columns.get("losses", {}).get(component, nothing)
+        return values * self._per_word if per_word else values
+
+    @property
+    def _per_word(self) -> numpy.ndarray:
+        """Steps for each word, from one line to the next."""
+        words = numpy.diff(self.numbers("words"), prepend=0.0 if self.steps[0] == 0 else math.nan)
+        return numpy.diff(self.steps, prepend=-1) / numpy.where(words > 0.0, words, math.nan)
 
     def numbers(self, key: str) -> numpy.ndarray:
         """A column that is one number a line; all NaN if there is none."""
@@ -200,27 +222,15 @@ def _sibling(path: Path, further: int) -> Path | None:
 
 def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
     """Put the logs of a run together."""
-    first, *others = (logs[path] for path in chain)
-    notes, resumed = list(first.notes), []
+    run, *others = (logs[path] for path in chain)
     for log in others:
-        first.cut(log.steps[0])
-        n = len(first.steps)
-        for key, values in log.columns.items():
-            column = first.columns.setdefault(key, array("d"))
-            column.extend([math.nan] * (n - len(column)))
-            column.extend(values)
-        first.steps.extend(log.steps)
-        first.checkpoints |= log.checkpoints
-        first.rollbacks = log.rollbacks | first.rollbacks
-        resumed.append(Event("resumed", log.steps[0]))
-        notes += [
-            *log.notes,
-            f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run.",
-        ]
-    notes += _hints(chain, first.steps[0])
-    steps, columns = numpy.array(first.steps, dtype="int64"), _as_arrays(first)
-    events = sorted([*_events(steps, columns, first), *resumed], key=lambda event: event.step)
-    return Run(label, list(chain), steps, columns, events, notes)
+        run.go_on_with(log)
+        run.notes.append(f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run.")
+    notes = [*run.notes, *_hints(chain, run.steps[0])]
+    steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
+    given_up = run.sums_of_gradients & set(columns.get("losses", {}))
+    events = sorted(_events(steps, columns, run), key=lambda event: event.step)
+    return Run(label, list(chain), steps, columns, given_up, events, notes)
 
 
 def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
@@ -255,17 +265,17 @@ def _as_arrays(log: Log) -> dict[str, dict[str, numpy.ndarray]]:
 
 
 def _events(steps: numpy.ndarray, columns: Mapping[str, Mapping[str, numpy.ndarray]], log: Log) -> Iterator[Event]:
-    for key, kind in COUNTED.items():
+    counted = {**COUNTED, **({} if any(kind == "went back" for kind, _ in log.told) else {"rollbacks": "went back"})}
+    for key, kind in counted.items():
         for step, count in _increases(steps, columns.get(key, {}).get("")):
-            yield Event(kind, step, count)
-    if log.rollbacks:
-        for after, to in log.rollbacks:
-            yield Event("rollback", after, 1, to)
-    else:  # older versions did not tell more
-        for step, count in _increases(steps, columns.get("rollbacks", {}).get("")):
-            yield Event("rollback", step, count)
-    for step in log.checkpoints:
-        yield Event("checkpoint", step)
+            yield Event(kind, step, f"{count} times" if count > 1 else "")
+    for kind, what in log.told:
+        if kind == "rule":
+            yield Event(f"rule {printable(what[0])}", what[1], printable(what[2]))
+        elif kind == "went back":
+            yield Event(kind, what[0], f"to the checkpoint of step {what[1]:,}")
+        else:
+            yield Event(kind, what)
 
 
 def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[tuple[int, int]]:

@@ -15,13 +15,14 @@ something out, lr_finder.py is the learning rate range test.
 from .budget_settings import Budget, read_limit
 from .checkpoint_folder import read_checkpoint, steps_of
 from .checkpoint_settings import Checkpoint
+from .components import sums_of_gradients
 from .config_check import collect_identity, collect_values
 from .data_stream import count_steps
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
 from .own_loop import Checkpoints
-from .run_lock import RunLock, is_in_use
+from .run_lock import RunLock, hold, is_held, is_in_use
 from .short_training import WRITES, begin_training
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "collect_identity",
     "collect_values",
     "count_steps",
+    "hold",
+    "is_held",
     "is_in_use",
     "latest_info",
     "learn_rate_settings",
@@ -44,5 +47,6 @@ __all__ = [
     "read_limit",
     "run_range_test",
     "steps_of",
+    "sums_of_gradients",
     "train_while_improving",
 ]

@@ -19,6 +19,13 @@ def is_trained(proc: Any) -> bool:
     return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
 
 
+def sums_of_gradients(nlp: Language) -> list[str]:
+    """The components whose "loss" is no loss: of a tok2vec or transformer that others listen to, spaCy reports the sum
+    of the squared gradients under that name.
+    """
+    return [name for name, proc in nlp.pipeline if getattr(proc, "listening_components", None)]
+
+
 def grads_of(model: Any) -> Iterator[torch.Tensor]:
     """The gradients of a component, thinc's and torch's."""
     for node in model.walk():

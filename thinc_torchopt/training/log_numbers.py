@@ -8,10 +8,11 @@
 
 If there were any: `overruns` (how often the controller of learning rates took longer than its budgets),
 `last_checkpoint` (the step of the newest one; that of this step is yet to be written), `last_rollback` (after which
-step, and to which), `controller` (what rules of the trainer controller did, since the step before: see rules.py),
-`fired` (which of them fired since the evaluation before, and how often), `put_together` (the step of each component, at
-the end: see best_weights.py), and `log_now` (a listener asked for this step
-to be logged).
+step, and to which), `last_resume` (the first step since the run was resumed), `dev_losses` (at an evaluation at which a
+rule asked for the loss on the development data: what it was told), `controller` (what rules of the trainer controller
+did, since the step before: see rules.py), `fired` (which of them fired since the evaluation before, and how often),
+`losses_before` (in the first step since the run was resumed: what `losses` had before it), `put_together` (the step of
+each component, at the end: see best_weights.py), and `log_now` (a listener asked for this step to be logged).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spacy.language import Language
 from ..optimizers import TorchOptimizer
 from ..params import clean
 from .checkpoint import RunCheckpoints
-from .events import Control, Log
+from .events import Control, Log, TrainBegin
 from .progress import Progress
 
 _latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()
@@ -56,6 +57,8 @@ class LogNumbers:
     """Gives loggers our numbers. A listener.
 
     progress (Progress), checkpoints (RunCheckpoints | None): The run's.
+
+    Public: `dev_losses` (computed in this step, for its line; None: not computed).
     """
 
     name = "log numbers"
@@ -64,6 +67,11 @@ class LogNumbers:
         self._progress = progress
         self._checkpoints = checkpoints
         self._nlp: Language | None = None
+        self._resumed_at: int | None = None
+        self.dev_losses: dict[str, Any] | None = None
+
+    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+        self._resumed_at = event.step + 1 if event.resumed else None
 
     def on_log(self, event: Log, control: Control) -> None:
         run, info, counts = event.run, event.info, event.run.counts
@@ -76,6 +84,12 @@ class LogNumbers:
         if overruns := run.optimizer.controller.overruns:
             info["overruns"] = overruns  # not always: it goes by how fast the machine is
         info |= self._safety_net()
+        if self._resumed_at is not None:
+            info["last_resume"] = self._resumed_at
+            if event.step == self._resumed_at:
+                info["losses_before"] = {name: info["losses"][name] - loss for name, loss in run.losses.items()}
+        if self.dev_losses is not None:
+            info["dev_losses"], self.dev_losses = self.dev_losses, None
         info["since_evaluation"] = {name: count - self._progress.counts.get(name, 0) for name, count in counts.items()}
         if control.should_log:
             info["log_now"] = True

@@ -33,6 +33,7 @@ from spacy.util import registry
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from ..schedules import with_end
 from ..settings import without_policy
+from .components import sums_of_gradients
 from .short_training import WRITES, begin_training
 
 Place = tuple[str, ...]
@@ -273,12 +274,8 @@ def _train(
 
 
 def _with_loss(nlp: Language, exclude: Sequence[str]) -> set[str]:
-    """The components that have a loss. Of tok2vec and transformer, spaCy reports the squared gradient under that
-    name.
-    """
-    return {
-        name for name, proc in nlp.pipeline if name not in exclude and not getattr(proc, "listening_components", None)
-    }
+    """The components that have a loss."""
+    return set(nlp.pipe_names) - {*exclude, *sums_of_gradients(nlp)}
 
 
 # ---------------------------------------------------------------------- the curve

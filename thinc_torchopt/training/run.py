@@ -422,7 +422,10 @@ class Run:
     def dev_losses(self, at_most: int | None = None) -> dict[str, Any]:
         if self._dev_losses is None:
             self._dev_losses = DevLosses(self.nlp, self.optimizer, self._exclude, self._annotating_components)
-        return self._dev_losses(at_most)
+        found, logged = self._dev_losses(at_most), self._log_numbers.dev_losses
+        if logged is None or logged["examples"] < found["examples"]:
+            self._log_numbers.dev_losses = found
+        return found
 
     @property
     def results(self) -> list[tuple[float, int]]:

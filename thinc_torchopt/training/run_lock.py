@@ -134,6 +134,25 @@ def is_in_use(folder: Path) -> bool | None:
     return False if host == socket.gethostname() else None
 
 
+def hold(descriptor: int) -> None:
+    """Hold an open file until it is closed, or the process ends, however it ends. Nothing where disks have no locks."""
+    with suppress(OSError):
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds a file: `hold`. RETURNS (bool | None): None: it can't be told."""
+    if fcntl is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    return False
+
+
 class _LockFile:
     """An open file with a lock on it, for as long as somebody has it.
 

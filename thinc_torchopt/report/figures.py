@@ -1,0 +1,357 @@
+"""What a report shows, drawn by matplotlib: panels over the same steps. What a run has no numbers for is left out.
+
+One run: its components, scores and param groups side by side, a colour for each. Several runs: a colour for each run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy
+
+from .runs import Run, printable
+from .style import BAD, COLOURS, GRID, TEXT, colour_of, needs_log, scale_rates, set_ticks
+
+Runs = Sequence[Run]
+# A curve of more points is drawn as the lowest and the highest of what falls together.
+_MAX_POINTS = 1200
+# Curves of fewer points are not smoothed.
+_MIN_SMOOTHED, _SMOOTHED_POINTS = 60, 400
+# Of more points, only the line is drawn.
+_MAX_DOTS = 60
+# Precision and recall beside their F-score, and scores of the tokenizer, are in the table.
+_SECONDARY = ("token_", "speed")
+# More of a kind are in the panel of events alone.
+_MAX_LINES = 5
+# Events nearer to each other than this part of the picture are one.
+_APART = 1 / 400
+_MAX_KINDS, _MAX_NAME = 16, 40
+# How kinds of events look: marker, colour, and the dashes of those that are drawn through all panels.
+_LOOKS: dict[str, tuple[str, str, str | None]] = {
+    "checkpoint saved": ("^", COLOURS[7], None),
+    "gradient spike": ("v", COLOURS[1], None),
+    "update skipped": ("x", BAD, None),
+    "went back": ("<", BAD, "--"),
+    "resumed": (">", COLOURS[0], ":"),
+    "rates written by others": ("D", COLOURS[4], None),
+    "conservative mode began": ("s", COLOURS[4], None),
+}
+_OF_RULES = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5])
+
+
+class Panel(NamedTuple):
+    """A picture over the steps. height (float): In points.
+
+    draw (Callable): Draws it into axes, and returns how to read it, in sentences.
+    """
+
+    title: str
+    height: float
+    draw: Callable[[Any], str]
+
+
+def make_panels(runs: Runs) -> list[Panel]:
+    """What there is to show of runs, in the order of interest."""
+    components = list(dict.fromkeys(name for run in runs for name in run.losses))
+    kinds = _kinds(runs)
+    by_component = [(f"Loss of {printable(name)}", 220, partial(_losses, runs, [name])) for name in components]
+    found = [
+        ("Score", 220, partial(_scores, runs), any(run.best for run in runs)),
+        *((*panel, True) for panel in by_component if len(runs) > 1),
+        ("Loss", 220, partial(_losses, runs, components), components and len(runs) == 1),
+        ("Learning rate", 220, partial(_rates, runs), any("learn_rates" in run.columns for run in runs)),
+        ("Gradient norm", 220, partial(_norm, runs), any(run.last("grad_norm") is not None for run in runs)),
+        ("Speed", 160, partial(_speed, runs), any(run.speed for run in runs)),
+        ("What happened", 60 + 32 * len(kinds), partial(_events, runs, kinds), kinds),
+    ]
+    return [Panel(title, height, partial(_framed, runs, draw)) for title, height, draw, is_there in found if is_there]
+
+
+def _framed(runs: Runs, draw: Callable[[Any], str], axes: Any) -> str:
+    caption = draw(axes)
+    first, last = min(run.steps[0] for run in runs), max(run.steps[-1] for run in runs)
+    margin = 0.01 * (last - first) or 0.5
+    axes.set_xlim(first - margin, last + margin)
+    set_ticks(axes)
+    axes.set_xlabel("step")
+    return caption
+
+
+# ---------------------------------------------------------------------- panels
+
+
+def _scores(runs: Runs, axes: Any) -> str:
+    caption = "At each evaluation, on the dev set."
+    axes.set_ylabel("score")
+    found = [(run, "main score" if len(runs) == 1 else run.label, run.numbers("score")) for run in runs]
+    if len(runs) == 1:
+        [run], scores = runs, runs[0].columns.get("scores", {})
+        # A score that is the main score is not drawn twice.
+        others = [
+            (run, printable(name), values)
+            for name, values in scores.items()
+            if _is_shown(name, scores) and not numpy.array_equal(values, run.numbers("score"), equal_nan=True)
+        ]
+        found += others[: len(COLOURS) - 1]
+        if len(found) <= len(others):
+            caption += f" {len(others) - len(found) + 1} more are in the table below."
+    for i, (run, name, values) in enumerate(found):
+        is_main = i < len(runs)
+        look = {"marker": "o", "markersize": 3.5} if is_main else {"linewidth": 1.0}
+        _plot(axes, run, values, name, colour_of(i, len(found)), **look)
+    for i, run in enumerate(runs):
+        if run.best is not None:
+            score, step = run.best
+            colour, best = colour_of(i, len(found)), f"best: {score:.4g}"
+            axes.plot([step], [score], "*", color=colour, markersize=11, zorder=4, label=best)
+    _lines(axes, runs)
+    return caption
+
+
+def _is_shown(name: str, scores: dict[str, numpy.ndarray]) -> bool:
+    """Whether a score is worth a curve: a share, and no precision or recall beside its F-score."""
+    if name.startswith(_SECONDARY) or (name[-2:] in ("_p", "_r") and f"{name[:-2]}_f" in scores):
+        return False
+    return bool(numpy.nanmin(scores[name]) >= 0.0 and numpy.nanmax(scores[name]) <= 1.0)
+
+
+def _losses(runs: Runs, components: Sequence[str], axes: Any) -> str:
+    is_per_word = all(run.counts_words for run in runs)
+    axes.set_ylabel("loss per word" if is_per_word else "loss per step")
+    curves, silent = [], []
+    for name in components:
+        for i, run in enumerate(runs):
+            values = run.loss(name, per_word=is_per_word)
+            if not numpy.isfinite(values).any():
+                continue
+            if numpy.nanmax(numpy.abs(values)) == 0.0:
+                silent.append(printable(name) if len(runs) == 1 else run.label)
+                continue
+            curves.append((run, printable(name) if len(runs) == 1 else run.label, values, i))
+            dev = run.columns.get("dev_losses", {}).get(name)
+            if dev is not None and is_per_word:
+                curves.append((run, f"{curves[-1][1]}, dev set", dev, i))
+    n = len({(run.label, name.removesuffix(", dev set")) for run, name, _, _ in curves})
+    colours: dict[str, str] = {}
+    drawn = []
+    for run, name, values, i in curves:
+        of = name.removesuffix(", dev set")
+        colour = colours.setdefault(of, colour_of(i, len(runs)) if len(runs) > 1 else colour_of(len(colours), n))
+        if of != name:
+            drawn += _plot(axes, run, values, name, colour, linestyle="--", marker="o", markersize=3.5)
+        else:
+            drawn += _smoothed(axes, run, values, name, colour)
+    caption = _fit(axes, drawn)
+    left_out = sorted({printable(name) for run in runs for name in run.sums_of_gradients if len(runs) == 1})
+    if left_out:
+        caption += f" Not shown, as they are no losses, but sizes of gradients: {', '.join(left_out)}."
+    if silent:
+        caption += f" Always 0, and left out: {', '.join(silent)}."
+    _lines(axes, runs)
+    return caption
+
+
+def _rates(runs: Runs, axes: Any) -> str:
+    axes.set_ylabel("learning rate")
+    caption = ""
+    by_run = [run.columns.get("learn_rates", {}) for run in runs]
+    is_log = scale_rates(axes, [values.tolist() for rates in by_run for values in rates.values()])
+    if len(runs) > 1:
+        for i, (run, rates) in enumerate(zip(runs, by_run)):
+            if rates:
+                top, bottom = _edges(list(rates.values()))
+                _plot(axes, run, top, run.label, COLOURS[i % len(COLOURS)])
+                if len(rates) > 1:
+                    _plot(axes, run, bottom, "", COLOURS[i % len(COLOURS)], linewidth=1.0)
+        if any(len(rates) > 1 for rates in by_run):
+            caption = "The highest and the lowest rate of a run's param groups, without those that are frozen."
+    else:
+        frozen = [name for name, values in by_run[0].items() if numpy.nanmax(values) == 0.0 and is_log]
+        alike: dict[bytes, list[str]] = {}
+        for name, values in by_run[0].items():
+            if name not in frozen:
+                alike.setdefault(values.tobytes(), []).append(name)
+        groups = sorted(alike.values(), key=lambda names: -numpy.nanmax(by_run[0][names[0]]))
+        for i, names in enumerate(groups):
+            colour = colour_of(i, len(groups))
+            width = 1.7 if len(groups) <= len(COLOURS) else 1.0
+            most = max(300, _MAX_POINTS * 8 // max(8, len(groups)))
+            _plot(axes, runs[0], by_run[0][names[0]], name_groups(names), colour, most=most, linewidth=width)
+        if len(groups) < len(by_run[0]) - len(frozen):
+            caption = "Param groups with the same rates at every step share a curve."
+        if frozen:
+            caption += f" Always at 0, and left out: {name_groups(frozen)}."
+    _lines(axes, runs)
+    return caption + (" The axis ends at a hundredth of the lowest peak, if not before." if is_log else "")
+
+
+def _norm(runs: Runs, axes: Any) -> str:
+    axes.set_ylabel("gradient norm")
+    drawn = []
+    for i, run in enumerate(runs):
+        name = "norm" if len(runs) == 1 else run.label
+        drawn += _smoothed(axes, run, run.numbers("grad_norm"), name, COLOURS[i % len(COLOURS)])
+    _lines(axes, runs)
+    return f"Of all gradients, before clipping. {_fit(axes, drawn, in_full=True)}"
+
+
+def _speed(runs: Runs, axes: Any) -> str:
+    axes.set_ylabel("words per second")
+    for i, run in enumerate(runs):
+        x, y = run.speeds()
+        name = "words per second" if len(runs) == 1 else run.label
+        axes.plot(x, y, color=COLOURS[i % len(COLOURS)], label=name, marker="o" if len(x) == 1 else "")
+    axes.set_ylim(bottom=0.0)
+    _lines(axes, runs)
+    return "Words of the training data, as means over stretches of time."
+
+
+def _events(runs: Runs, kinds: Sequence[str], axes: Any) -> str:
+    """A row for each kind, with its name above the marks."""
+    span = max(run.steps[-1] for run in runs) - min(run.steps[0] for run in runs)
+    for row, kind in enumerate(kinds):
+        marker, colour, _ = _look(kind, kinds)
+        axes.text(0.006, -row + 0.22, kind, transform=axes.get_yaxis_transform(), fontsize="small", va="center")
+        axes.axhline(-row - 0.5, color=GRID, linewidth=0.8)
+        for i, run in enumerate(runs):
+            at = _merged([event.step for event in run.events if _kind_of(event.kind, kinds) == kind], span)
+            shown = colour if len(runs) == 1 else COLOURS[i % len(COLOURS)]
+            height = -row - 0.18 - (0.2 * i / len(runs) - 0.1 if len(runs) > 1 else 0.0)
+            axes.plot(at, [height] * len(at), marker, color=shown, markersize=6, markeredgewidth=1.4)
+    axes.set_ylim(-len(kinds) + 0.5, 0.5)
+    axes.tick_params(left=False, labelleft=False)
+    axes.grid(False, axis="y")
+    return "Marks that are too near to each other are one."
+
+
+# ---------------------------------------------------------------------- events
+
+
+def _kinds(runs: Runs) -> list[str]:
+    """Those that there are, of rules those that fired most."""
+    counts = Counter(event.kind for run in runs for event in run.events)
+    rules = sorted(set(counts) - set(_LOOKS), key=lambda kind: -counts[kind])
+    room = _MAX_KINDS - len(_LOOKS)
+    shown = rules if len(rules) <= room else [*rules[: room - 1], "other rules"]
+    return [kind for kind in _LOOKS if kind in counts] + shown
+
+
+def _kind_of(kind: str, kinds: Sequence[str]) -> str:
+    return kind if kind in kinds else "other rules"
+
+
+def _look(kind: str, kinds: Sequence[str]) -> tuple[str, str, str | None]:
+    return _LOOKS.get(kind) or ("o", _OF_RULES[kinds.index(kind) % len(_OF_RULES)], "-.")
+
+
+def _merged(steps: Sequence[int], span: int) -> list[int]:
+    """One for all that fall together."""
+    return list({round(step / (max(1, span) * _APART)): step for step in reversed(steps)}.values())
+
+
+def _lines(axes: Any, runs: Runs) -> None:
+    """What changes the course of a run, if it is rare: through the whole panel."""
+    kinds = _kinds(runs)
+    for kind in kinds:
+        _, colour, dashes = _look(kind, kinds)
+        of_runs = [[event.step for event in run.events if event.kind == kind] for run in runs]
+        if dashes is None or not 0 < sum(map(len, of_runs)) <= _MAX_LINES:
+            continue
+        for i, steps in enumerate(of_runs):
+            shown = colour if len(runs) == 1 else COLOURS[i % len(COLOURS)]
+            for step in steps:
+                axes.axvline(step, color=shown, linestyle=dashes, linewidth=1.1, zorder=2.2)
+        axes.plot([], [], color=colour if len(runs) == 1 else TEXT, linestyle=dashes, linewidth=1.1, label=kind)
+
+
+# ---------------------------------------------------------------------- curves
+
+
+def _plot(
+    axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str, most: int = _MAX_POINTS, **look: Any
+) -> list[tuple[numpy.ndarray, bool]]:
+    """Draw the lines of the log that have a value. RETURNS (list): The curve, and whether it is faint."""
+    known = numpy.isfinite(values)
+    x, y = _thinned(run.steps[known], values[known], most)
+    if not len(x):
+        return []
+    if len(x) > _MAX_DOTS or "marker" not in look:
+        look["marker"] = "o" if len(x) == 1 else ""
+    axes.plot(x, y, color=colour, label=printable(name) or None, **{"linewidth": 1.7, "markersize": 3.5, **look})
+    return [(values[known], "alpha" in look)]
+
+
+def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str) -> list[tuple[numpy.ndarray, bool]]:
+    """The same, and if there are many a trimmed mean in front: a spike makes no plateau."""
+    known = numpy.isfinite(values)
+    x, y = run.steps[known], values[known]
+    if len(x) < _MIN_SMOOTHED:
+        return _plot(axes, run, values, name, colour)
+    drawn = _plot(axes, run, values, "", colour, linewidth=0.7, alpha=0.3, zorder=2.0)
+    half = len(x) // 80
+    centres = numpy.unique(numpy.linspace(0, len(x) - 1, min(len(x), _SMOOTHED_POINTS)).astype("int64"))
+    means = []
+    for centre in centres:
+        near = numpy.sort(y[max(0, centre - half) : centre + half + 1])
+        cut = len(near) // 8
+        means.append(near[cut : len(near) - cut].mean())
+    axes.plot(x[centres], means, color=colour, label=name, linewidth=1.7, zorder=2.5)
+    return [*drawn, (numpy.array(means), False)]
+
+
+def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: bool = False) -> str:
+    """Choose the scale, and leave out what is faint and far from all the rest; `in_full`: only at the lower end.
+
+    RETURNS (str): How to read it.
+    """
+    values = numpy.concatenate([y for y, _ in drawn] or [numpy.zeros(0)])
+    is_log = needs_log(values, of_all=in_full)
+    if is_log:
+        axes.set_yscale("log", nonpositive="mask")
+    if not any(is_faint for _, is_faint in drawn):
+        return ""
+    shown = [numpy.percentile(y, [1, 100 if in_full else 99]) if is_faint else y for y, is_faint in drawn]
+    kept = numpy.concatenate([y[y > 0.0] if is_log else y for y in shown])
+    low, high = float(kept.min()), float(kept.max())
+    if low < high:
+        margin = 0.06 * (math.log(high / low) if is_log else high - low)
+        factor = math.exp(margin) if is_log else 1.0
+        axes.set_ylim((low / factor, high * factor) if is_log else (low - margin, high + margin))
+    return "Bold: a mean of neighbours, without the most extreme. Faint: each line of the log."
+
+
+def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The lowest and the highest point of each of some stretches, in their order: no peak is lost."""
+    if len(x) <= most:
+        return x, y
+    kept = [0, len(x) - 1]
+    for part in numpy.array_split(numpy.arange(len(x)), most // 2):
+        kept += [int(part[y[part].argmin()]), int(part[y[part].argmax()])]
+    chosen = numpy.unique(kept)
+    return x[chosen], y[chosen]
+
+
+def _edges(rates: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The highest rate of each line, and the lowest that is not 0."""
+    found = numpy.stack(rates)
+    top = numpy.where(numpy.isfinite(found), found, -math.inf).max(axis=0)
+    bottom = numpy.where(found > 0.0, found, math.inf).min(axis=0)
+    top = numpy.where(numpy.isfinite(top), top, math.nan)
+    return top, numpy.where(numpy.isfinite(bottom), bottom, top)
+
+
+def name_groups(names: Sequence[str]) -> str:
+    """Up to three names, and how many more."""
+    shown = ", ".join(map(printable, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def keys_of(axes: Any, most: int | None = None) -> Iterator[tuple[Any, str]]:
+    """What goes into a legend: the look of each curve, and its name. most (int | None): Of more, some."""
+    handles, names = axes.get_legend_handles_labels()
+    for handle, name in list(zip(handles, names))[:most]:
+        yield handle, name if len(name) <= _MAX_NAME or most is None else f"{name[:20]}\u2026{name[-19:]}"
