@@ -642,7 +642,7 @@ def test_init_best_sets_rate_and_end(tmp_path):
         rates.append(optimizer.learn_rate)
         optimizer.step_schedules()
     assert rates[-1] == 0.0 and min(rates[:-1]) > 0.0
-    assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[round(0.3 * steps)]
+    assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[150]
     assert block["clip_by"] == "param" and block["use_averages"] is False
     assert block["averages"] == {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.9667}  # of 30 updates: 5% of 600
     assert block["algorithm"] == {
@@ -795,4 +795,4 @@ def test_init_best_by_command(tmp_path):
     spacy_cli("torchopt", "init", *args, "--paths.train", train)
     new = Config().from_disk(tmp_path / "new.cfg", interpolate=False)
     learn_rate = new["training"]["optimizer"]["learn_rate"]
-    assert new["paths"]["train"] is None and "total_steps" not in learn_rate and learn_rate["warmup_ratio"] == 0.3
+    assert new["paths"]["train"] is None and "total_steps" not in learn_rate and learn_rate["warmup_ratio"] == 0.25

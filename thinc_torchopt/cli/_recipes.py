@@ -54,7 +54,8 @@ class Best:
         return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
 
 
-BEST_WARMUP = 0.3
+# In steps. With fewer, a span categorizer's outputs are all 0 before it has learned anything, and stay so.
+BEST_WARMUP = 150
 BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
@@ -257,11 +258,12 @@ class Draft(Translation):
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         peak = best.peak_for(end)
         schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
-        schedule.put("warmup_ratio", BEST_WARMUP)
+        warmup = _rounded(BEST_WARMUP / end.steps)
+        schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises over {BEST_WARMUP:.0%} of the "
-            "steps, and falls to 0 in a line. What the config said of it is gone."
+            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {BEST_WARMUP} steps, "
+            f"{warmup:.0%} of the training, and falls to 0 in a line. What the config said of it is gone."
         )
 
     def _average(self, end: End) -> None:
