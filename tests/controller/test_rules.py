@@ -173,7 +173,7 @@ KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": 
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("loss['los'] < 1", r"a key of loss \(loss, per_word, components\), found 'los'; is 'loss' meant\?"),
+        ("loss['los'] < 1", r"a key of loss \(loss, per_word, components\), found 'los'. Did you mean 'loss'\?"),
         ("loss[0] < 1", "found 0"),
         ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\] \(loss\)"),
         ("any(loss['no'] > x for x in [1, 2])", "found 'no'"),
@@ -191,7 +191,7 @@ KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": 
         ("-loss == 1", "a number, found all of loss"),
         ("abs(loss) > 1", "a number, found all of loss"),
         ("loss[:2] == 1", "for a slice, found all of loss"),
-        ("'los' in loss", r"a key of loss \(loss, per_word, components\), found 'los'; is 'loss' meant\?"),
+        ("'los' in loss", r"a key of loss \(loss, per_word, components\), found 'los'. Did you mean 'loss'\?"),
         ("steps > 1 and 'los' not in loss", "found 'los'"),
         ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
     ],

@@ -327,10 +327,10 @@ def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
     ("metric", "lookup", "says"),
     [
         ("LearnRates", '["encodr"]', r"a key of m \(.*encoder.*\), found 'encodr'"),
-        ("GradNorm", '["components"]["tager"]', "is 'tagger' meant"),
-        ("Loss", '["components"]["tager"]', "is 'tagger' meant"),
-        ("EvalLoss", '["components_per_word"]["tager"]', "is 'tagger' meant"),
-        ("HistoryBasedMetric", '["training_loss"]["components"]["tager"][0]', "is 'tagger' meant"),
+        ("GradNorm", '["components"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("Loss", '["components"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("EvalLoss", '["components_per_word"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("HistoryBasedMetric", '["training_loss"]["components"]["tager"][0]', r"Did you mean 'tagger'\?"),
     ],
 )
 def test_controller_finds_names_of_nothing_before_the_training(metric, lookup, says, corpus, tmp_path):
