@@ -162,6 +162,18 @@ def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_pat
         assert line_of_others(caught.value) == f"line {line} of '{tmp_path / 'theirs.py'}'"
 
 
+def test_corpora_that_are_no_section(config):
+    config["training"]["train_corpus"] = "corpora.trian"
+    with pytest.raises(ConfigError, match=r"'train_corpus' in \[training\]: .* Did you mean 'corpora.train'"):
+        check_corpora(config, ["train_corpus"])
+    config["training"]["train_corpus"] = ["corpora.train", "corpora.dev"]
+    with pytest.raises(ConfigError, match="expected the name of a section, found"):
+        check_corpora(config, ["train_corpus"])
+    config["training"]["train_corpus"] = "corpora.first"
+    config["corpora"] = {"@readers": "mine.Several.v1"}
+    check_corpora(config, ["train_corpus"])
+
+
 def test_training_section_is_checked_against_spacys_schema(config):
     check_training_section(config)
     config["training"]["zzz"] = 1

@@ -121,10 +121,23 @@ def check_corpora(config: Mapping[str, Any], which: Sequence[str] = ("train_corp
     values = config.interpolate() if isinstance(config, Config) else config
     for setting in which:
         name = values.get("training", {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
-        block, written = _at(values, str(name)), _at(config, str(name))
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"Can't set '{setting}' in [training]: expected the name of a section, found {name!r}. Put the files "
+                "of several corpora into one folder, and let its reader read that."
+            )
+        block, written = _at(values, name), _at(config, name)
+        corpora = values.get("corpora", {})
+        known = {"corpora.train", "corpora.dev", *(section.path for section in sections_of({"corpora": corpora}))}
+        # One function may give several corpora.
+        if name.startswith("corpora.") and name not in known and "@readers" not in corpora:
+            raise ConfigError(
+                f"Can't set '{setting}' in [training]: there is no section [{name}]."
+                f"{did_you_mean(name, known - {'corpora'})}"
+            )
         ending = _READERS.get(str(block.get("@readers")))
         if ending is not None:
-            _check_file(str(name), block.get("path"), written.get("path"), ending)
+            _check_file(name, block.get("path"), written.get("path"), ending)
 
 
 def _check_file(name: str, path: Any, written: Any, ending: str) -> None:

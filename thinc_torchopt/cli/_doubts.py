@@ -183,9 +183,11 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
             f"the {count(last, 'step')} that follow. model-best is then the model of step 0."
         )
     elif has_end and last % every > _UNSCORED * last:
+        skipped = last % every
         yield (
-            f"The last {last % every:,} steps are not scored, as eval_frequency = {every:,} does not divide the last "
-            f"step, {last:,}: model-best is at best the model of step {last - last % every:,}."
+            f"{count(skipped, 'step')} at the end {'is' if skipped == 1 else 'are'} not scored, as eval_frequency = "
+            f"{every:,} does not divide the last step, {last:,}: model-best is at best the model of step "
+            f"{last - skipped:,}."
         )
 
 

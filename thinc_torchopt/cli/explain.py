@@ -97,7 +97,7 @@ def explain(
         except (NoSuchOption, ImportError):
             raise
         except Exception as error:  # components may raise anything when they are initialized
-            _tell_without_pipeline(told, path, args, error)
+            _tell_without_pipeline(told, path, args, error, as_json=as_json)
         else:
             _tell(told, setup, is_timed=is_timed, use_gpu=use_gpu)
             notes += note_on_scores(setup.optimizer)
@@ -155,7 +155,7 @@ def _count_steps(setup: Setup, train: Corpus | None) -> int:
     return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
 
 
-def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception) -> None:
+def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
     """The pipeline could not be built: say why, with what the corpora tell.
 
     error (Exception): What spaCy raised.
@@ -166,7 +166,10 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
             config = util.load_config(path, overrides=cli_util().parse_config_overrides(args), interpolate=False)
             nlp = util.load_model_from_config(config, auto_fill=True)
         except Exception:  # no pipeline can be made of the config
-            raise error from None
+            if not (as_json and isinstance(error, ConfigError)):
+                raise error from None
+            told.stops.append(str(error))
+            return
         filled = nlp.config.interpolate()
         train, dev = _read_corpora(told, nlp, filled)
         sourced = util.get_sourced_components(config)
