@@ -111,19 +111,21 @@ def check_training_section(config: Mapping[str, Any]) -> None:
             )
 
 
-def check_corpora(config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus")) -> None:
+def check_corpora(
+    config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus"), *, within: str = "training"
+) -> None:
     """Check that the files of a training are there, as far as spaCy's own readers read them.
 
     config (Mapping): A config that is not interpolated tells how a path can be given.
-    which (Sequence[str]): Settings of [training], each with the name of a section.
+    which (Sequence[str]): Settings, each with the name of a section. within (str): Where they are.
     RAISES (ConfigError): A path is not given, nothing is there, or it is a file of another format, or an empty one.
     """
     values = config.interpolate() if isinstance(config, Config) else config
     for setting in which:
-        name = values.get("training", {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
+        name = values.get(within, {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
         if not isinstance(name, str):
             raise ConfigError(
-                f"Can't set '{setting}' in [training]: expected the name of a section, found {name!r}. Put the files "
+                f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
                 "of several corpora into one folder, and let its reader read that."
             )
         block, written = _at(values, name), _at(config, name)
@@ -132,7 +134,7 @@ def check_corpora(config: Mapping[str, Any], which: Sequence[str] = ("train_corp
         # One function may give several corpora.
         if name.startswith("corpora.") and name not in known and "@readers" not in corpora:
             raise ConfigError(
-                f"Can't set '{setting}' in [training]: there is no section [{name}]."
+                f"Can't set '{setting}' in [{within}]: there is no section [{name}]."
                 f"{did_you_mean(name, known - {'corpora'})}"
             )
         ending = _READERS.get(str(block.get("@readers")))

@@ -141,6 +141,12 @@ def test_preflight_notes(settings, words, preflight):
     assert not [note for note in found["notes"] if not any(word in note for word in known)]
 
 
+def test_preflight_patience_that_no_training_can_lose(preflight):
+    """There is a score at step 0, so it ends nothing before its own number of steps."""
+    assert named(preflight(CNN, training__patience=1999)["notes"], "patience = 1,999 may end the training")
+    assert not named(preflight(CNN, training__patience=2000)["notes"], "may end the training")
+
+
 def test_preflight_batches_that_there_are_not(preflight):
     """spaCy's loop would look for one for ever."""
     settings = {"training.batcher.discard_oversize": True, "training.batcher.size": 1}

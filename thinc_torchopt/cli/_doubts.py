@@ -94,7 +94,8 @@ def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, 
     ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
     to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
     to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
-    if to_the_end and training["patience"]:
+    # At step 0 there is a score already.
+    if to_the_end and 0 < training["patience"] < last:
         yield (
             f"{', '.join(to_the_end)} falls until step {last:,}, but patience = {training['patience']:,} "
             "may end the training long before: then the fall, which helps most, never came. Set patience = 0, and "
