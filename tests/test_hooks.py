@@ -244,6 +244,13 @@ def test_hooks_refuse_a_pretraining_in_several_processes(corpus, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_hooks_refuse_a_pretraining_without_texts(corpus, tmp_path):
+    """spaCy reads none in a folder, and says that it has finished."""
+    config = spacy.util.load_config(CONFIGS / "pretrain.cfg", {"paths.raw_text": str(tmp_path)}, interpolate=True)
+    with pytest.raises(ConfigError, match=r"\[corpora.pretrain\]: its reader takes files that end in .jsonl"):
+        spacy.training.pretrain.pretrain(config, tmp_path)
+
+
 def test_hooks_refuse_a_checkpoint_of_a_pretraining(corpus, tmp_path):
     """Before anything is trained: nobody would write it."""
     config = pretraining(corpus)

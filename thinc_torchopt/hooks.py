@@ -8,7 +8,8 @@ ours, or the averages. When TorchOptimizer is first imported (a config that name
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over. Of
   several processes, only rank 0 has an output folder, a logger and a voice.
-- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour.
+- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour, and a corpus
+  that is not there.
 - `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
 - `thinc.model.Model.copy`: notes what its layers are called.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
@@ -357,6 +358,8 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
                 "resumes the state of a training. Remove the block; to go on with a pretraining, spacy pretrain has "
                 "--resume-path."
             )
+        if isinstance(optimizer, _ours) and nlp.config.get("pretraining"):
+            check_corpora(nlp.config, ["corpus"], within="pretraining")
         return original(nlp, pretrain_config)
 
     return create_pretraining_model

@@ -5,17 +5,21 @@ traceback: here they become errors of ours, which name the section, and what may
 from __future__ import annotations
 
 import re
+import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from configparser import DuplicateOptionError, DuplicateSectionError
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from catalogue import RegistryError
 from confection import Config, ConfigValidationError
 from spacy.schemas import ConfigSchemaTraining
+from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 from thinc.api import require_gpu
 
@@ -29,13 +33,14 @@ _REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
 _SHARED: Final = ("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "readers")
 # More names than that are a list to look into, and no message.
 _MOST_NAMES: Final = 30
-# spaCy's readers of files, and what its binary format begins with: a header of zlib's, at its usual settings.
-_READERS: Final = {
-    "spacy.Corpus.v1": "in spaCy's binary format",
-    "spacy.JsonlCorpus.v1": "with a JSON object in each line",
-    "spacy.PlainTextCorpus.v1": "with a text in each line",
-}
+# spaCy's readers of files, and how the names of those that they read end; and what its binary format begins with: a
+# header of zlib's, at its usual settings.
+_READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
 _ZLIB: Final = b"\x78"
+# Whose code stands between a command and a function that a config names.
+_HOSTS: Final = frozenset(
+    ("thinc_torchopt", "spacy", "thinc", "confection", "catalogue", "pydantic", "srsly", "wasabi", "typer", "click")
+)
 
 
 # ---------------------------------------------------------------------- what is there
@@ -106,26 +111,41 @@ def check_training_section(config: Mapping[str, Any]) -> None:
             )
 
 
-def check_corpora(config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus")) -> None:
+def check_corpora(
+    config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus"), *, within: str = "training"
+) -> None:
     """Check that the files of a training are there, as far as spaCy's own readers read them.
 
     config (Mapping): A config that is not interpolated tells how a path can be given.
-    which (Sequence[str]): Settings of [training], each with the name of a section.
-    RAISES (ConfigError): A path is not given, nothing is there, or it is a file of another format.
+    which (Sequence[str]): Settings, each with the name of a section. within (str): Where they are.
+    RAISES (ConfigError): A path is not given, nothing is there, or it is a file of another format, or an empty one.
     """
     values = config.interpolate() if isinstance(config, Config) else config
     for setting in which:
-        name = values.get("training", {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
-        block, written = _at(values, str(name)), _at(config, str(name))
-        reader = _READERS.get(str(block.get("@readers")))
-        if reader is not None:
-            _check_file(str(name), block.get("path"), written.get("path"), reader)
+        name = values.get(within, {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
+                "of several corpora into one folder, and let its reader read that."
+            )
+        block, written = _at(values, name), _at(config, name)
+        corpora = values.get("corpora", {})
+        known = {"corpora.train", "corpora.dev", *(section.path for section in sections_of({"corpora": corpora}))}
+        # One function may give several corpora.
+        if name.startswith("corpora.") and name not in known and "@readers" not in corpora:
+            raise ConfigError(
+                f"Can't set '{setting}' in [{within}]: there is no section [{name}]."
+                f"{did_you_mean(name, known - {'corpora'})}"
+            )
+        ending = _READERS.get(str(block.get("@readers")))
+        if ending is not None:
+            _check_file(name, block.get("path"), written.get("path"), ending)
 
 
-def _check_file(name: str, path: Any, written: Any, expected: str) -> None:
+def _check_file(name: str, path: Any, written: Any, ending: str) -> None:
     variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
     flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
-    example = f"{flag} {name.rpartition('.')[2]}.spacy"
+    example = f"{flag} {name.rpartition('.')[2]}{ending}"
     if path is None:
         raise ConfigError(
             f"Can't read [{name}]: its path is not set. Give it on the command line, as in {example}, or in the config."
@@ -136,12 +156,25 @@ def _check_file(name: str, path: Any, written: Any, expected: str) -> None:
             f"Can't read [{name}]: there is no file or folder '{path}'. Correct the path in the config, or give "
             f"another: {example}."
         )
-    if file.is_file() and expected == _READERS["spacy.Corpus.v1"]:
+    is_binary = ending == ".spacy"
+    if is_binary and file.is_file() and file.stat().st_size:
         with file.open("rb") as opened:
             if opened.read(1) != _ZLIB:
                 raise ConfigError(
-                    f"Can't read [{name}]: '{path}' is not {expected}. Convert it: spacy convert {path} ./corpus."
+                    f"Can't read [{name}]: '{path}' is not in spaCy's binary format. Convert it: spacy convert {path} "
+                    "./corpus."
                 )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # spaCy's for the same
+        found = walk_corpus(file, ending)
+    if not found:
+        there = f"there is no such file in '{path}'" if file.is_dir() else f"'{path}' does not"
+        raise ConfigError(
+            f"Can't read [{name}]: its reader takes files that end in {ending}, and {there}. Correct the path, rename "
+            f"the files, or take the reader for their format."
+        )
+    if not any(one.stat().st_size for one in found):
+        raise ConfigError(f"Can't read [{name}]: '{path}' is empty. Write the corpus again, or correct the path.")
 
 
 def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -181,15 +214,44 @@ def plain_error(
     within (str): The section that has the optimizer, if the config is not known.
     """
     if isinstance(error, (DuplicateSectionError, DuplicateOptionError)):
-        return ConfigError(_tell_twice(error, path))
+        # A reader or a component may read files of that format, too.
+        return ConfigError(_tell_twice(error, path)) if _raised_by(error) in ("confection", None) else None
     if isinstance(error, ConfigValidationError):
         return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
-    if config is not None and isinstance(error, (ValueError, OSError)) and re.match(r"\[E\d+\]", str(error)):
-        # spaCy's own, e.g. a component that is in no section, or vectors that are not installed.
+    if config is not None and is_spacys_own(error):
         return ConfigError(str(error))
     return None
+
+
+def is_spacys_own(error: Exception) -> bool:
+    """Whether it is an error of spaCy's that its message explains, e.g. a component that is in no section, or vectors
+    that are not installed. One that code of others provoked needs the line where it did.
+    """
+    is_numbered = isinstance(error, (ValueError, OSError, AssertionError)) and re.match(r"\[E\d+\]", str(error))
+    return bool(is_numbered) and line_of_others(error) is None
+
+
+def line_of_others(error: BaseException) -> str | None:
+    """Where code of others, such as a reader from --code, raised an error or provoked it: "line 7 of 'code.py'". None:
+    it was not on the way.
+    """
+    found = None
+    for frame, line in walk_tb(error.__traceback__):
+        if _package(frame) not in _HOSTS | sys.stdlib_module_names:
+            found = f"line {line} of '{frame.f_code.co_filename}'"
+    return found
+
+
+def _raised_by(error: BaseException) -> str | None:
+    """The package that raised an error, leaving out Python's own. None: nobody knows."""
+    packages = [_package(frame) for frame, _ in walk_tb(error.__traceback__)]
+    return next((package for package in reversed(packages) if package not in sys.stdlib_module_names), None)
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _file(path: Path | None) -> str:

@@ -714,7 +714,7 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("", ""), "expected a path in .corpora.train., to count the steps of an epoch, found none. Give it: --paths"),
+        (("", ""), r"\[corpora.train\]: its path is not set. .* --paths.train train.spacy"),
         (("max_steps = 30", "max_epochs = -1"), "expected a corpus with an end, found max_epochs = -1"),
     ],
 )
@@ -724,7 +724,7 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
     DocBin().to_disk(tmp_path / "empty.spacy")
     with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found none"):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
-    with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found: .*No such file"):
+    with pytest.raises(ConfigError, match=r"\[corpora.train\]: there is no file or folder '.*none.spacy'"):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "none.spacy")})
 
 
@@ -772,6 +772,43 @@ def test_init_best_gives_batches_one_size(pipeline, batcher, size, tmp_path):
     filled = Config(spacy.language.DEFAULT_CONFIG).merge(Config().from_str(new))["training"]
     assert filled["batcher"]["size"] == size
     assert ("[training.batcher] size" in " ".join(draft.told)) == (size in (400, 1000))
+
+
+GROWING = """
+[vars.batcher]
+@batchers = "spacy.batch_by_words.v1"
+discard_oversize = false
+tolerance = 0.2
+
+[vars.batcher.size]
+@schedules = "compounding.v1"
+start = 100
+stop = 1000
+compound = 1.001
+
+"""
+
+
+def test_init_best_where_batches_are_a_variable(tmp_path):
+    """A size that is one is replaced; a whole batcher is not, as others may share it."""
+    block = '[training.batcher]\n@batchers = "spacy.batch_by_words.v1"\nsize = 40\n'
+    of_size = (
+        OWN.replace("size = 40", "discard_oversize = false\ntolerance = 0.2\nsize = ${vars.batcher.size}") + GROWING
+    )
+    draft, new = run(of_size, "best", tmp_path)
+    assert Config().from_str(new)["training"]["batcher"]["size"] == 400 and not draft.warned
+    whole = OWN.replace(block, "").replace("[training]\n", "[training]\nbatcher = ${vars.batcher}\n", 1) + GROWING
+    draft, new = run(whole, "best", tmp_path)
+    assert Config().from_str(new)["training"]["batcher"] == Config().from_str(whole)["training"]["batcher"]
+    assert [line for line in draft.warned if "batcher is a variable" in line and "size = 400" in line]
+
+
+def test_init_tells_of_overrides_that_are_not_written(tmp_path):
+    paths = {"paths.train": str(toy_corpus(tmp_path)["train"])}
+    given = {**paths, "training.dropout": 0.3, "training.max_steps": 9}
+    draft, _ = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", given)
+    assert [line for line in draft.warned if line.startswith("--training.dropout:")]
+    assert not rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", paths)[0].warned
 
 
 def test_init_best_with_a_transformer(tmp_path):

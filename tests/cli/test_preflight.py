@@ -45,6 +45,11 @@ def named(found, words):
     return [text for text in found if words in text]
 
 
+def test_preflight_of_a_config_that_cant_be_read_is_json_too(preflight):
+    [stop] = preflight(CNN, training__optimizer__lr=1)["stops"]
+    assert "'lr'" in stop and "Did you mean 'learn_rate'?" in stop
+
+
 # ---------------------------------------------------------------------- corpora
 
 
@@ -55,12 +60,12 @@ def test_preflight_corpora_that_are_not_there(preflight, tmp_path):
     (tmp_path / "text.spacy").write_text("no corpus")
     stops = preflight(CNN, paths__train=tmp_path / "none.spacy", paths__dev=empty)["stops"]
     assert len(stops) == 2
-    assert "texts in [corpora.train], found: No such file or directory" in stops[0] and "none.spacy" in stops[0]
+    assert "[corpora.train]: there is no file or folder" in stops[0] and "none.spacy" in stops[0]
     assert "texts in [corpora.dev], found none at" in stops[1] and "empty.spacy" in stops[1]
     [stop] = preflight(CNN, paths__train=tmp_path / "text.spacy")["stops"]
-    assert "[corpora.train]" in stop and "E1014" in stop
+    assert "[corpora.train]" in stop and "is not in spaCy's binary format" in stop
     [stop] = preflight(CNN, paths__dev=None)["stops"]
-    assert stop.endswith("expected a path in [corpora.dev], found none. Give it: --paths.dev dev.spacy.")
+    assert stop.startswith("Can't read [corpora.dev]: its path is not set.") and "--paths.dev dev.spacy" in stop
 
 
 def test_preflight_dev_that_is_not_there_leaves_the_rest(preflight, tmp_path):
@@ -115,7 +120,7 @@ def test_preflight_nothing_to_train(preflight):
         ({f"{RATE}.initial_rate": 0.5}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to 0.005"),
         ({"training.patience": 100}, "The training ends at step 100, whatever the score does"),
         ({"training.eval_frequency": 3000}, "The score is taken only at step 0"),
-        ({"training.eval_frequency": 1500}, "The last 500 steps are not scored"),
+        ({"training.eval_frequency": 1500}, "500 steps at the end are not scored"),
         ({"training.max_steps": 0}, "Nothing ends this training"),
         (
             {"training.batcher.discard_oversize": "true", "training.batcher.size": 4},
@@ -134,6 +139,12 @@ def test_preflight_notes(settings, words, preflight):
     # A schedule to the end, and patience, do not go together anyway.
     known = [words, "texts in [corpora.dev] are in", "patience = 100 may end the training"]
     assert not [note for note in found["notes"] if not any(word in note for word in known)]
+
+
+def test_preflight_patience_that_no_training_can_lose(preflight):
+    """There is a score at step 0, so it ends nothing before its own number of steps."""
+    assert named(preflight(CNN, training__patience=1999)["notes"], "patience = 1,999 may end the training")
+    assert not named(preflight(CNN, training__patience=2000)["notes"], "may end the training")
 
 
 def test_preflight_batches_that_there_are_not(preflight):

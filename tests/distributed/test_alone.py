@@ -120,8 +120,9 @@ def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
         ("cnn.cfg", ["--nnodes", 2, "--node-rank", 2], "expected a number below --nnodes, 2, found 2"),
         ("thinc.cfg", ["--nproc-per-node", 2], 'expected an optimizer of thinc-torchopt, found "Adam.v1"'),
         ("cnn.cfg", ["--training.optimizer.grad_clip", -1.0], "Can't set 'grad_clip' in [training.optimizer]"),
+        ("cnn.cfg", ["--paths.train", "gone.spacy"], "[corpora.train]: there is no file or folder 'gone.spacy'"),
     ],
-    ids=["endpoint", "port", "rank", "optimizer", "setting"],
+    ids=["endpoint", "port", "rank", "optimizer", "setting", "corpus"],
 )
 def test_alone_command_is_checked_before_it_starts(config, options, message, tmp_path):
     (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
@@ -201,11 +202,12 @@ def test_alone_nobody_at_the_port(monkeypatch):
         wait_for_store("127.0.0.1", port)
 
 
-def test_alone_command_needs_a_free_port(listener):
+def test_alone_command_needs_a_free_port(listener, corpus):
     """On the machine whose launcher has the store."""
     port, what_to_do = listener
     what_to_do.append(socket.socket.close)
     several = ["--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    several += ["--paths.train", corpus["train"], "--paths.dev", corpus["dev"]]
     run = spacy_process("torchopt", "train", CONFIGS / "cnn.cfg", *several, check=False)
     assert run.returncode == 1 and "Traceback" not in run.stderr
     said = " ".join(run.stderr.split())

@@ -113,6 +113,40 @@ def test_mistake_with_its_traceback(desk, prompt):
     assert "Traceback" not in prompt.type(arguments, desk, THINC_TORCHOPT_TRACEBACK="0").text
 
 
+THEIRS = """import spacy
+from spacy.tokens import Span
+from spacy.training import Example
+
+@spacy.registry.readers("mine.Reader.v1")
+def reader():
+    def read(nlp):
+        doc = nlp.make_doc("a b c")
+        doc.ents = [Span(doc, 0, 2, label="X"), Span(doc, 1, 3, label="Y")]
+        yield Example(doc, doc)
+    return read
+"""
+
+
+def test_faults_in_code_of_the_user_are_shown_with_their_line(desk, prompt, tmp_path):
+    """Also where it is spaCy that refuses what the code does: its message does not say who did it."""
+    folder = shutil.copytree(desk, tmp_path / "desk")
+    prepare(
+        folder,
+        {
+            "replace": {'[corpora.train]\n@readers = "spacy.Corpus.v1"\npath = ${paths.train}': "[corpora.train]"},
+            "config": {"corpora.train": '@readers = "mine.Reader.v1"'},
+        },
+    )
+    (folder / "theirs.py").write_text(THEIRS)
+    for command in ("train", "torchopt find-lr"):
+        shown = prompt.type(f"{command} config.cfg {PATHS} --code theirs.py".split(), folder)
+        assert shown.status == 1 and 'theirs.py", line 9, in read' in shown.text and "[E1010]" in shown.text
+    shown = prompt.type(f"torchopt explain config.cfg {PATHS} --code theirs.py".split(), folder)
+    words = " ".join(shown.text.split())
+    assert shown.status == 1 and "Traceback" not in words
+    assert "[E1010]" in words and re.search(r"at line 9 of '\S*theirs.py'", words)
+
+
 def test_warnings_show_no_line_of_ours(desk, prompt):
     """A run that goes on with another config: a warning, and no source."""
     folder = shutil.copytree(desk, desk.parent / "warned", dirs_exist_ok=True)

@@ -12,7 +12,7 @@ from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
 from ..errors import ConfigError, TorchOptError
-from ..host_errors import check_corpora
+from ..host_errors import check_corpora, line_of_others
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]
@@ -48,9 +48,9 @@ def read_corpus(
         found = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
             found = f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
-        raise ConfigError(
-            f"Can't {purpose}: expected texts in {where}, found: {found.rstrip('.')}. Check the path of the corpus."
-        ) from error
+        line = line_of_others(error)
+        at = f" at {line}. Correct the reader, or what it reads." if line else ". Check the path of the corpus."
+        raise ConfigError(f"Can't {purpose}: expected texts in {where}, found: {found.rstrip('.')}{at}") from error
     for warning in caught:
         if "[W090]" not in str(warning.message):  # no files: told below
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -58,7 +58,7 @@ def read_corpus(
         at = _path_of(config, name)
         raise ConfigError(
             f"Can't {purpose}: expected texts in {where}, found none{f' at {at!r}' if at else ''}. Check the path of "
-            "the corpus: spaCy's reader takes files that end in .spacy, and folders with such files."
+            "the corpus, and what its reader leaves out."
         )
     return examples
 

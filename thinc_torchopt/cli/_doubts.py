@@ -94,7 +94,8 @@ def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, 
     ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
     to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
     to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
-    if to_the_end and training["patience"]:
+    # At step 0 there is a score already.
+    if to_the_end and 0 < training["patience"] < last:
         yield (
             f"{', '.join(to_the_end)} falls until step {last:,}, but patience = {training['patience']:,} "
             "may end the training long before: then the fall, which helps most, never came. Set patience = 0, and "
@@ -183,9 +184,11 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
             f"the {count(last, 'step')} that follow. model-best is then the model of step 0."
         )
     elif has_end and last % every > _UNSCORED * last:
+        skipped = last % every
         yield (
-            f"The last {last % every:,} steps are not scored, as eval_frequency = {every:,} does not divide the last "
-            f"step, {last:,}: model-best is at best the model of step {last - last % every:,}."
+            f"{count(skipped, 'step')} at the end {'is' if skipped == 1 else 'are'} not scored, as eval_frequency = "
+            f"{every:,} does not divide the last step, {last:,}: model-best is at best the model of step "
+            f"{last - skipped:,}."
         )
 
 

@@ -222,6 +222,12 @@ class Draft(Translation):
             self._check_groups(Recipe.best)
         best = BEST["transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"]
         size = best.words if best.words and _grows(nlp) else None
+        if size is not None and isinstance(nlp.config["training"]["batcher"], str):
+            self.warned.append(
+                "[training] batcher is a variable, so it stays as it is: batches that grow. The recipe was measured "
+                f"with size = {size}: set that where the variable points to, and use the recipe again."
+            )
+            size = None
         end = find_end(nlp, size)
         self._as_torch(clip_by="param", kept="grad_clip is")
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
@@ -454,7 +460,7 @@ def _is_bow(nlp: Language) -> bool:
 
 def _grows(nlp: Language) -> bool:
     """Whether batches are counted in words, and their size is a schedule: as spaCy's default."""
-    batcher = nlp.config["training"]["batcher"]
+    batcher = nlp.config.interpolate()["training"]["batcher"]
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
 

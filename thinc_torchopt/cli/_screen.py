@@ -71,17 +71,18 @@ def wants_traceback() -> bool:
 
 def text_of(error: Exception) -> str | None:
     """What a terminal shows of an error. None: it is not one of those that are shown by their message."""
+    from ..host_errors import line_of_others, plain_error
+
     if isinstance(error, TorchOptError):
         # The message says all there is to know, unless some code had a problem of its own.
-        is_all = error.__cause__ is None or isinstance(
-            error.__cause__, (TorchOptError, ValueError, OSError, ParserError)
+        cause = error.__cause__
+        is_all = cause is None or (
+            isinstance(cause, (TorchOptError, ValueError, OSError, ParserError)) and line_of_others(cause) is None
         )
         return str(error) if is_all else f"{error}\n(For the traceback, set {TRACEBACK}=1.)"
     from catalogue import RegistryError
     from click import ClickException, NoSuchOption
     from confection import ConfigValidationError
-
-    from ..host_errors import plain_error
 
     if isinstance(error, (ConfigValidationError, ParserError, RegistryError)):
         found = plain_error(error, within="pretraining" if sys.argv[1:2] == ["pretrain"] else "training")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from spacy.util import registry
 
 from ..errors import ConfigError, ScheduleWarning
 from ..host import cli_util
-from ..host_errors import check_corpora, check_gpu, check_training_section, plain_errors
+from ..host_errors import check_corpora, check_gpu, check_training_section, is_spacys_own, plain_errors
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
@@ -150,9 +149,7 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            # spaCy's own, e.g. vectors that are not installed.
-            is_spacys = isinstance(error, (ValueError, OSError)) and re.match(r"\[E\d+\]", str(error))
-            found = str(error) if is_spacys else text_of(error)
+            found = str(error) if is_spacys_own(error) else text_of(error)
             if found is None or wants_traceback():
                 raise
             text = found

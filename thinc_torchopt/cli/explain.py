@@ -20,6 +20,7 @@ from wasabi.util import color, supports_ansi
 
 from ..errors import ConfigError
 from ..host import cli_util
+from ..host_errors import is_spacys_own, line_of_others
 from ..optimizers import TorchOptimizer
 from ..progress_bars import show_activity
 from ..training import count_steps
@@ -39,6 +40,7 @@ from ._doubts import (
 )
 from ._in_words import size_in_words
 from ._lines import THINC, Line, lines_of
+from ._screen import wants_traceback
 from ._util import Setup, build, errors_shown, note_on_scores, print_json, resolve_optimizer, schedule_notes
 from .params import Row, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
@@ -95,7 +97,7 @@ def explain(
         except (NoSuchOption, ImportError):
             raise
         except Exception as error:  # components may raise anything when they are initialized
-            _tell_without_pipeline(told, path, args, error)
+            _tell_without_pipeline(told, path, args, error, as_json=as_json)
         else:
             _tell(told, setup, is_timed=is_timed, use_gpu=use_gpu)
             notes += note_on_scores(setup.optimizer)
@@ -153,7 +155,7 @@ def _count_steps(setup: Setup, train: Corpus | None) -> int:
     return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
 
 
-def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception) -> None:
+def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
     """The pipeline could not be built: say why, with what the corpora tell.
 
     error (Exception): What spaCy raised.
@@ -164,7 +166,10 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
             config = util.load_config(path, overrides=cli_util().parse_config_overrides(args), interpolate=False)
             nlp = util.load_model_from_config(config, auto_fill=True)
         except Exception:  # no pipeline can be made of the config
-            raise error from None
+            if not (as_json and isinstance(error, ConfigError)):
+                raise error from None
+            told.stops.append(str(error))
+            return
         filled = nlp.config.interpolate()
         train, dev = _read_corpora(told, nlp, filled)
         sourced = util.get_sourced_components(config)
@@ -173,9 +178,20 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
     text = str(error).strip() or type(error).__name__
     is_told = any(text.rstrip(".") in stop for stop in read)
     if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(text))):
-        is_ours = isinstance(error, ConfigError)
-        told.stops.append(text if is_ours else f"The pipeline can't be initialized: {text}")
+        told.stops.append(
+            text if isinstance(error, ConfigError) else f"The pipeline can't be initialized: {_in_full(error)}"
+        )
     told.checked.append("The rest can be told when this is mended.")
+
+
+def _in_full(error: Exception) -> str:
+    """What went wrong, and where it did if that is in code of others."""
+    if wants_traceback():
+        raise error
+    if is_spacys_own(error):
+        return str(error)
+    line = line_of_others(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ") + (f" (at {line})" if line else "")
 
 
 def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
@@ -255,7 +271,7 @@ def _tell_costs(
             with show_activity("Training for a few steps"):
                 times = time_steps(setup, train, dev, mean_words=work.batch_words)
         except Exception as error:  # what stops a step stops the training
-            told.stops.append(f"One of the first steps fails: {type(error).__name__}: {error}")
+            told.stops.append(f"One of the first steps fails: {_in_full(error)}")
         else:
             told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
             told.costs["seconds"] = asdict(times)

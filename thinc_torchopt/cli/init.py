@@ -85,6 +85,11 @@ def rewrite(
     with config_errors_shown(path, raw):
         draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
         draft.apply(recipe)
+    passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
+    if passing:
+        draft.warned.append(
+            f"{', '.join(passing)}: taken into account here, and not written. Give it to the training, too."
+        )
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
     with config_errors_shown(path):

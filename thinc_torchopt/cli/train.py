@@ -13,6 +13,7 @@ from spacy import util
 from ..checks import Section
 from ..distributed import wait_for_store
 from ..host import cli_util
+from ..host_errors import check_corpora
 from ._budget import with_budget
 from ._util import config_errors_shown, errors_shown, make_console, print_error, resolve_optimizer
 
@@ -88,16 +89,18 @@ def address_of(endpoint: str | None) -> tuple[str, int]:
 
 
 def check_config(config_path: Path, args: Sequence[str], code_path: Path | None) -> None:
-    """Check that the optimizer is one that several processes can have, before any of them is started.
+    """Check that the optimizer is one that several processes can have, and that the corpora are there, before any of
+    them is started.
 
-    RAISES (ConfigError): It is not.
+    RAISES (ConfigError): It is not, or they are not.
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
     with config_errors_shown(config_path, hint_fill=True):
-        config = util.load_config(config_path, overrides=overrides, interpolate=True)
+        config = util.load_config(config_path, overrides=overrides, interpolate=False)
     with config_errors_shown(config_path, config):
-        resolve_optimizer(config["training"]["optimizer"])
+        resolve_optimizer(config.interpolate()["training"]["optimizer"])
+        check_corpora(config)
 
 
 def _run(command: list[str]) -> int:
