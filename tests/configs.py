@@ -42,7 +42,10 @@ def run_head(name: str, folder: Path, *, steps: int, process: bool = False) -> R
     """
     toy_corpus(folder)
     (folder / "configs").symlink_to(CONFIGS)
-    quick = flags_of({"training.max_steps": steps, "training.eval_frequency": steps // 2, "training.batcher.size": 40})
+    # Nothing but a budget ends a training that has one.
+    has_budget = "[training.optimizer.budget]" in (CONFIGS / name).read_text()
+    end = {"training.optimizer.budget.limit": f"{steps} steps"} if has_budget else {"training.max_steps": steps}
+    quick = flags_of({**end, "training.eval_frequency": steps // 2, "training.batcher.size": 40})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for _, *args in commands_in_head(name):

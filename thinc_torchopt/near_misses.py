@@ -137,10 +137,13 @@ def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTO
 
 
 def _likeness(found: str, name: str, cutoff: float) -> float:
-    whole = _ratio(found.lower(), name.lower(), cutoff)
+    given, known = found.lower(), name.lower()
+    whole = _ratio(given, known, cutoff)
     stem, of_name = _stem(found), _stem(name)
+    if not stem or not of_name or (stem, of_name) == (given, known):
+        return whole
     # Less than the same name in full, as there may be the same one with another version.
-    return max(whole, 0.95 * _ratio(stem, of_name, cutoff) if stem and of_name else 0.0)
+    return max(whole, 0.95 * _ratio(stem, of_name, cutoff))
 
 
 def _ratio(found: str, name: str, cutoff: float) -> float:

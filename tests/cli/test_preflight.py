@@ -237,7 +237,7 @@ def test_preflight_times_steps_that_fail(preflight, tmp_path):
     config.to_disk(tmp_path / "config.cfg")
     assert not preflight(tmp_path / "config.cfg")["stops"]
     [stop] = preflight(tmp_path / "config.cfg", is_timed=True)["stops"]
-    assert stop == "One of the first steps fails: RuntimeError: no such thing"
+    assert stop == "One of the first steps fails: RuntimeError: no such thing (at line 6 of '<string>')"
 
 
 # ---------------------------------------------------------------------- output

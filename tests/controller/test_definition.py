@@ -167,7 +167,7 @@ def test_definition_action_without_a_name():
         ((*O, "arguments", "factor"), 7, "operations[0].arguments", "below 1"),
         ((*C, "name"), None, None, None),
         ((*C, "name"), ["x"], "controllers[0].name", "a name"),
-        ((*C, "triggers"), ["on_step"], "controllers[0].triggers[0]", "there are on_init_end"),
+        ((*C, "triggers"), ["on_step"], "controllers[0].triggers[0]", "Did you mean 'on_step_end'?"),
         ((*C, "triggers"), ["on_log", "on_log"], "controllers[0].triggers[1]", "again"),
         ((*C, "triggers"), "on_log", "controllers[0].triggers", "a list of texts"),
         ((*C, "triggers"), [3], "controllers[0].triggers", "a list of texts"),

@@ -97,7 +97,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     if name.lower() not in library.get_supported_optimizers():
         near = did_you_mean(name, library.get_supported_optimizers())
         raise ConfigError(
-            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer '{name}'."
+            f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer of the name '{name}'."
             f"{near or ' pytorch_optimizer.get_supported_optimizers() lists them.'}"
         )
     facts = _FACTS.get(name.lower(), Facts())

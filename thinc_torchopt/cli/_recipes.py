@@ -265,11 +265,11 @@ class Draft(Translation):
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         peak = best.peak_for(end)
         schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
-        warmup = _rounded(BEST_WARMUP / end.steps)
+        warmup = _rounded(min(BEST_WARMUP / end.steps, 0.3))
         schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {BEST_WARMUP} steps, "
+            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
             f"{warmup:.0%} of the training, and falls to 0 in a line. What the config said of it is gone."
         )
 
