@@ -321,7 +321,7 @@ def test_torch_optimizers_create_counts_steps_per_param(name):
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
 def test_torch_optimizers_create_names_what_is_wrong():
-    with pytest.raises(ConfigError, match=r"no optimizer 'lyon'.*lion"):
+    with pytest.raises(ConfigError, match=r"no optimizer of the name 'lyon'.*lion"):
         resolve("pytorch-optimizer.create.v1", name="lyon")
     with pytest.raises(ConfigError, match="nonsense"):
         resolve("pytorch-optimizer.create.v1", name="lion", options={"nonsense": 1})
