@@ -37,7 +37,7 @@ def _names_of_entry_points(group: str) -> list[str]:
 
 
 def arguments_of(cls: type) -> list[Parameter]:
-    """What a class is built with, with annotations as objects."""
+    """The arguments of a class, with their annotations as objects."""
     init = cls.__init__  # type: ignore[misc]
     hints = get_type_hints(init)
     _, *arguments = inspect.signature(init).parameters.values()
