@@ -25,13 +25,13 @@ class Section:
     """A section of the config, whose values it checks.
 
     path (str): Its path, for errors, e.g. "[training.optimizer]".
-    takes_texts (bool): Whether a number may be in quotes, which a config puts around it where the type is not known.
+    allows_texts (bool): Whether a number may be in quotes, which a config puts around it where the type is not known.
     verb (str): What can't be done with a value that is wrong.
     """
 
-    def __init__(self, path: str, *, takes_texts: bool = True, verb: str = "set"):
+    def __init__(self, path: str, *, allows_texts: bool = True, verb: str = "set"):
         self.path = path
-        self.takes_texts = takes_texts
+        self.allows_texts = allows_texts
         self.verb = verb
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
@@ -81,7 +81,7 @@ class Section:
     def _may_be_number(self, value: Any) -> bool:
         if isinstance(value, (bool, numpy.bool_)):
             return False
-        return self.takes_texts or isinstance(value, Real)
+        return self.allows_texts or isinstance(value, Real)
 
     def whole(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> int:
         """A whole number. because (str): Why so many. RAISES (ConfigError): Not a whole number, or less than
@@ -89,7 +89,7 @@ class Section:
         """
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
         if (
-            not (is_whole or (self.takes_texts and isinstance(value, str) and value.isdecimal()))
+            not (is_whole or (self.allows_texts and isinstance(value, str) and value.isdecimal()))
             or int(value) < at_least
         ):
             self.refuse(name, f"a whole number of at least {at_least}{because}", value)

@@ -227,7 +227,7 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     return train_while_improving
 
 
-class TakesOutput(Protocol):
+class OutputListener(Protocol):
     """An object that is told where spaCy saves models."""
 
     def before_cleaning(self, output: Path | None) -> None: ...
@@ -236,11 +236,11 @@ class TakesOutput(Protocol):
 
 
 # The training that was asked for and has not begun, and the end of the one that goes on.
-_begun: ContextVar[Callable[[], TakesOutput | None]] = ContextVar("_begun", default=lambda: None)
+_begun: ContextVar[Callable[[], OutputListener | None]] = ContextVar("_begun", default=lambda: None)
 _end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
 
 
-def tell_output_to(run: TakesOutput) -> None:
+def tell_output_to(run: OutputListener) -> None:
     """Let a run know what folder spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
     _begun.set(weakref.ref(run))
 

@@ -32,7 +32,7 @@ class FusedKernel:
     devices: frozenset[str] = frozenset()
     half_on_cpu: bool = True
 
-    def takes(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: Tensor) -> bool:
         """Whether the kernel may be given a param. Runs at each step for some algorithms."""
         device = tensor.device.type
         return (

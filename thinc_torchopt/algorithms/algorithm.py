@@ -85,7 +85,7 @@ class Algorithm:
         RETURNS (dict[str, Any]): The same as torch takes them.
         RAISES (ConfigError): An option is refused, or takes one value for all params.
         """
-        checked = {name: as_torch_takes_it(name, self.options[name], value, where) for name, value in given.items()}
+        checked = {name: as_torch_option(name, self.options[name], value, where) for name, value in given.items()}
         trial = try_out(self.build, self.label, {**self.options, **checked}, where)
         shared = sorted(set(checked) - trial.in_group)
         if shared:
@@ -95,7 +95,7 @@ class Algorithm:
             )
         return checked
 
-    def check_takes_averages(self) -> None:
+    def check_allows_averages(self) -> None:
         """RAISES (ConfigError): Averages don't work with the algorithm."""
         if self.trial.has_eval_form:
             raise ConfigError(
@@ -105,7 +105,7 @@ class Algorithm:
             )
 
 
-def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
+def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
     """Return a pair as a tuple, and everything else unchanged.
 
     name (str): The option's name. default (Any): A value that torch takes. where (str): Config path, for the error.

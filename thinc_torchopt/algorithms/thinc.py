@@ -91,9 +91,9 @@ class ThincAdam(_ThincOptimizer):
                     if not state:
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     state["step"] += 1
-                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(
-                        param
-                    )
+                    alike.setdefault(
+                        (state["step"], param.device, param.dtype, kernels.ADAM.accepts(param)), []
+                    ).append(param)
             for (step, *_, fused), params in alike.items():
                 states = [self.state[param] for param in params]
                 moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
@@ -156,7 +156,7 @@ class ThincSGD(_ThincOptimizer):
             alike: dict[tuple[torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
+                    alike.setdefault((param.device, param.dtype, kernels.SGD.accepts(param)), []).append(param)
             for (*_, fused), params in alike.items():
                 self.step_alike(group, params, _grads(params), fused=fused)
 

@@ -27,7 +27,7 @@ from ..kernels import FusedKernel
 from ..near_misses import did_you_mean
 from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_option
 from .state_roles import Roles, register_roles
 
 AlgorithmFactory = Callable[..., Algorithm]
@@ -80,9 +80,7 @@ def _offer(
                 f"{', '.join(p.name for p in params)}."
                 f"{did_you_mean(unknown[0], [p.name for p in params], is_setting=True)}"
             )
-        taken = {
-            p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
-        }
+        taken = {p.name: as_torch_option(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
         if not matrices_only:
             return Algorithm(label, build, taken, kernel=kernel)
         fallback = taken.pop("fallback")

@@ -30,7 +30,7 @@ from .relations import Weights, per_unit, read_trace_
 # Steps that are taken at once, where all are known. The traces are then read and written once for all of them.
 BLOCK = 32
 
-_WHERE = Section("ParamDimTraces", takes_texts=False)
+_WHERE = Section("ParamDimTraces", allows_texts=False)
 
 Traces = list[dict[str, Tensor]]  # by state and weight. Shape of each: (B, ...weight)
 
@@ -97,13 +97,13 @@ class ParamDimTraces:
 
         RETURNS (tuple[Tensor, ...]): The state after it.
         """
-        return self.take(self.linearize(x, state))
+        return self.apply(self.linearize(x, state))
 
     def linearize(self, x: Tensor, state: State) -> Linearized:
         """A step and its derivatives, without taking it."""
         return (linearize if self.fast_solve else linearize_by_func)(self.cell, x, state, self.weights)
 
-    def take(self, step: Linearized) -> State:
+    def apply(self, step: Linearized) -> State:
         """Take a step that `linearize` gave."""
         decay = _bounded(step.decay) if self.normalize else step.decay
         for relation in self.cell.relations:
@@ -143,7 +143,7 @@ class ParamDimTraces:
 
     # ---------------------------------------------------------------------- several steps
 
-    def take_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
+    def update_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
         """Take several steps at once: the same traces up to rounding. They can't be normalized.
 
         goes_on (Tensor): Which samples have not ended, at each step. Shape: (K, n, 1). None: all.

@@ -23,7 +23,7 @@ from .scan import scan
 VjpMethod = Literal["single-step", "multi-step"]
 How = Literal["forward", "adjoint", "auto"]
 
-_WHERE = Section("eligibility_gradients", takes_texts=False)
+_WHERE = Section("eligibility_gradients", allows_texts=False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Method:
         """Whether steps can't be taken several at once."""
         return self.normalize_matrix_spectrum or not self.fast_solve
 
-    def takes_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
+    def uses_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
         """Whether to carry traces; by "auto", if they are smaller than the states of all steps."""
         if self.traces == "auto" and not self.needs_steps and self.vjp_method == "single-step":
             units = next(iter(weights.values())).shape[-1]
@@ -128,7 +128,7 @@ def eligibility_gradients(
             _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
     begin = _state(cell, None if state is None else given, x.new_zeros(n_batch, units), order)
     check_cell(cell, named, _WHERE)
-    traced = method.takes_traces(cell, named, n_steps)
+    traced = method.uses_traces(cell, named, n_steps)
     with torch.no_grad():
         outputs, _, before = scan(cell, named, x, begin, active, keep=not traced)
         if traced:
@@ -211,7 +211,7 @@ class TracedGradients:
             if active[-1] < len(state[0]):
                 goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
                 goes_on = goes_on.to(x.device)
-            self.traces.take_block(step, goes_on)
+            self.traces.update_block(step, goes_on)
         return after
 
     def _read_steps(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> State:
@@ -219,7 +219,7 @@ class TracedGradients:
         for t, n in enumerate(active):
             now = tuple(s[:n] for s in state)
             step = self.traces.linearize(x[t, :n], now)
-            self.traces.take(step)
+            self.traces.apply(step)
             if self._method.vjp_method == "single-step":
                 self.traces.solve(dh[t, :n])
                 if out is not None:

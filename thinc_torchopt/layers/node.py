@@ -132,7 +132,7 @@ class _Run:
         if len(self.x) == 0:
             return self.x.new_zeros(self._shape)
         self._exact = is_train and self.settings.learning == "bptt"
-        self._traced = carries or self.settings.method.takes_traces(self.cell, self.weights, len(self.x))
+        self._traced = carries or self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
         if self._exact:
             outputs, after = self._forward_exact(state)
         else:

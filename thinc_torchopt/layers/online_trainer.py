@@ -36,7 +36,7 @@ from .params import add_grads, as_array, as_tensor, check_real, weights_of
 
 _VERSION = 1
 _WHAT = "the state of the online trainer"
-_WHERE = Section("OnlineTrainer", takes_texts=False)
+_WHERE = Section("OnlineTrainer", allows_texts=False)
 
 
 @dataclass
@@ -156,7 +156,7 @@ class OnlineTrainer:
         with threads_for(self._weights()), torch.no_grad():
             for layer, step, read in reversed(list(zip(self._layers, steps, inputs))):
                 before = layer.state
-                layer.state = layer.traces.take(step)
+                layer.state = layer.traces.apply(step)
                 if signal is not None:
                     layer.traces.solve(signal)
                     signal = input_gradient(layer.cell, layer.traces.weights, read, before, signal, step)

@@ -83,9 +83,9 @@ class LearnRateController(RateWriter):
             )
         for other in self._optimizers.values():
             if other.name == name or other.optimizer is optimizer:
-                taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
+                known = "name" if other.name == name else f"optimizer, known as '{other.name}'"
                 raise ConfigError(
-                    f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first."
+                    f"Can't register optimizer '{name}': expected a new one, found this {known}. Unregister it first."
                 )
         added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
@@ -96,7 +96,7 @@ class LearnRateController(RateWriter):
             added.groups.append(self._count_in(added, group, of_group, rate))
         added.hook_in(self._before_step)
         self._optimizers[name] = added
-        self._settle(added)
+        self._update_groups(added)
         return [watched.id for watched in added.groups]
 
     def unregister_optimizer(self, name: str) -> None:
@@ -146,7 +146,7 @@ class LearnRateController(RateWriter):
         if param_names is not None and moved.param_names:
             moved.param_names = param_names
         moved.move_to(new)
-        self._take(moved)
+        self._accept_groups(moved)
         for watched in moved.groups:
             self._write(watched, watched.applied_rate)
         moved.hook_in(self._before_step)
@@ -160,7 +160,7 @@ class LearnRateController(RateWriter):
 
         RAISES (ConfigError): There is no optimizer of that name.
         """
-        self._take(self._optimizer(name))
+        self._accept_groups(self._optimizer(name))
 
     # ------------------------------------------------------------------ groups
 
@@ -195,7 +195,7 @@ class LearnRateController(RateWriter):
         base = check_rate(rate_of(group), id)
         made = self._count_in(of, group, self._reader.read(policy, id), base, id=id)
         of.groups.insert(place, made)
-        self._settle(of)
+        self._update_groups(of)
         return made.id
 
     def _count_in(
@@ -256,7 +256,7 @@ class LearnRateController(RateWriter):
         group = _append_group(to, above, list(params), policy, options or {})
         made = self._count_in(to, group, policy, rate_of(group), parent=above)
         to.groups.append(made)
-        self._settle(to)
+        self._update_groups(to)
         self.took("adding_params", started)
         return to.groups[-1].id
 
@@ -411,13 +411,13 @@ def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], o
     take it over. options (Mapping[str, Any]): Those of the group that the params will be in, with a `lr`.
     """
     signature = inspect.signature(type(optimizer))
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    taken = {name: value for name, value in options.items() if takes_all or name in signature.parameters}
+    accepts_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = {name: value for name, value in options.items() if accepts_all or name in signature.parameters}
     try:
-        signature.bind(tensors, **taken)
+        signature.bind(tensors, **accepted)
     except TypeError:  # a class that is built in another way, around other optimizers for example
         return
-    optimizer.state.update(type(optimizer)(tensors, **taken).state)
+    optimizer.state.update(type(optimizer)(tensors, **accepted).state)
 
 
 def _refuse(to: WatchedOptimizer, expected_and_found: str) -> NoReturn:

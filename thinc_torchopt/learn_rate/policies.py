@@ -299,7 +299,7 @@ def kind_of(policy: Policy) -> str:
 
 def policy_section(name: str) -> Section:
     """Checks the settings of a policy. name (str): Its name."""
-    return Section(f"the learn rate policy '{name}'", takes_texts=False)
+    return Section(f"the learn rate policy '{name}'", allows_texts=False)
 
 
 def check_rate(value: Any, where: str) -> float:

@@ -263,16 +263,16 @@ class WatchedOptimizer:
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [watched.group for watched in self.groups] + came
 
-    def accept(self, take_in: Callable[[Group], WatchedGroup]) -> None:
+    def accept(self, watch_new: Callable[[Group], WatchedGroup]) -> None:
         """Take all groups as they now are, except for their rates.
 
-        take_in (Callable): Makes a WatchedGroup of a group that came.
+        watch_new (Callable): Makes a WatchedGroup of a group that came.
         """
         pairs = self.pairs()
         for watched, group in pairs:
             if watched is not None:
                 self.bind(watched, group)
-        self.groups = [take_in(group) if watched is None else watched for watched, group in pairs]
+        self.groups = [watch_new(group) if watched is None else watched for watched, group in pairs]
 
     # ------------------------------------------------------------------ steps of the optimizer
 

@@ -230,7 +230,7 @@ class RateWriter:
             if watched not in before:
                 self._write(watched, watched.applied_rate)
         self._optimizers[of.name] = of
-        self._settle(of)
+        self._update_groups(of)
 
     def note_ids(self) -> None:
         """Groups have got other ids."""
@@ -246,7 +246,7 @@ class RateWriter:
             f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first."
         )
 
-    def _settle(self, of: WatchedOptimizer) -> None:
+    def _update_groups(self, of: WatchedOptimizer) -> None:
         """The groups of an optimizer have changed. Each gets a tensor of its own for its rate: torch puts the one that
         it was given into all groups.
         """
@@ -268,7 +268,7 @@ class RateWriter:
         self._observing = [source for source in sources.values() if hasattr(source, "observe")]
         self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
 
-    def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
+    def _accept_groups(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
         """Take the groups of an optimizer as they now are, except for their rates.
 
         at_default (bool): Groups that came get the policy that holds for all of its groups, or else that of the first
@@ -279,7 +279,7 @@ class RateWriter:
         policy = of.policy if of.policy is not None or beside is None else beside.policy
         ids = set(self._groups)
 
-        def take_in(group: Group) -> WatchedGroup:
+        def watch_new(group: Group) -> WatchedGroup:
             id, rate, step = of.new_id(group, ids), rate_of(group), self.step_count
             ids.add(id)
             if not at_default or policy is None:
@@ -291,8 +291,8 @@ class RateWriter:
             self._write(made, made.rate)
             return made
 
-        of.accept(take_in)
-        self._settle(of)
+        of.accept(watch_new)
+        self._update_groups(of)
 
     # ------------------------------------------------------------------ integrity
 
@@ -321,7 +321,7 @@ class RateWriter:
             self._handle(found, optimizers)
         else:  # the same groups in new dicts
             for watched in optimizers:
-                self._take(watched)
+                self._accept_groups(watched)
 
     def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[WatchedOptimizer]) -> None:
         """Deal with differences.
@@ -343,7 +343,7 @@ class RateWriter:
                 optimizer.bring_back()
             if how == "restore":
                 optimizer.put_back()
-            self._take(optimizer, at_default=how == "restore")
+            self._accept_groups(optimizer, at_default=how == "restore")
         for error in errors:
             if error.what == "learn_rate":
                 watched = self._groups[error.group]

@@ -183,14 +183,14 @@ class TorchOptimizer(Optimizer):
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
         for found in () if chosen is None else self._cascade.candidates:
-            found.algorithm.check_takes_averages()
+            found.algorithm.check_allows_averages()
         if budget is not None:
             OPTIMIZER.kind("budget", budget, BudgetSettings, _A_BUDGET)
             self._check_budget()
         self.budget = budget
         self._joint = False
         self.batch_size: BatchSize | None = None
-        self._meet_no_params()
+        self._reset()
 
     def _check_budget(self) -> None:
         """RAISES (ConfigError): There is something missing without which there can be no budget."""
@@ -207,14 +207,14 @@ class TorchOptimizer(Optimizer):
                 "--budget."
             )
 
-    def _meet_no_params(self) -> None:
-        self._is_settled = False
+    def _reset(self) -> None:
+        self._is_over = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
-        self._trained = self._no_params(self._settings.step_count)
+        self._trained = self._without_params(self._settings.step_count)
 
-    def _no_params(self, step: int) -> TrainedParams:
+    def _without_params(self, step: int) -> TrainedParams:
         return TrainedParams(
             self._cascade,
             lambda: self.learn_rate,
@@ -239,9 +239,9 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             self._trained.plan.check(all_names(nlp))
-            self._meet(nlp)
-            self._is_settled = False
-            self._trained.table.take_in(nlp, exclude)
+            self._reset_if_other(nlp)
+            self._is_over = False
+            self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
@@ -250,28 +250,28 @@ class TorchOptimizer(Optimizer):
         anew (bool): The pipeline has got new weights, to which nothing of what was learned before belongs.
         """
         with self._lock:
-            self._meet(nlp, anew)
+            self._reset_if_other(nlp, anew)
             with suppress(PipelineError):
-                self._trained.table.take_in(nlp, ())
+                self._trained.table.add_all(nlp, ())
                 self._keep_all_buffers()
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the pipeline that it was told last."""
         return self._trained.table.pipeline.is_(nlp)
 
-    def settle(self) -> None:
+    def end_training(self) -> None:
         """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
         another one begins.
         """
-        self._is_settled = True
+        self._is_over = True
 
-    def _meet(self, nlp: Language, anew: bool = False) -> None:
+    def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for
         example.
         """
         known = self._trained.table.pipeline
         if anew or (known.was_told and not known.is_(nlp)):
-            self._meet_no_params()
+            self._reset()
             self._step.guard.begin_anew()
 
     def _keep_all_buffers(self) -> None:
@@ -375,7 +375,7 @@ class TorchOptimizer(Optimizer):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings.schedules.check_end_is_known()
-        params, shims = self._noted.take()
+        params, shims = self._noted.pop_all()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             is_made = self._step.make(
                 params,
@@ -474,10 +474,10 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             return self._settings.begin_decay(decay_steps)
 
-    def take_back_decay(self) -> None:
+    def cancel_decay(self) -> None:
         """Let schedules that were told to fall stay, as if they had not been."""
         with self._lock:
-            self._settings.take_back_decay()
+            self._settings.cancel_decay()
 
     @property
     def can_begin_decay(self) -> bool:
@@ -659,7 +659,7 @@ class TorchOptimizer(Optimizer):
         `Averages.as_thinc`.
         """
         with self._lock:
-            return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
+            return AveragedParams() if self._is_over else self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
@@ -748,7 +748,7 @@ class TorchOptimizer(Optimizer):
         state = read(SavedState, saved, WHAT)
         with self._lock:
             # Built beside the current one, and replaces it once everything has succeeded.
-            trained, guard = self._no_params(state.step), copy(self._step.guard)
+            trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
                 trained.load(nlp, exclude, state, on_growth, paths)
@@ -802,7 +802,7 @@ class TorchOptimizer(Optimizer):
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
         self._lock = lock_for(self)
-        self._meet_no_params()
+        self._reset()
 
 
 create_optimizer = signed(

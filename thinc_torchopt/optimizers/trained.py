@@ -138,7 +138,7 @@ class TrainedParams:
         self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
             saved = match.rename(saved, paths)
-        self.table.take_in(nlp, exclude, saved=saved.params, joins_now=may_grow)
+        self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)
         if may_grow:
             saved, changes = match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:

@@ -41,7 +41,7 @@ class KnownNames:
         """Whether a param was in the pipeline when its names were taken last."""
         return key in self._of_pipeline
 
-    def take(self, names: Mapping[Key, tuple[str, ...]]) -> None:
+    def update(self, names: Mapping[Key, tuple[str, ...]]) -> None:
         """Take the names of all params of the pipeline: of those that it no longer has, only those of shims stay."""
         self.by_key.update(names)
         self._of_pipeline = {*names, *(key for key in self._of_pipeline if is_key_of_shim(key) and key in self.by_key)}

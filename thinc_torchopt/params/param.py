@@ -177,7 +177,7 @@ class Param:
         """The first part of the name."""
         return self.name.partition("/")[0]
 
-    def has_taken(self, grad: Any) -> bool:
+    def has_grad(self, grad: Any) -> bool:
         """Whether `set_grad` has taken this array before, and torch works on its memory since: nobody has taken it
         away, as torch's `zero_grad` does.
         """

@@ -133,7 +133,7 @@ class WriteBack:
         self._values: dict[str, Any] = {}
         self._update_alone = update_alone
 
-    def take(self, name: str, values: Any) -> None:
+    def add(self, name: str, values: Any) -> None:
         """Take the new values for a call, as the array that the shim called with. With the last ones, the shim is
         run.
         """

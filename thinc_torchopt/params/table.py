@@ -96,7 +96,7 @@ class ParamTable:
         self._saved: Mapping[str, SavedParam] = {}  # rows of another run, by name, while they are taken in
         self._released: dict[str, Released] = {}
 
-    def take_in(
+    def add_all(
         self,
         nlp: Language,
         exclude: Collection[str],
@@ -182,7 +182,7 @@ class ParamTable:
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._names.note_torch_param(param)
-        self._meet_shim(shim)
+        self._add_shim(shim)
         if (known := self.by_key.get(id(param))) is not None and self._names.is_of_pipeline(known.key):
             self._be_held_by(known, shim)
         return Found(id(param), param, shim)
@@ -232,7 +232,7 @@ class ParamTable:
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
-    def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
+    def add_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
         """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
         together.
 
@@ -434,11 +434,11 @@ class ParamTable:
         old = param.holder
         param.be_held_by(holder)
         if isinstance(holder, Shim):
-            self._meet_shim(holder)
+            self._add_shim(holder)
             if isinstance(old, Shim) and old is not holder and self.averages is not None:
                 self.averages.pass_on_buffers(old, holder, all_of_them=True)
 
-    def _meet_shim(self, shim: Shim) -> None:
+    def _add_shim(self, shim: Shim) -> None:
         if self.shims.get(shim.id, shim) is not shim:
             # A copied layer: thinc copies the id as well, and averages go by it.
             with Shim.global_id_lock:
@@ -507,7 +507,7 @@ class ParamTable:
                 self._be_held_by(known, found.owner)
         if self._names.in_use:
             self._note_new_names(names, updates)
-        self._names.take(names)
+        self._names.update(names)
 
     def _note_new_names(self, names: Mapping[Key, tuple[str, ...]], updates: int) -> None:
         """Note which params joined in mid-training. What has another name is not new, also while it is not trained.

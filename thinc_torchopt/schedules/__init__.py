@@ -32,7 +32,7 @@ All curves without `total_steps` do. And one may be told to fall (*decay*), as `
     begin_decay(decay_steps)    it falls from the value of the step that comes. False: it falls already
     decay_was_told              whether it was told
     decay_is_over               whether it was told, and is down
-    take_back_decay()           it stays, as if it had not been told
+    cancel_decay()           it stays, as if it had not been told
     waits_to_be_told            whether it stays for good otherwise
 
 Functions of the step are in curves.py.

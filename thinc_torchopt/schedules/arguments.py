@@ -14,7 +14,7 @@ class Arguments(Section):
     """
 
     def __init__(self, label: str):
-        super().__init__(label, takes_texts=False)
+        super().__init__(label, allows_texts=False)
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ScheduleError): Always."""

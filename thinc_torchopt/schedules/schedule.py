@@ -147,9 +147,9 @@ class Schedule:
         self.value = self._check(self.source.value)
         return begins
 
-    def take_back_decay(self) -> None:
+    def cancel_decay(self) -> None:
         """Let it stay, as if it had not been told."""
-        self.source.take_back_decay()
+        self.source.cancel_decay()
         self.value = self._check(self.source.value)
 
     def observe(self, scores: Mapping[str, Any]) -> None:

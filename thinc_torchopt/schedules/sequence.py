@@ -118,8 +118,8 @@ class SequenceSchedule(Iterator[float]):
         """Let the last part fall: if its turn is yet to come, from its first step on."""
         return bool(self._last.source.begin_decay(decay_steps))
 
-    def take_back_decay(self) -> None:
-        self._last.source.take_back_decay()
+    def cancel_decay(self) -> None:
+        self._last.source.cancel_decay()
 
     @property
     def waits_to_be_told(self) -> bool:

@@ -57,7 +57,7 @@ class StableDecaySchedule(SpansTraining):
         self._told = StableDecayState(step, decay_steps)
         return True
 
-    def take_back_decay(self) -> None:
+    def cancel_decay(self) -> None:
         """Stay, as if it had not been told to fall."""
         self._told = StableDecayState(None, None)
 

@@ -86,7 +86,7 @@ class BlockReader:
         self.candidates: list[Candidate] = []
         self._schedules = schedules
 
-    def take_in(self, algorithm: Algorithm, path: str) -> int:
+    def add(self, algorithm: Algorithm, path: str) -> int:
         """Make candidates of an algorithm and its fallbacks. RETURNS (int): Which one it is."""
         place = len(self.candidates)
         options = {name: self._schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
@@ -96,7 +96,7 @@ class BlockReader:
         }
         self.candidates.append(Candidate(path, algorithm, options, limits))
         if algorithm.fallback is not None:
-            self.take_in(algorithm.fallback, f"{path}.fallback")
+            self.add(algorithm.fallback, f"{path}.fallback")
         return place
 
     def with_fallbacks(self, first: int) -> range:
@@ -123,7 +123,7 @@ class BlockReader:
         first = None
         if given.get("algorithm") is not None:
             own = Section(where).kind("algorithm", given["algorithm"], Algorithm, AN_ALGORITHM)
-            first = self.take_in(own, f"{path}.algorithm")
+            first = self.add(own, f"{path}.algorithm")
         # Without one of its own, its params may also be those of the blocks before it that have one.
         possible = range(len(self.candidates)) if first is None else self.with_fallbacks(first)
         known = {option for i in possible for option in self.candidates[i].options}

@@ -63,7 +63,7 @@ class Cascade:
             Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         )
         self._keep_apart = keep_apart
-        reader.take_in(algorithm, "algorithm")
+        reader.add(algorithm, "algorithm")
         self._blocks = [
             reader.read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]

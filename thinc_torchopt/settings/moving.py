@@ -80,10 +80,10 @@ class MovingSettings:
         self._read()
         return any(begins)
 
-    def take_back_decay(self) -> None:
+    def cancel_decay(self) -> None:
         """Let schedules stay that were told to fall."""
         for schedule in self.schedules.of_decay:
-            schedule.take_back_decay()
+            schedule.cancel_decay()
         self._read()
 
     @property

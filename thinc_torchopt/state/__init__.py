@@ -19,7 +19,7 @@ from .files import (
 )
 from .forms import VERSION, WHAT, SavedParam, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
-from .trees import in_main_memory, put_together, take_apart
+from .trees import flatten, in_main_memory, unflatten
 
 __all__ = [
     "MANIFEST",
@@ -34,13 +34,13 @@ __all__ = [
     "check_folder",
     "clear_leftovers",
     "crc32_of",
+    "flatten",
     "in_main_memory",
     "match",
     "preserve_optimizer_state",
-    "put_together",
     "read_folder",
     "replacing",
-    "take_apart",
+    "unflatten",
     "write_folder",
     "write_text",
 ]

@@ -55,7 +55,7 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
     plan.keep_apart({id: part.params for id, part in saved.groups.items()})
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
-    plan.take_ids(origins)
+    plan.restore_ids(origins)
     _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
     _check_groups(origins, saved.groups)
     _check_param_states(params, saved.params)
@@ -102,7 +102,7 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
     for param in params:
         found = saved[param.name]
         if param.group is not None:
-            param.group.owner.states.take(
+            param.group.owner.states.put(
                 param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth
             )
 

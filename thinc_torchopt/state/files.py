@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..errors import StateError
-from .trees import put_together, take_apart
+from .trees import flatten, unflatten
 
 TENSORS = "tensors.safetensors"
 VALUES = "values.json"
@@ -44,7 +44,7 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
     RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before. (StateError): There is
         something in the tree that can't be written.
     """
-    values, tensors = take_apart(tree)
+    values, tensors = flatten(tree)
     with replacing(path) as unfinished:
         unfinished.mkdir()
         try:
@@ -82,7 +82,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path / TENSORS, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        tree = put_together(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
+        tree = unflatten(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise _damaged(path, f"what this package writes, found {type(error).__name__}: {error}") from error
     if not isinstance(tree, dict):

@@ -24,24 +24,24 @@ _NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _RESERVED = "__metadata__"
 
 
-def take_apart(tree: Mapping[Any, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+def flatten(tree: Mapping[Any, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
     """Take a tree apart.
 
     tree (Mapping): Dicts, lists, tuples, sets, numbers, texts, bytes, None, tensors, and NumPy's arrays and numbers.
     RETURNS (tuple): A form for JSON, and the tensors, contiguous and without shared memory, by their path.
     RAISES (StateError): There is something else in the tree.
     """
-    apart = _Apart()
-    return apart.take(tree), apart.tensors
+    flat = _Flat()
+    return flat.add(tree), flat.tensors
 
 
-def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Undo `take_apart`.
+def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Undo `flatten`.
 
-    RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): It is not what `take_apart` gives.
+    RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): It is not what `flatten` gives.
     """
     if isinstance(value, list):
-        return [put_together(item, tensors) for item in value]
+        return [unflatten(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -55,8 +55,8 @@ def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         if mark == "$bytes":
             return base64.b64decode(content, validate=True)
         if mark in _COLLECTIONS:
-            return _COLLECTIONS[mark](put_together(content, tensors))
-    return {key: put_together(item, tensors) for key, item in value.items()}
+            return _COLLECTIONS[mark](unflatten(content, tensors))
+    return {key: unflatten(item, tensors) for key, item in value.items()}
 
 
 def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
@@ -86,7 +86,7 @@ _COLLECTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class _Apart:
+class _Flat:
     """tensors (dict): Those that were met so far, by path."""
 
     def __init__(self) -> None:
@@ -94,22 +94,22 @@ class _Apart:
         self._taken = {_RESERVED}
         self._names_by_memory: dict[int, list[str]] = {}
 
-    def take(self, value: Any, *path: str) -> Any:
+    def add(self, value: Any, *path: str) -> Any:
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, torch.Tensor):
-            return self._take_tensor(value.detach(), *path)
+            return self._add_tensor(value.detach(), *path)
         if isinstance(value, Mapping):
-            return self._take_dict(value, *path)
+            return self._add_dict(value, *path)
         if isinstance(value, list):
-            return [self.take(item, *path, str(i)) for i, item in enumerate(value)]
+            return [self.add(item, *path, str(i)) for i, item in enumerate(value)]
         if isinstance(value, tuple):
-            return {"$tuple": self.take(list(value), *path)}
+            return {"$tuple": self.add(list(value), *path)}
         if isinstance(value, (set, frozenset)):
-            return {"$frozenset" if isinstance(value, frozenset) else "$set": self.take(sorted(value, key=repr), *path)}
+            return {"$frozenset" if isinstance(value, frozenset) else "$set": self.add(sorted(value, key=repr), *path)}
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             return {
-                "$scalar" if isinstance(value, numpy.generic) else "$array": self._take_array(
+                "$scalar" if isinstance(value, numpy.generic) else "$array": self._add_array(
                     numpy.asarray(value), *path
                 )
             }
@@ -121,21 +121,21 @@ class _Apart:
             return value
         raise _unknown(value, *path)
 
-    def _take_dict(self, value: Mapping[Any, Any], *path: str) -> Any:
+    def _add_dict(self, value: Mapping[Any, Any], *path: str) -> Any:
         if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
-            return {key: self.take(item, *path, key) for key, item in value.items()}
-        items = [(self.take(key, *path, "key"), self.take(item, *path, str(key))) for key, item in value.items()]
+            return {key: self.add(item, *path, key) for key, item in value.items()}
+        items = [(self.add(key, *path, "key"), self.add(item, *path, str(key))) for key, item in value.items()]
         return {"$dict": [{"$tuple": list(pair)} for pair in items]}
 
-    def _take_array(self, value: numpy.ndarray[Any, Any], *path: str) -> Any:
+    def _add_array(self, value: numpy.ndarray[Any, Any], *path: str) -> Any:
         if not value.flags.writeable or any(stride < 0 for stride in value.strides):
             value = value.copy()
         try:
-            return self._take_tensor(torch.from_numpy(value), *path)
+            return self._add_tensor(torch.from_numpy(value), *path)
         except TypeError as error:
             raise _unknown(value, *path, kind=f"an array of {value.dtype}") from error
 
-    def _take_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
+    def _add_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
         """Tensors whose memory has another order than their dimensions keep it: torch's results depend on it, to the
         last bit.
         """

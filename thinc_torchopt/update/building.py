@@ -36,7 +36,7 @@ class Builder:
         fused = settings.options.get("fused", False)
         if fused is None:  # there is a kernel for the device, and the config does not ask for another one
             fused = not settings.options.get("foreach") and tensor.device.type in self.algorithm.kernel.devices
-        return bool(fused) and self.algorithm.kernel.takes(tensor)
+        return bool(fused) and self.algorithm.kernel.accepts(tensor)
 
     def build(self, params: Sequence[Param], *, fused: bool) -> torch.optim.Optimizer:
         """Build an optimizer with one group.

@@ -47,7 +47,7 @@ class BuiltAlgorithm:
         if hasattr(optimizer, "tell_names"):
             optimizer.tell_names(self._names)
 
-    def take(self, groups: Mapping[Group, list[Param]]) -> None:
+    def set_groups(self, groups: Mapping[Group, list[Param]]) -> None:
         """Have these groups from now on, and those that others have put in. The states of params that are in none are
         forgotten.
 
@@ -58,7 +58,7 @@ class BuiltAlgorithm:
         foreign = [entry for entry in self.optimizer.param_groups if id(entry) not in own]
         self.groups = list(groups)
         for group, params in groups.items():
-            group.take(params)
+            group.set_params(params)
         self.optimizer.param_groups = [*(group.entry for group in groups), *foreign]
         self._names.clear()
         self._names.update({param.tensor: param.name for group in groups for param in group.params})
@@ -69,7 +69,7 @@ class BuiltAlgorithm:
     def begin_anew(self, param: Param) -> None:
         """Forget the state of a param."""
         self.states.drop(param)
-        self.states.take_over(self.builder.build([param], fused=param.group is not None and param.group.is_fused))
+        self.states.add_initial(self.builder.build([param], fused=param.group is not None and param.group.is_fused))
         self.stepper.direct.forget()
 
     def in_eval_form(self) -> Iterable[tuple[Param, torch.Tensor]]:

@@ -304,7 +304,7 @@ def _go_together(params: Sequence[Param], fused: kernels.FusedKernel) -> bool:
     """Whether a kernel can take params in one call. That stays so until `DirectStep.forget`."""
     first = params[0]
     return all(
-        param.device == first.device and param.dtype == first.dtype and fused.takes(param.tensor) for param in params
+        param.device == first.device and param.dtype == first.dtype and fused.accepts(param.tensor) for param in params
     )
 
 

@@ -32,8 +32,8 @@ class Group:
     id (str): By which the writer of rates knows it.
     frozen_alike (Callable): Frozen params that would be in it.
 
-    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `takes_factor` (whether
-    a fused kernel takes a factor for the gradients too, of which it knows 32 bits: too few for wider params).
+    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `accepts_factor` (whether
+    its fused kernel can scale the gradients: it knows 32 bits of the factor, too few for wider params).
     """
 
     is_frozen = False
@@ -85,11 +85,11 @@ class Group:
         settings = self.settings.options
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
 
-    def take(self, params: list[Param]) -> None:
+    def set_params(self, params: list[Param]) -> None:
         """Have these params from now on."""
         self.params = params
         self.entry["params"] = [param.tensor for param in params]
-        self.takes_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
+        self.accepts_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
         for param in params:
             param.group = self
 

@@ -51,7 +51,7 @@ class NotedGrads:
                     callback(source)
                 return
             param.callback = callback
-        if not param.has_taken(grad):
+        if not param.has_grad(grad):
             param.set_grad(grad)
         if param.group is not None:
             self.params[key] = param
@@ -81,7 +81,7 @@ class NotedGrads:
                     param is not None
                     and param.source is array
                     and param.is_array
-                    and param.has_taken(grad)
+                    and param.has_grad(grad)
                     and param.group is not None
                     and not sees_all
                 ):
@@ -106,7 +106,7 @@ class NotedGrads:
         scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             for source, grad in torch_grads(shim, update_alone):
-                param = table.meet_torch_param(source, shim, model)
+                param = table.add_torch_param(source, shim, model)
                 if param is not None and param.callback is None and param.group is not None and not sees_all:
                     param.set_grad(grad)
                     self.params[param.key] = param
@@ -116,9 +116,9 @@ class NotedGrads:
             back = WriteBack(shim, [name for name, _, _ in found], update_alone)
             for name, weights, gradient in found:
                 key = table.name_shim_param(shim, name, model)
-                set_grad(weights, gradient, partial(back.take, name), key=key)
+                set_grad(weights, gradient, partial(back.add, name), key=key)
 
-    def take(self) -> tuple[list[Param], list[Shim]]:
+    def pop_all(self) -> tuple[list[Param], list[Shim]]:
         """Give away what was noted: the params whose gradient is still there, and the shims."""
         params, shims = [param for param in self.params.values() if param.tensor.grad is not None], self.shims
         self.forget()

@@ -25,7 +25,7 @@ class ParamStates:
         """The state of a param, as torch keeps it. Empty: it has none yet."""
         return dict(self._optimizer.state.get(param.tensor, {}))
 
-    def take(
+    def put(
         self,
         param: Param,
         state: Mapping[str, Any],
@@ -56,7 +56,7 @@ class ParamStates:
         for tensor in [known for known in state if isinstance(known, torch.Tensor) and known not in tensors]:
             del state[tensor]
 
-    def take_over(self, built: torch.optim.Optimizer) -> None:
+    def add_initial(self, built: torch.optim.Optimizer) -> None:
         """Take the states that another optimizer of the class made when it was built, as Adagrad does, of params that
         have none.
         """

@@ -194,7 +194,7 @@ class Plan:
             for key, params in derived.get(i, {}).items():
                 if key in built[i]:
                     # Some classes, Adagrad among them, make a param's state only when they are built.
-                    algorithm.states.take_over(built[i][key])
+                    algorithm.states.add_initial(built[i][key])
                 group = known.get(key)
                 taken[i][group or self._new_group(key, params, entries[i][key], algorithm)] = params
         before = set(self.groups)
@@ -204,7 +204,7 @@ class Plan:
                 for param in group.params:
                     param.group = None
         for i, groups in taken.items():
-            self._built[i].take(groups)
+            self._built[i].set_groups(groups)
         frozen = self.frozen_params
         self._next_thaw = min((param.settings.frozen_until for param in frozen), default=math.inf)
         self._frozen_grads.stop_only(frozen)
@@ -287,7 +287,7 @@ class Plan:
         """
         if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
             fill: Fill = "zero" if on_growth == "zero" else "mean"
-            param.group.owner.states.take(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
+            param.group.owner.states.put(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
         """Let a tensor of the same shape take the place of a param's, perhaps on another device or in another memory
@@ -314,7 +314,7 @@ class Plan:
         if is_due:
             self.sync()
 
-    def take_ids(self, ids: Mapping[Group, str]) -> None:
+    def restore_ids(self, ids: Mapping[Group, str]) -> None:
         """Give groups the ids that they had in another run, each to the first one that it is for. Others get free ones.
 
         ids (Mapping[Group, str]): Of those that there were.

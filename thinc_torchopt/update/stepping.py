@@ -75,7 +75,7 @@ class Stepper:
             device = chosen[0][1][0].device
             # From one device to another torch would copy the factor without waiting for it.
             is_one_device = all(param.device == device for _, params in chosen for param in params)
-            if is_one_device and all(group.takes_factor for group, _ in chosen):
+            if is_one_device and all(group.accepts_factor for group, _ in chosen):
                 # What torch.amp.GradScaler sets for fused kernels, which divide by it.
                 scale = torch.full((), 1.0 / grad_factor, device=device)
             else:
