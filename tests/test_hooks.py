@@ -247,7 +247,7 @@ def test_hooks_refuse_a_pretraining_in_several_processes(corpus, tmp_path, monke
 def test_hooks_refuse_a_pretraining_without_texts(corpus, tmp_path):
     """spaCy reads none in a folder, and says that it has finished."""
     config = spacy.util.load_config(CONFIGS / "pretrain.cfg", {"paths.raw_text": str(tmp_path)}, interpolate=True)
-    with pytest.raises(ConfigError, match=r"\[corpora.pretrain\]: its reader takes files that end in .jsonl"):
+    with pytest.raises(ConfigError, match=r"\[corpora.pretrain\]: its reader reads files that end in .jsonl"):
         spacy.training.pretrain.pretrain(config, tmp_path)
 
 

@@ -226,9 +226,7 @@ def said_by(step):
 def test_scheduled_values_move_only_forwards(position):
     schedule = tracked(x=itertools.count()).by_name["x"]
     schedule.move_to(3)
-    with pytest.raises(
-        ScheduleError, match=f"'x': expected a step of at least 3, at which it stands, found {position!r}"
-    ):
+    with pytest.raises(ScheduleError, match=f"'x': expected a step of at least 3, its current one, found {position!r}"):
         schedule.move_to(position)
     assert schedule.position == 3 and schedule.value == 3.0
 

@@ -85,7 +85,7 @@ def test_to_the_end_has_no_values_before_it_is_told(name):
     """Neither for thinc's optimizers, nor inside of thinc's schedules, nor for a controller of rates alone."""
     with pytest.raises(ScheduleError, match=f"'thinc-torchopt.{name}.v1' without total_steps"):
         next(without_total(name))
-    with pytest.raises(ScheduleError, match="without total_steps: expected a training whose end is known"):
+    with pytest.raises(ScheduleError, match="without total_steps: the length of the training is not known"):
         ThincAdam(without_total(name))
     with pytest.raises(ScheduleError, match="'learn_rate': expected total_steps in the schedule inside of another"):
         TorchOptimizer(AdamW(), constant_then(0.1, 5, without_total(name)))
@@ -181,7 +181,7 @@ def test_to_the_end_refuses_another_end_unless_that_is_wanted():
     with pytest.raises(StateError, match=r"training of 80 steps.*found one of 50"):
         other.load_state_dict(before)
     assert found.state_dict() == before
-    with pytest.warns(ScheduleWarning, match="'x' goes on at step 20 of a training of 80 steps.*one of 50"):
+    with pytest.warns(ScheduleWarning, match="'x' continues at step 20 of a training of 80 steps.*had 50"):
         found.set_total_steps(80, may_change=True)
     on_the_new = without_total("warmup_cosine")
     expected = list(islice(with_end(on_the_new, 80), 30))

@@ -1008,7 +1008,7 @@ def test_param_groups_are_chosen_by_whole_names_of_blocks():
 def test_param_groups_refuse_a_name_that_is_also_that_of_two_blocks():
     """Both would be one line in `schedule`, and one rate for loggers."""
     blocks = {name: {"params": ["*"]} for name in ("a", "a+b", "b")}
-    with pytest.raises(ConfigError, match=r"block 'a\+b' .*expected a name without '\+'.*beside the block 'a'"):
+    with pytest.raises(ConfigError, match=r"block 'a\+b' .*'\+' is not allowed beside the block 'a'"):
         TorchOptimizer(SGD(), 0.1, param_groups=blocks)
     TorchOptimizer(SGD(), 0.1, param_groups=dict.fromkeys(("a+b", "c", "a+", "ab"), blocks["a"]))
 

@@ -32,8 +32,9 @@ class Group:
     id (str): By which the writer of rates knows it.
     frozen_alike (Callable): Frozen params that would be in it.
 
-    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `accepts_factor` (whether
-    its fused kernel can scale the gradients: it knows 32 bits of the factor, too few for wider params).
+    Public: `watched` (the group as the writer of rates knows it), `moving` (the options that schedules move),
+    `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
+    params).
     """
 
     is_frozen = False
