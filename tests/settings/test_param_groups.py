@@ -824,7 +824,7 @@ def test_param_groups_refuse_options_that_torch_refuses_only_together(later):
     nlp, _ = encoder_pipeline()
     optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, param_groups=blocks)
     said = (
-        r"'trf/linear/W' with the options of 'nesterov\+plain' .* that 'torch.SGD.v1' takes together.*Nesterov "
+        r"'trf/linear/W' with the options of 'nesterov\+plain' .*'torch.SGD.v1' refuses them together.*Nesterov "
         r"momentum requires"
     )
     with pytest.raises(ConfigError, match=said):

@@ -8,7 +8,7 @@ From the root of a component's model, each step down adds the name of the layer,
 
 - A layer that an outer layer refers to (`tok2vec`, `encode`, `output_layer`) follows directly after that layer's name.
 - A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) has its index
-among its siblings as its name, or none if no sibling has params. So has a wrapper around a torch module.
+  among its siblings as its name, or none if no sibling has params. So has a wrapper around a torch module.
 
 Torch's dots become slashes.
 
