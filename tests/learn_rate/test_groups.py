@@ -250,7 +250,7 @@ def test_learn_rate_owners_may_change_their_groups():
         ({"params": make_params()}, None),
         (optimizer.param_groups[0], "new"),
     ]:
-        with pytest.raises(ConfigError, match="Can't take in a param group of optimizer 'm'"):
+        with pytest.raises(ConfigError, match="Can't add a param group of optimizer 'm'"):
             controller.add_group("m", group, 0.1, id=id)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": make_params(), "lr": 0.5})
     with pytest.raises(ConfigError, match="a new id, found 'heads'"):
