@@ -222,7 +222,7 @@ def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, 
 
 
 def _find_relative(relatives: Mapping[Any, int | None], name: str) -> int | None:
-    """The group of the nearest relative, from the innermost module outwards; first with the same last part of the name."""
+    """The group of the nearest relative, from the innermost module outwards; same last part of the name first."""
     parts = tuple(name.split("."))
     for depth in range(len(parts), -1, -1):
         for last in (parts[-1], ""):
