@@ -1,4 +1,4 @@
-"""What is installed, and the one place that imports optional packages."""
+"""Optional packages: the one place that imports them."""
 
 from importlib.util import find_spec
 from types import ModuleType
