@@ -148,7 +148,7 @@ def test_scheduled_values_of_a_sequence_follow_the_score_of_their_part():
     ],
 )
 def test_scheduled_values_name_a_score_that_is_not_there(scores, found):
-    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the score 'ents_p', .*found {found}"):
+    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the watched score 'ents_p' .*found {found}"):
         tracked(learn_rate=plateau(1.0, metric="ents_p")).observe(scores)
 
 

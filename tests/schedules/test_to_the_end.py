@@ -105,7 +105,7 @@ def test_to_the_end_wants_one_of_steps_and_ratio(name):
 
 
 def test_to_the_end_refuses_a_training_that_is_too_short():
-    with pytest.raises(ScheduleError, match=r"at least 4 \(warmup_steps\), found 3.*Train for longer, or lower"):
+    with pytest.raises(ScheduleError, match=r"at least 4 \(warmup_steps\), found 3.*Train for longer, or shorten"):
         without_total("warmup_cosine").set_total_steps(3)
     with pytest.raises(
         ScheduleError, match="longer than the 15 steps of the parts before the last one, found one of 15"

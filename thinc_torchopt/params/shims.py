@@ -1,4 +1,4 @@
-"""How thinc's shims pass gradients to an optimizer, and get the result.
+"""Pass gradients from thinc's shims to an optimizer, and the result back.
 
 The params of thinc's PyTorch shim and its subclasses are updated in place. All other shims keep their params in a store
 of another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
