@@ -165,8 +165,8 @@ def check_all_in_place() -> None:
         raise ConfigError(
             "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
             f"{', '.join(missing)}. Each process would train by itself. Another package has replaced them without "
-            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove what "
-            "replaces them."
+            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove the "
+            "code that replaces them."
         )
 
 
@@ -191,7 +191,7 @@ def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Repla
             f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
             f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
             f"{'; '.join(dict.fromkeys(function.without for function in functions))}. Install a {host} that "
-            "thinc-torchopt supports, or remove what replaces its functions."
+            "thinc-torchopt supports, or remove the code that replaces its functions."
         ),
         stacklevel=4,
     )

@@ -387,7 +387,7 @@ def _tell_override(place: Sequence[str], path: Path | None) -> str:
     near = near_misses(section, known)
     if near:
         return text + did_you_mean(flag, [f"--{near[0]}.{name}"])
-    return f"{text} Overrides change what stands in a section: add the line [{section}] to the config."
+    return f"{text} Overrides only change existing sections: add the line [{section}] to the config."
 
 
 def _read_sections(path: Path | None) -> Iterator[str]:

@@ -21,8 +21,8 @@ from .state_roles import roles_of
 IN_ALGORITHM = "[training.optimizer.algorithm]"
 # How to make one.
 AN_ALGORITHM = (
-    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of '
-    "torch_optimizers.py returns"
+    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python the result of a function in '
+    "torch_optimizers.py"
 )
 
 

@@ -206,7 +206,7 @@ class Averages:
         check_names(taken, tensors, "the averages", "taken")
         for name, parts in regions.items():
             if name not in tensors:
-                refuse("the averages", "regions", "those of averages", f"some of '{name}'")
+                refuse("the averages", "regions", "regions of averages", f"regions of '{name}'")
             check_regions(name, parts, tensors[name].shape, taken[name])
         if self.settings.buffers == "copy":
             tensors, module_steps = (

@@ -90,7 +90,7 @@ class TrainedParams:
         check_texts("freeze or unfreeze params", texts, 'a list of patterns over their names, as in ["tagger/*"]')
         names = [name for param in self.params for name in param.names]
         for text in texts:
-            Pattern(text, "what is to be frozen").check(names)
+            Pattern(text, "the params to freeze").check(names)
 
     def drop_averages(self) -> None:
         """Drop the averages for good."""

@@ -25,7 +25,7 @@ class FreezeChange:
     until: FirstStep
 
     def __post_init__(self) -> None:
-        self._patterns = [Pattern(text, "what is to be frozen") for text in self.params]
+        self._patterns = [Pattern(text, "the params to freeze") for text in self.params]
 
     @property
     def freezes(self) -> bool:

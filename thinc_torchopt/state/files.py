@@ -84,7 +84,7 @@ def read_folder(path: Path) -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         tree = unflatten(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _damaged(path, f"what this package writes, found {type(error).__name__}: {error}") from error
+        raise _damaged(path, f"files of this package, found {type(error).__name__}: {error}") from error
     if not isinstance(tree, dict):
         raise _damaged(path, f"a dict, found {type(tree).__name__}")
     return tree

@@ -41,7 +41,7 @@ class Reduce(Protocol):
         """Called by every process at each joint update, even without a gradient.
 
         params (Sequence[Param]): The params that have a gradient here. known (Sequence[Param]): All params.
-        spoiled_by (Exception | None): The error because of which gradients are missing here.
+        spoiled_by (Exception | None): The error that prevented gradients here.
         metrics (Mapping | None): Of this step, for learning rates.
         RETURNS (tuple): Over all processes: params with a gradient in any, the first error, and metrics.
         """

@@ -86,7 +86,7 @@ class Step:
         together (str): The guard's name for the set of params.
         lr_scale (float): Multiplies all learning rates.
         epoch, metrics: For the writer of learning rates.
-        spoiled_by (Exception | None): The error because of which gradients are missing. The update is skipped then.
+        spoiled_by (Exception | None): The error that prevented gradients. The update is skipped then.
         batch_size (BatchSize | None): For algorithms that normalize gradients.
         RETURNS (bool): Whether it was made.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
