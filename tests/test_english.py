@@ -28,7 +28,7 @@ PHRASES = {
     r"\bof what\b": "Name the thing: 'the tensor's shape', not 'of what a module keeps'.",
     r"\bthat there are not\b": "'unknown': 'missing or unknown settings'.",
     r"\bthat there (is|are)\b(?=[.,;:)]|$)": "'the valid names', not 'the names that there are'.",
-    r"\b(?-i:expected (no|none|nothing))\b": "Say it plainly: \"'__' is not allowed\", not \"expected no '__', found one\".",
+    r"\b(?-i:expected (no|none|nothing))\b": "\"'__' is not allowed\", not \"expected no '__', found one\".",
     r"\bfound some\b(?! of)": "Name what was found, or say that it is not allowed.",
     r"\b(is|are) (another|others) than\b": "'differs from'.",
     r"\band what (is|are|was|were) then\b": "'and what to do', or the verb itself.",
@@ -36,7 +36,7 @@ PHRASES = {
     r"\bfor so many\b": "'for this many', or the number's name.",
     r"\b(is|are|was|were) told (of|which|what)\b": "'gets', 'knows', 'is passed'.",
     r"\bof which there (is|are)\b": "'at least one', 'several', or a second sentence.",
-    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|dict|text|file|folder)\b": "'is not a ...'.",
+    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text)\b": "'is not a ...'.",
     r"\bwhat (is|are|was) of (it|them|its|their|theirs)\b": "Name the thing.",
 }
 _PATTERNS = {

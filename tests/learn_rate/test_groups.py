@@ -117,7 +117,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         ),
         (
             "gone",
-            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
+            "Param group 'm/1' was removed from optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
             "kept.",
             {"m/0": 0.1, "m/2": 0.3},
         ),

@@ -52,11 +52,11 @@ _SAID = {
         "Call add_params instead, which also warms new params up.",
     ),
     "gone": (
-        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
         "Call unregister_optimizer for an optimizer that is no longer used.",
     ),
     "taken_out": (
-        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
         "The code that owns the optimizer needs it. To stop training params, freeze them in its settings.",
     ),
 }
