@@ -131,7 +131,7 @@ class Param:
         return self.source
 
     def is_on(self, source: Any) -> bool:
-        """Whether the param is on this array or tensor, and the tensor has not changed its dtype, device or memory."""
+        """Whether the param is on this array or tensor, with the shape, dtype, device and strides that it had."""
         tensor = self.tensor
         return (
             self.source is source

@@ -233,7 +233,7 @@ def warmup_stable_decay(
         the training.
     warmup_ratio, decay_ratio (float): The same as fractions of `total_steps`, rounded up. Set one of each pair.
     decay_begins ("in time" | "when told"): "in time": the fall ends at `total_steps`, or sooner if
-        `TorchOptimizer.begin_decay` starts it. "when told": only `begin_decay` starts it; `total_steps` is not used.
+        `TorchOptimizer.begin_decay` starts it. "when told": only `begin_decay` starts it; `total_steps` is not allowed.
     warmup_type (str): The curve of the rise.
     decay_type (str): The curve of the fall; "1-sqrt" is that of Hägele et al.
     RAISES (ScheduleError): An argument is out of its range.
