@@ -348,9 +348,8 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
         optimizer = pretrain_config["optimizer"]
         if isinstance(optimizer, _ours) and is_launched():
             raise ConfigError(
-                "Can't run spacy pretrain in several processes: expected one, found "
-                f"{os.environ['WORLD_SIZE']}, which would all do the same and write to the same folder. Run it without "
-                "torchrun; only spacy train shares the work."
+                f"Can't run spacy pretrain in {os.environ['WORLD_SIZE']} processes: all would do the same and write to "
+                "the same folder. Run it without torchrun; only spacy train shares the work."
             )
         if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
             raise ConfigError(

@@ -92,8 +92,8 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
     components = trainable_components(nlp, exclude)
     if not components:
         raise PipelineError(
-            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is "
-            f"not excluded ({list(exclude)}). Add one to [nlp] pipeline, or take it out of [training] "
+            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none beside "
+            f"the excluded ones, {list(exclude)}. Add one to [nlp] pipeline, or take it out of [training] "
             "frozen_components."
         )
     for name, model in components:

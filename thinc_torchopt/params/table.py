@@ -266,7 +266,7 @@ class ParamTable:
         elif known.shape != view.shape:
             raise ShapeError(
                 f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
-                "under the same key. If the param has grown, take its gradient by finish_update(model), or give it "
+                "under the same key. If the param has grown, pass its gradient by finish_update(model), or give it "
                 "another key."
             )
         elif callback is not None:

@@ -230,14 +230,14 @@ def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | No
     beside = ("learn_rate", "lr_scale", "freeze", "unfreeze_at") if name == "frozen" else ("max_rate",)
     clash = [setting for setting in beside if given.get(setting) is not None]
     if name == "frozen" and clash:
-        _refuse_policy(where, name, f"without {clash[0]}", "both")
+        _refuse_policy(where, name, f"'{clash[0]}' is not allowed beside it")
     if given.get("freeze") is True:
-        _refuse_policy(where, name, "without freeze = true", "both")
+        _refuse_policy(where, name, "freeze = true is not allowed beside it")
     if (rate := given.get("learn_rate")) is not None:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule, which a policy is itself")
+            _refuse_policy(where, name, "its learn_rate must be a number, and not a schedule: a policy is one itself")
         if clash:
-            _refuse_policy(where, name, "with learn_rate or max_rate", "both")
+            _refuse_policy(where, name, "'learn_rate' and 'max_rate' mean the same")
     return None if name == "frozen" else policy, settings
 
 
@@ -261,10 +261,8 @@ def _settings_in_block(policy: Any) -> list[str]:
     )
 
 
-def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn:
-    raise ConfigError(
-        f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them."
-    )
+def _refuse_policy(where: str, name: str, reason: str) -> NoReturn:
+    raise ConfigError(f"Can't set policy = '{name}' in {where}: {reason}. Remove one of them.")
 
 
 def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
@@ -288,6 +286,6 @@ def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
     step = section.whole("unfreeze_at", unfreeze_at)
     if freeze is False:
         raise ConfigError(
-            f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them."
+            f"Can't set 'unfreeze_at' in {where}: freeze = false is not allowed beside it. Remove one of them."
         )
     return float(step)

@@ -126,9 +126,9 @@ def _match(
     }
     if not any(id(param) in places for param in old.values()):
         raise StateError(
-            f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found "
-            f"none of its {len(old)} there. Give the model itself, not a copy; if it was changed in place, "
-            "dict(model.named_parameters()) from before."
+            f"Can't keep the state of {type(optimizer).__name__}: it trains none of the {len(old)} params of the old "
+            "model. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) "
+            "from before."
         )
     wanted = _read_mappings(mappings, new, old)
     relatives = _index_relatives(old, places)

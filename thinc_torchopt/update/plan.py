@@ -473,8 +473,8 @@ class Plan:
             if not RateChange((text,)).matches(names):
                 known = ", ".join(sorted(names)) or "none"
                 raise ConfigError(
-                    f"Can't change the learning rates of '{text}': expected the name of a param group, or a "
-                    f"pattern, and it matches none of {known}."
+                    f"Can't change the learning rates of '{text}': it matches none of the param groups. There are: "
+                    f"{known}."
                 )
 
     def _group_names(self) -> dict[Param, set[str]]:
