@@ -180,7 +180,7 @@ def weights_of(cell, width=2, units=3):
         (cell_with(lambda self, x, s, r: (r("V", x, s[0]),)), r"\['W'\].*'V'"),
         (cell_with(lambda self, x, s, r: (r("W", x, s[0])[..., :2],)), r"states.*\(2, 2\)"),
         (cell_with(lambda self, x, s, r: r("W", x, s[0])), "tuple of 1 states.*Tensor"),
-        (cell_with(lambda self, x, s, r: (r("W", s[0]),)), "shapes fit"),
+        (cell_with(lambda self, x, s, r: (r("W", s[0]),)), "matching shapes"),
         (cell_with(lambda self, x, s, r: (r("W", x, s[0]) * float(s[0].sum() > 0),)), "torch.func can differentiate"),
         (cell_with(lambda self, x, s, r: s, relations=()), "at least one relation"),
     ],

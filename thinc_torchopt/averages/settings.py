@@ -47,8 +47,10 @@ def EMA(
     """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
 
     decay (float | schedule): The weight of the average against a new value, after the warm-up. From 0 to 1.
-    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How it begins: as in thinc, torch's AveragedModel, or one of
-        these libraries. See the top of this file.
+    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How an average begins. "thinc": at zero, with the weight
+        min((1 + n) / (10 + n), decay) at its n-th value. "torch_ema": at the param before its first update, with the
+        same weight. "ignite": at the param before its first update, with `decay`. "torch": at its first value, then
+        with `decay`.
     start_step (int): The average of a param begins after this many of its updates. Until then the param itself is
         evaluated and saved.
     every (int): Updates between two values.
