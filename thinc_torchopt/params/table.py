@@ -105,9 +105,9 @@ class ParamTable:
     ) -> None:
         """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
 
-        saved (Mapping): When a run resumes: its saved params by name, see `state.collect_params`, in the order in which
-            they were added. They are added too if their component is not excluded, even if torch params have no
-            gradients here, or shims keep them.
+        saved (Mapping): When a run resumes: its saved params by name, see state/by_name.py, in the order in which they
+            were added. They are added too if their component is not excluded, even if torch params have no gradients
+            here, or shims keep them.
         joins_now (bool): All other params are new, and are added in mid-training.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
