@@ -225,7 +225,7 @@ def test_checks_say_what_to_do():
 
 
 def test_checks_of_a_section_know_their_limits():
-    section = Section("[a.b]", takes_texts=False, verb="load")
+    section = Section("[a.b]", allows_texts=False, verb="load")
     assert section.number("x", 3, at_least=2.0) == 3.0 and section.whole("x", 3) == 3
     for call, said in [
         (

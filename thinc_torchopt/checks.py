@@ -1,7 +1,7 @@
-"""What is checked of settings, from a config or from Python, and of saved states before anything is loaded.
+"""Checks of settings, from a config or from Python, and of saved states before anything is loaded.
 
-confection checks what a config says by the types of the arguments, but lets numbers in quotes pass; Python checks
-nothing. A file may be damaged, from an older version, or from another program.
+confection checks the types of settings in a config, but accepts numbers in quotes; Python checks nothing. A file may be
+damaged, from an older version, or from another program.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import numpy
 from .errors import ConfigError, StateError, TorchOptError
 from .near_misses import did_you_mean
 
-# No run is longer. A position beyond it is no position, and schedules would take hours to get there.
+# No run is longer: a larger position is damage, and schedules would take hours to get there.
 MAX_STEPS = 100_000_000
 
 
 class Section:
-    """A section of the config, whose values it checks.
+    """A section of the config, to check its values.
 
     path (str): Its path, for errors, e.g. "[training.optimizer]".
-    takes_texts (bool): Whether a number may be in quotes, which a config puts around it where the type is not known.
-    verb (str): What can't be done with a value that is wrong.
+    allows_texts (bool): Accept numbers in quotes, as a config has them where the type is not known.
+    verb (str): For errors: "Can't {verb} ...".
     """
 
-    def __init__(self, path: str, *, takes_texts: bool = True, verb: str = "set"):
+    def __init__(self, path: str, *, allows_texts: bool = True, verb: str = "set"):
         self.path = path
-        self.takes_texts = takes_texts
+        self.allows_texts = allows_texts
         self.verb = verb
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
-        """RAISES (ConfigError): Always. advice (str): What to do, if that does not follow from what is expected."""
+        """RAISES (ConfigError): Always. advice (str): What to do, if the expected value does not say it."""
         raise ConfigError(
             f"Can't {self.verb} '{name}' in {self.path}: expected {expected}, found {found!r}.{advice and ' '}{advice}"
         )
@@ -51,9 +51,9 @@ class Section:
         at_most: float = math.inf,
         below: float = math.inf,
     ) -> float:
-        """A number, by default of at least 0; also one of NumPy's. expected (str): The same in words, where these
-        limits don't say it.
+        """Check a number, by default of at least 0; NumPy's are accepted.
 
+        expected (str): The limits in words, if they need other words.
         RAISES (ConfigError): Not a number, out of range, or not finite.
         """
         try:
@@ -81,28 +81,26 @@ class Section:
     def _may_be_number(self, value: Any) -> bool:
         if isinstance(value, (bool, numpy.bool_)):
             return False
-        return self.takes_texts or isinstance(value, Real)
+        return self.allows_texts or isinstance(value, Real)
 
     def whole(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> int:
-        """A whole number. because (str): Why so many. RAISES (ConfigError): Not a whole number, or less than
-        `at_least`.
-        """
+        """Check a whole number. because (str): Reason for the limit. RAISES (ConfigError): Not one, or too small."""
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
         if (
-            not (is_whole or (self.takes_texts and isinstance(value, str) and value.isdecimal()))
+            not (is_whole or (self.allows_texts and isinstance(value, str) and value.isdecimal()))
             or int(value) < at_least
         ):
             self.refuse(name, f"a whole number of at least {at_least}{because}", value)
         return int(value)
 
     def flag(self, name: str, value: Any) -> bool:
-        """True or false. RAISES (ConfigError): It is neither."""
+        """Check a bool. RAISES (ConfigError): Neither true nor false."""
         if not isinstance(value, (bool, numpy.bool_)):
             self.refuse(name, "true or false", value)
         return bool(value)
 
     def choice(self, name: str, value: Any, choices: Collection[Any]) -> Any:
-        """One of several. RAISES (ConfigError): Not one of them."""
+        """Check one of several values. RAISES (ConfigError): Not one of them."""
         if not any(type(value) is type(choice) and value == choice for choice in choices):
             *others, last = ("null" if choice is None else repr(choice) for choice in choices)
             near = did_you_mean(value, choices) if isinstance(value, str) else ""
@@ -110,13 +108,13 @@ class Section:
         return value
 
     def kind(self, name: str, value: Any, cls: type, expected: str) -> Any:
-        """An object of a class. expected (str): What makes one. RAISES (ConfigError): It is of another class."""
+        """Check the class of an object. expected (str): How to make one. RAISES (ConfigError): Another class."""
         if not isinstance(value, cls):
             self.refuse(name, expected, value)
         return value
 
     def section(self, name: str, value: Any) -> Mapping[str, Any]:
-        """A section below this one. RAISES (ConfigError): Not a section."""
+        """Check a section below this one. RAISES (ConfigError): Not a section."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self.refuse(name, "a section, or in Python a dict with texts as keys", value)
         return value
@@ -126,18 +124,18 @@ OPTIMIZER = Section("[training.optimizer]")
 
 
 def check_texts(what: str, value: Any, expected: str) -> None:
-    """Check a list of texts, of which there is one at least. what (str): What can't be done otherwise.
+    """Check a list of at least one text. what (str): For errors: "Can't {what}: ...".
 
-    RAISES (ConfigError): It is something else: one text, for example, which is a sequence of its letters.
+    RAISES (ConfigError): Anything else, for example one text.
     """
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"Can't {what}: expected {expected}, found {value!r}.")
 
 
 def check_number(name: str, value: Any) -> float:
-    """Check a setting of [training.optimizer] that must be a number of at least 0, or a schedule of such.
+    """Check a setting of [training.optimizer] that must be a number of at least 0, or a schedule of such numbers.
 
-    name (str): Its config path below.
+    name (str): Its path in the config, below [training.optimizer].
     RAISES (ConfigError): Not a number, negative, or not finite.
     """
     return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
@@ -145,11 +143,10 @@ def check_number(name: str, value: Any) -> float:
 
 @contextmanager
 def own_errors(what: str) -> Iterator[None]:
-    """Inside, an error of Python's or torch's becomes one of ours: of the values in a damaged state not all can be
-    checked in advance.
+    """Turn errors of Python or torch inside into a StateError: not every value of a damaged state can be checked first.
 
-    what (str): Whose state, for the error.
-    RAISES (StateError): There was such an error.
+    what (str): For the error: "Can't load the state of {what}".
+    RAISES (StateError): For each such error.
     """
     try:
         yield
@@ -157,6 +154,5 @@ def own_errors(what: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(
-            f"Can't load the state of {what}: expected what this package writes, found something else ({error!r}). It "
-            "is damaged, or was written by something else."
+            f"Can't load the state of {what}: it is damaged, or was not written by this package ({error!r})."
         ) from error

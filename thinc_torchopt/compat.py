@@ -1,4 +1,4 @@
-"""What is installed, and the one place that imports optional packages."""
+"""Optional packages: the one place that imports them."""
 
 from importlib.util import find_spec
 from types import ModuleType
@@ -70,7 +70,7 @@ def import_pytorch_optimizer() -> ModuleType:
 
 
 def import_tensorboard() -> tuple[Any, Any]:
-    """Import what is behind the extra `tensorboard`.
+    """Import the library behind the extra `tensorboard`.
 
     RETURNS (tuple): torch's SummaryWriter, and TensorBoard's Summary: several values of one step.
     RAISES (MissingPackageError): It is not installed.

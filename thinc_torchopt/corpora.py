@@ -1,20 +1,19 @@
-"""PythonDocs: a corpus that every Python brings along, for a demo that downloads nothing.
+"""PythonDocs: a corpus that every Python contains, for a demo without downloads.
 
-`pydoc_data.topics` is what `help("with")` shows: chapters of Python's reference manual, about 500 kB of English in 79
-topics. Code stands in double quotes there, as in
+`pydoc_data.topics` is the text of `help("with")`: chapters of Python's reference manual, about 500 kB of English in 79
+topics. Code is in double quotes there, as in
 
     The "with" statement calls "__enter__()" first.
 
-The reader takes the quotes away, and what stood in them becomes an entity CODE. Without quotes, only the words around
-it tell whether `with`, `class` or `set` is code: that is what an entity recognizer has to learn.
+The reader removes the quotes, and makes the text in them an entity CODE. Without quotes, only the words around it tell
+whether `with`, `class` or `set` is code: an entity recognizer has to learn that.
 
-*topic*: a chapter, by its key, e.g. "with". It is for training or for dev by the checksum of its key, the same on every
-machine. *paragraph*: the lines between two blank lines. Chapters repeat each other; a paragraph is read once, for the
-first of its topics in alphabetical order.
+*topic*: a chapter, by its key, e.g. "with". The checksum of its key decides whether it is for training or for dev, the
+same on every machine. *paragraph*: the lines between two blank lines. Chapters repeat each other; a paragraph is read
+once, for the first of its topics in alphabetical order.
 
-Only running prose is read: no grammar, code blocks, doctests, tables, headings and signatures. Left out too are
-paragraphs with code that has spaces in it, as in "x if C else y": without quotes, nobody can tell where such a piece
-ends.
+Only running prose is read: no grammar, code blocks, doctests, tables, headings and signatures. Paragraphs with spaces
+in code, as in "x if C else y", are left out too: without quotes, nobody can tell where such code ends.
 SOURCE: Lib/pydoc_data/topics.py of CPython, made from its Doc/reference. The text differs a little from version to
     version.
 """
@@ -34,20 +33,19 @@ from .errors import ConfigError
 _WHERE = "in the block of 'thinc-torchopt.PythonDocs.v1'"
 _MIN_WORDS = 6
 _QUOTED = re.compile(r'(?<![\w"])"([^"\s]+)"(?![\w"])')
-# Bullets, numbers and the like, which are no part of the sentence.
+# Bullets, numbers and the like, which don't belong to the sentence.
 _MARKER = re.compile(r"^(?:[*•-]|\d+\.|\[\d+\]|\*\*[^*]+:\*\*|Note:|(?:New|Added|Changed|Deprecated) [\w ,.]+:)\s+")
 # Prose begins and ends as sentences do. Grammar, code, doctests, tables, headings and signatures don't.
 _SENTENCES = re.compile(r'(?!\*\*)["“(*A-Z].*[.:]["”)]?(?: \[\d+\])*')
-# A first line that is no list item, with lines further in below it: a term and its definition.
+# A first line that is not a list item, with further lines indented below it: a term and its definition.
 _TERM = re.compile(r"( *)(?![*•-] |\d+\.|\[)\S.*\n\1 ")
 
 
 def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Callable[[Language], Iterable[Example]]:
     """Read Python's own documentation, with its code as entities CODE. Registered as `thinc-torchopt.PythonDocs.v1`.
 
-    split ("train" | "dev"): Which part. No topic and no paragraph is in both, given that both have the same
-        `dev_share`.
-    dev_share (float): Share of the topics that is for dev, between 0 and 1.
+    split ("train" | "dev"): The part. No topic and no paragraph is in both, if both have the same `dev_share`.
+    dev_share (float): Fraction of the topics for dev, between 0 and 1.
     RETURNS (Callable): Yields one Example for each paragraph.
     RAISES (ConfigError): An unknown split, a share that leaves the split empty, or a Python without its documentation.
     """
@@ -71,8 +69,8 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
             text, offsets = unquote(paragraph)
             reference = nlp.make_doc(text)
             spans = [span for start, end in offsets if (span := reference.char_span(start, end, label="CODE"))]
-            # In 1 paragraph of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): it is
-            # left out.
+            # In 1 paragraph of 100 the tokenizer joins code with its neighbors ("x." at the end of a sentence): these
+            # are left out.
             if len(spans) == len(offsets):
                 reference.set_ents(spans)
                 yield Example(nlp.make_doc(text), reference)
@@ -83,7 +81,7 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
 def load_topics() -> Mapping[str, str]:
     """The chapters of Python's documentation, by topic.
 
-    RAISES (ConfigError): This Python came without them.
+    RAISES (ConfigError): This Python lacks them.
     """
     topics: dict[str, str]
     try:
@@ -122,7 +120,7 @@ def read_paragraphs(topics: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def unquote(paragraph: str) -> tuple[str, list[tuple[int, int]]]:
-    """Take the quotes away.
+    """Remove the quotes.
 
     paragraph (str): Text with code in quotes.
     RETURNS (tuple[str, list[tuple[int, int]]]): The text without them; start and end in it of each piece of code.

@@ -2,21 +2,21 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
-│   ├── ConfigKeyError (KeyError)  settings that are missing, or that there are not
-│   ├── ConfigTypeError (TypeError)   a setting of a type that can't be
-│   │   └── ConfigArgumentError    arguments that are missing, or that there are not; a ConfigKeyError too
+│   ├── ConfigKeyError (KeyError)  missing or unknown settings
+│   ├── ConfigTypeError (TypeError)   a setting of the wrong type
+│   │   └── ConfigArgumentError    missing or unknown arguments; a ConfigKeyError too
 │   ├── ControllerError            a controller definition that can't work, or a rule that failed
 │   └── ScheduleError              a schedule without values, or with invalid arguments or values
 ├── AuxVarError (ValueError)       auxiliary variables that can't be used
-│   ├── AuxVarKeyError (KeyError)  they are for none of the modules, of other params, or incomplete
-│   └── AuxVarTypeError (TypeError)   they are of another kind
+│   ├── AuxVarKeyError (KeyError)  for an unknown module or other params, or incomplete
+│   └── AuxVarTypeError (TypeError)   of the wrong type
 ├── ParamError (ValueError)        a param that can't be optimized
 │   └── ShapeError                 its shape differs from before
 ├── LearnRateIntegrityError (RuntimeError)   other code wrote to a param group
 ├── DistributedError (RuntimeError)   one of several processes is gone, or does not fit the others
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
-│   └── StateKeyError (KeyError)   a part of it is missing, or there is one too many
+│   └── StateKeyError (KeyError)   a missing or unexpected part
 ├── MessageError (ValueError)     a message of a federated training that can't be used
 ├── FederationError (RuntimeError) a federated training that can't go on
 ├── MissingPackageError (ImportError)   an optional package that is not installed
@@ -31,18 +31,18 @@ Warning
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
     ├── GrowthWarning              a param grew, and its state could not
     ├── HostWarning                an unknown version of spaCy or thinc
-    ├── LearnRateWarning           other code wrote to a param group, and what was done about it
+    ├── LearnRateWarning           other code wrote to a param group; says what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
     ├── RollbackWarning            the training went back to a checkpoint
     └── ScheduleWarning            a schedule ended; its last value is kept
 
-Each message says what failed, for which param or config path, what was expected and found, and what to do.
+Each message says what failed, for which param or config path, the expected and the found value, and what to do.
 """
 
 from __future__ import annotations
 
-import typing  # and not Any itself: every class in this module is an error or a warning
+import typing  # not Any itself: every class in this module is an error or a warning
 
 
 class TorchOptError(Exception):
@@ -56,15 +56,15 @@ class ConfigError(TorchOptError, ValueError):
 
 
 class ConfigKeyError(ConfigError, KeyError):
-    """Settings that are missing, or that there are not."""
+    """Missing or unknown settings."""
 
 
 class ConfigTypeError(ConfigError, TypeError):
-    """A setting of a type that can't be."""
+    """A setting of the wrong type."""
 
 
 class ConfigArgumentError(ConfigKeyError, ConfigTypeError):
-    """Arguments that are missing, or that there are not: for a call a TypeError, for a config a KeyError."""
+    """Missing or unknown arguments: a TypeError for a call, a KeyError for a config."""
 
 
 class ScheduleError(ConfigError):
@@ -80,11 +80,11 @@ class AuxVarError(TorchOptError, ValueError):
 
 
 class AuxVarKeyError(AuxVarError, KeyError):
-    """Auxiliary variables for none of the modules, of other params, or incomplete."""
+    """Auxiliary variables for an unknown module or other params, or incomplete."""
 
 
 class AuxVarTypeError(AuxVarError, TypeError):
-    """Auxiliary variables of another kind than a module takes."""
+    """Auxiliary variables of the wrong type."""
 
 
 class ParamError(TorchOptError, ValueError):
@@ -108,7 +108,7 @@ class StateError(TorchOptError, ValueError):
 
 
 class StateKeyError(StateError, KeyError):
-    """A part of a state is missing, or there is one too many."""
+    """A part of a state is missing or unexpected."""
 
 
 class MessageError(TorchOptError, ValueError):
@@ -134,13 +134,13 @@ class RollbackError(TorchOptError, RuntimeError):
 class LearnRateIntegrityError(TorchOptError, RuntimeError):
     """A param group is not as the learn rate controller left it.
 
-    fact (str): What was found, as a sentence.
-    advice (str): Where that often comes from, and what to do.
+    fact (str): The change, as a sentence.
+    advice (str): A frequent cause, and what to do.
     group (str): Id of the group.
     step (int): How many steps the controller had made.
-    what (str): What has changed: "learn_rate", "order" of the groups, "moved" params between groups, "params",
-        "options", "group", which came or is gone, or "taken_out": a group that its owner keeps is gone.
-    expected, found (Any): What should be there, and what is.
+    what (str): The kind of change: "learn_rate", "order" of the groups, "moved" params between groups, "params",
+        "options", "group" (added or removed), or "taken_out" (a group that its owner keeps is gone).
+    expected, found (Any): The values before and after the change.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
         self.what = what
         self.expected = expected
         self.found = found
-        self.others: list[LearnRateIntegrityError] = []  # what was found in the same check beside this
+        self.others: list[LearnRateIntegrityError] = []  # other changes found by the same check
 
     @property
     def can_be_undone(self) -> bool:
-        """Whether it can be put back as it was. If not, the group is taken as it is."""
+        """Whether the controller can undo the change. If not, it accepts the group as it is."""
         return self.what in ("learn_rate", "order", "moved", "taken_out")
 
 

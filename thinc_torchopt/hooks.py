@@ -1,28 +1,28 @@
 """The few places where thinc and spaCy call our code. No other file changes their classes.
 
-Functions are replaced once. Each replacement does what the original did, by calling it, unless the optimizer is
-ours, or the averages. When TorchOptimizer is first imported (a config that names it does that):
+Functions are replaced once. Each replacement calls the original, unless the optimizer is ours, or the averages are.
+When TorchOptimizer is first imported (a config that names it does that):
 
-- `thinc.model.Model.finish_update`: gives the model's gradients to the optimizer.
-- `thinc.shims.PyTorchShim.begin_update`: in mixed precision, each backward pass is scaled by itself.
+- `thinc.model.Model.finish_update`: passes the model's gradients to the optimizer.
+- `thinc.shims.PyTorchShim.begin_update`: in mixed precision, scales each backward pass by itself.
 - `spacy.training.loop.train_while_improving`: runs our loop.
-- `spacy.training.loop.train` and `clean_output_dir`: tell our loop where spaCy saves models, and when all is over. Of
-  several processes, only rank 0 has an output folder, a logger and a voice.
-- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not honour, and a corpus
-  that is not there.
-- `spacy.language.Language.initialize` and `resume_training`: tell the optimizer its pipeline.
-- `thinc.model.Model.copy`: notes what its layers are called.
-- `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: put back what was, also after an exception.
+- `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
+  several processes, only rank 0 has an output folder, a logger and printed output.
+- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
+  corpus.
+- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer.
+- `thinc.model.Model.copy`: records the names of its layers.
+- `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
 
-When `spacy train` is the main program, or this is one of several processes:
+When `spacy train` is the main program, or with several processes:
 
-- `spacy.cli.train.train`: says what is wrong with a config in our words. In one of several processes, it begins only if
-  all of the above are in place, and only rank 0 makes a folder and talks.
-- `init_nlp`, as that calls it: says what is wrong with a config in our words, and that a corpus is not there.
+- `spacy.cli.train.train`: reports errors of the config in our words. With several processes, it begins only if all of
+  the above are in place, and only rank 0 makes a folder and prints.
+- `init_nlp`, as called there: reports errors of the config in our words, and a missing corpus.
 
-A spaCy or thinc that we don't know is left alone, with a warning; so is a function that takes other arguments than we
-know. Without the hook in thinc every param is updated by itself, as thinc's own optimizers do; without those in spaCy,
-once per component. Several processes then can't train together, and are refused.
+An unknown version of spaCy or thinc is left alone, with a warning; so is a function with other arguments than expected.
+Without the hook in thinc every param is updated by itself, as by thinc's own optimizers; without the hooks in spaCy,
+once per component. Training in several processes is refused then.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
 class Replaced(NamedTuple):
     """A function that is replaced.
 
-    owner (Any): Its module or class. name (str): What it is called there.
-    params (str): The names of its parameters, as the supported versions have them.
-    hook_for (Callable): Makes what takes its place from the original.
-    without (str): What is missing if it is left alone.
+    owner (Any): Its module or class. name (str): Its name there.
+    params (str): The names of its parameters in the supported versions.
+    hook_for (Callable): Makes the replacement from the original.
+    without (str): The effect if it is not replaced.
     """
 
     owner: Any
@@ -91,23 +91,23 @@ class Replaced(NamedTuple):
 
     @property
     def function(self) -> Any:
-        """What is there now."""
+        """The current function."""
         return getattr(self.owner, self.name, None)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether that is ours."""
+        """Whether the current function is ours."""
         return hasattr(self.function, _MARK)
 
     @property
     def found(self) -> str:
-        """What is there, with its parameters."""
+        """The current function, with its parameters."""
         found = () if self.function is None else inspect.signature(self.function).parameters
         return f"{self.name}({' '.join(found)})"
 
     @property
     def is_known(self) -> bool:
-        """Whether it has the parameters, or takes any, which it hands on to the one that was there before it."""
+        """Whether it has the expected parameters, or passes any parameters on to the function before it."""
         if self.function is None:
             return False
         found, expected = list(inspect.signature(self.function).parameters.values()), self.params.split()
@@ -117,21 +117,21 @@ class Replaced(NamedTuple):
         return [param.name for param in found] == expected
 
     def replace(self) -> None:
-        """Put the hook in its place."""
+        """Install the hook."""
         original = self.function
         hook = functools.wraps(original)(self.hook_for(original))
         setattr(hook, _MARK, True)
         setattr(self.owner, self.name, hook)
-        # `spacy train` holds on to spaCy's `train` under a name of its own.
+        # `spacy train` keeps spaCy's `train` under another name.
         command = sys.modules.get("spacy.cli.train")
         if getattr(command, "train_nlp", None) is original:
             command.train_nlp = hook  # type: ignore[union-attr]
 
 
 def install(optimizer_class: type[Optimizer]) -> None:
-    """Put the hooks in place. Doing it again changes nothing.
+    """Install the hooks. A second call changes nothing.
 
-    optimizer_class (type[Optimizer]): For optimizers of this class the hooks take over.
+    optimizer_class (type[Optimizer]): The class of optimizers for which the hooks work.
     """
     global _ours
     _ours = optimizer_class
@@ -140,38 +140,38 @@ def install(optimizer_class: type[Optimizer]) -> None:
 
 
 def guide_command() -> None:
-    """Let `spacy train` say what is wrong with a config in our words, if the config names something of ours. In one of
-    several processes: let it begin only with all hooks in place, and in another process than the first make no folder,
-    and print nothing but errors.
+    """Let `spacy train` report errors of the config in our words, if the config names something of ours. With several
+    processes: let it begin only with all hooks in place; processes other than the first make no folder, and print
+    nothing but errors.
     """
     module = import_module("spacy.cli.train")
-    without = "each process makes a folder, and shows what it does"
+    without = "each process makes a folder, and prints its output"
     commands = [
         Replaced(module, "train", "config_path output_path use_gpu overrides", _train_command, without),
-        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "mistakes in the config are told in other words"),
+        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
     ]
     _, version, known, _ = _SPACY
-    # Alone, all that is at stake is words: no warning for a spaCy that we don't know.
+    # In one process, only wording is at stake: no warning for an unknown spaCy.
     if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
         _replace(*_SPACY[:-1], commands)
 
 
 def check_all_in_place() -> None:
-    """RAISES (ConfigError): Functions are not replaced, or something else has replaced them since. Several processes
-    would not train together.
+    """RAISES (ConfigError): Functions are not replaced, or were replaced again since. The processes would not train
+    together.
     """
     missing = [function.name for function in (*_THINC[-1], *_SPACY[-1]) if not function.is_in_place]
     if missing:
         raise ConfigError(
             "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
             f"{', '.join(missing)}. Each process would train by itself. Another package has replaced them without "
-            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove what "
-            "replaces them."
+            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove the "
+            "code that replaces them."
         )
 
 
 def _replace(host: str, version: str, known: str, functions: Sequence[Replaced]) -> None:
-    """Replace functions of a host. known (str): What its supported versions begin with."""
+    """Replace functions of a host. known (str): The prefix of its supported versions."""
     if not version.startswith(known):
         _leave_alone(host, f"version {known}x", version, functions)
         return
@@ -191,7 +191,7 @@ def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Repla
             f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
             f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
             f"{'; '.join(dict.fromkeys(function.without for function in functions))}. Install a {host} that "
-            "thinc-torchopt supports, or remove what replaces its functions."
+            "thinc-torchopt supports, or remove the code that replaces its functions."
         ),
         stacklevel=4,
     )
@@ -219,34 +219,34 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         _begun.set(lambda: None)
         if isinstance(optimizer, _ours):
-            # The loop stands above the optimizer, which imports this: so it is asked for at the front door, by its
-            # public name.
+            # The loop is in a higher room than the optimizer, which imports this: it is imported late, by its public
+            # name.
             return thinc_torchopt.train_while_improving(nlp, optimizer, *args, **kwargs)
         return original(nlp, optimizer, *args, **kwargs)
 
     return train_while_improving
 
 
-class TakesOutput(Protocol):
-    """An object that is told where spaCy saves models."""
+class OutputListener(Protocol):
+    """An object that needs to know where spaCy saves models."""
 
     def before_cleaning(self, output: Path | None) -> None: ...
 
     def after_cleaning(self, output: Path | None) -> None: ...
 
 
-# The training that was asked for and has not begun, and the end of the one that goes on.
-_begun: ContextVar[Callable[[], TakesOutput | None]] = ContextVar("_begun", default=lambda: None)
+# The training that was started and has not begun yet, and the end of the current one.
+_begun: ContextVar[Callable[[], OutputListener | None]] = ContextVar("_begun", default=lambda: None)
 _end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
 
 
-def tell_output_to(run: TakesOutput) -> None:
-    """Let a run know what folder spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
+def tell_output_to(run: OutputListener) -> None:
+    """Tell a run the folder that spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
     _begun.set(weakref.ref(run))
 
 
 def end_of_training() -> ExitStack | None:
-    """What is called back when `spacy.training.loop.train` ends, which is running; also if by an exception."""
+    """Callbacks for the end of the current `spacy.training.loop.train`, which also run after an exception."""
     return _end.get()
 
 
@@ -268,7 +268,7 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_for_us(nlp: Any) -> bool:
-    """Whether a pipeline will be trained by our optimizer."""
+    """Whether our optimizer will train a pipeline."""
     return isinstance(first_optimizer(nlp), _ours) or _is_ours(nlp.config)
 
 
@@ -277,7 +277,7 @@ def _train_command(original: Callable[..., None]) -> Callable[..., None]:
         config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
     ) -> None:
         text = ""
-        with suppress(Exception):  # what is wrong with the file, spaCy will say
+        with suppress(Exception):  # spaCy will report errors of the file
             text = Path(config_path).read_text("utf8")
         is_ours = False
         if mentions_ours(text):
@@ -285,7 +285,7 @@ def _train_command(original: Callable[..., None]) -> Callable[..., None]:
                 is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
             check_gpu(use_gpu)
         if is_ours and is_launched():
-            import_module("thinc_torchopt.optimizers")  # with which the hooks come
+            import_module("thinc_torchopt.optimizers")  # installs the hooks
             check_all_in_place()
         if is_ours and rank_in_environment() > 0:
             with redirect_stdout(StringIO()):
@@ -309,14 +309,14 @@ def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:
-    """Whether a config names an optimizer of ours."""
+    """Whether a config names one of our optimizers."""
     block = config.get("training", {}).get("optimizer", {})
     return str(block.get("@optimizers", "")).startswith("thinc-torchopt.")
 
 
 @contextmanager
 def _silence(nlp: Any) -> Iterator[None]:
-    """Inside, a training logs nothing and shows no warnings of ours."""
+    """Inside, a training logs nothing and shows none of our warnings."""
     training, log = nlp.config["training"], logging.getLogger("spacy.torchopt")
     logger, level = training["logger"], log.level
     training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
@@ -348,15 +348,13 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
         optimizer = pretrain_config["optimizer"]
         if isinstance(optimizer, _ours) and is_launched():
             raise ConfigError(
-                "Can't run spacy pretrain in several processes: expected one, found "
-                f"{os.environ['WORLD_SIZE']}, which would all do the same and write to the same folder. Run it without "
-                "torchrun; only spacy train shares the work."
+                f"Can't run spacy pretrain in {os.environ['WORLD_SIZE']} processes: all would do the same and write to "
+                "the same folder. Run it without torchrun; only spacy train shares the work."
             )
         if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
             raise ConfigError(
-                "Can't use [pretraining.optimizer.checkpoint]: expected none, found one. Only spacy train saves and "
-                "resumes the state of a training. Remove the block; to go on with a pretraining, spacy pretrain has "
-                "--resume-path."
+                "Can't use [pretraining.optimizer.checkpoint]: only spacy train saves and resumes the state of a "
+                "training. Remove the block; to go on with a pretraining, spacy pretrain has --resume-path."
             )
         if isinstance(optimizer, _ours) and nlp.config.get("pretraining"):
             check_corpora(nlp.config, ["corpus"], within="pretraining")
@@ -366,7 +364,7 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-    """For a method of Language that hands out an optimizer: tell the optimizer its pipeline. anew (bool): It has new
+    """For a method of Language that returns an optimizer: pass the pipeline to the optimizer. anew (bool): It has new
     weights.
     """
 
@@ -383,7 +381,7 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
 
 
 def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
-    """For a `use_params`: take ours if the params are our averages."""
+    """For a `use_params`: use ours if the params are our averages."""
 
     def hook_for(original: UseParams) -> UseParams:
         def use_params(self: Any, params: Any) -> AbstractContextManager[None]:
@@ -446,7 +444,7 @@ _SPACY = (
             "train",
             "nlp output_path use_gpu stdout stderr",
             _train,
-            "a run does not hear when it ends",
+            "a run does not notice its end",
         ),
         Replaced(
             spacy.training.loop,
@@ -460,21 +458,21 @@ _SPACY = (
             "create_pretraining_model",
             "nlp pretrain_config",
             _create_pretraining_model,
-            "settings that pretraining does not honour are not refused",
+            "settings that pretraining does not support are not refused",
         ),
         Replaced(
             spacy.language.Language,
             "initialize",
             "self get_examples sgd",
             _introduce(anew=True),
-            "state of a pipeline from before it was initialized anew goes on",
+            "state of a pipeline from before its new initialization is kept",
         ),
         Replaced(
             spacy.language.Language,
             "resume_training",
             "self sgd",
             _introduce(anew=False),
-            "state of a pipeline from before it was resumed goes on",
+            "state of a pipeline from before it was resumed is kept",
         ),
         Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
     ],

@@ -1,7 +1,7 @@
-"""What of thinc, spaCy and torch begins with an underscore, and is needed all the same. No other file knows of it.
+"""Private names of thinc, spaCy and torch that we need. No other file uses any, with two exceptions:
 
-Two sets have files of their own: torch's ops over lists of tensors and its fused kernels (kernels.py), and the
-functions of thinc and spaCy that are replaced (hooks.py).
+kernels.py has torch's ops over lists of tensors and its fused kernels, hooks.py the functions of thinc and spaCy that
+are replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def module_of(shim: Shim) -> Any:
-    """The torch module that a shim wraps, or None: it wraps something else.
+    """The torch module that a shim wraps. None: it wraps something else.
 
     SOURCE: thinc/shims/shim.py, `Shim._model`.
     """
@@ -33,7 +33,7 @@ def module_of(shim: Shim) -> Any:
 
 
 def scaler_of(shim: Shim) -> Any:
-    """The gradient scaler of thinc's shim for torch, for mixed precision. None: it is another kind of shim.
+    """The gradient scaler of thinc's shim for torch, for mixed precision. None: another kind of shim.
 
     SOURCE: thinc/shims/pytorch.py, `PyTorchShim._grad_scaler`.
     """
@@ -41,7 +41,7 @@ def scaler_of(shim: Shim) -> Any:
 
 
 def is_scaling(shim: Shim) -> bool:
-    """Whether a shim scales its gradients. Most have a scaler that is off.
+    """Whether a shim scales its gradients. Most have a scaler that is switched off.
 
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler._enabled`.
     """
@@ -49,7 +49,7 @@ def is_scaling(shim: Shim) -> bool:
 
 
 def let_scale_be_float(scaler: Any) -> None:
-    """Turn the scale into a float if it was given as a whole number, which torch can't update.
+    """Make the scale a float: torch can't update an integer scale.
 
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler._scale`.
     """
@@ -58,7 +58,7 @@ def let_scale_be_float(scaler: Any) -> None:
 
 
 def scale_of(scaler: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale, and after how many updates without overflow: copies.
+    """Copies of the scale, and of the number of updates since it last changed.
 
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler._scale` and `_growth_tracker`.
     """
@@ -66,7 +66,7 @@ def scale_of(scaler: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Do as if a scaler had found an overflow at a scale of before, from `scale_of`.
+    """Back off from a saved scale of `scale_of`, as after an overflow.
 
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler.unscale` and `update`.
     """
@@ -78,7 +78,7 @@ def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
 def grads_of(node: Model) -> Iterator[tuple[tuple[int, str], Any, Any]]:
     """The params of a node that have a gradient: thinc's key, the array (None: `get_param` knows it), the gradient.
 
-    What `has_grad`, `get_param` and `get_grad` find, without so many calls: this runs for each node at each step.
+    The same as `has_grad`, `get_param` and `get_grad`, with fewer calls: this runs for each node at each step.
     SOURCE: thinc/model.py, `Model._params` and `_has_params`; thinc/backends/_param_server.py, `ParamServer`.
     """
     server = node._params
@@ -92,7 +92,7 @@ def grads_of(node: Model) -> Iterator[tuple[tuple[int, str], Any, Any]]:
 
 
 def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
-    """Give a node other gradients. RETURNS (dict): Those that it had, by key.
+    """Set the gradients of a node. RETURNS (dict): The gradients before, by key.
 
     SOURCE: thinc/model.py, `Model._params`; thinc/backends/_param_server.py, `ParamServer._grads`.
     """
@@ -101,8 +101,8 @@ def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int
 
 
 def lend_refs(node: Model, refs: dict[str, int]) -> None:
-    """Note names of refs with the ids of the nodes to which they lead, beside thinc's own. They live as long as the
-    node, and go along when it is deep-copied. A Model takes no attributes, and no weak references.
+    """Store names of refs with the ids of their nodes, beside thinc's own. They live as long as the node, and are
+    deep-copied with it. A Model allows no attributes, and no weak references.
 
     SOURCE: thinc/model.py, `Model._params`; thinc/backends/_param_server.py, `ParamServer`.
     """
@@ -110,7 +110,7 @@ def lend_refs(node: Model, refs: dict[str, int]) -> None:
 
 
 def lent_refs_of(node: Model) -> dict[str, int]:
-    """What `lend_refs` noted."""
+    """The refs from `lend_refs`."""
     found: dict[str, int] = vars(node._params).get("lent_refs", {})
     return found
 
@@ -119,7 +119,7 @@ def lent_refs_of(node: Model) -> dict[str, int]:
 
 
 def first_optimizer(nlp: Language) -> Any:
-    """What `Language.initialize` or `resume_training` gave to a pipeline, which may not be what trains it. Or None.
+    """The optimizer from `Language.initialize` or `resume_training`, or None. Another one may train the pipeline.
 
     SOURCE: spacy/language.py, `Language._optimizer`.
     """
@@ -127,7 +127,7 @@ def first_optimizer(nlp: Language) -> Any:
 
 
 def link_components(nlp: Language) -> None:
-    """Let listeners know their tok2vec, as `Language.initialize` and `select_pipes` expect.
+    """Connect listeners to their tok2vec, as `Language.initialize` and `select_pipes` expect.
 
     SOURCE: spacy/language.py, `Language._link_components`.
     """
@@ -135,7 +135,7 @@ def link_components(nlp: Language) -> None:
 
 
 def cli_util() -> ModuleType:
-    """What spaCy's commands share: `import_code`, `setup_gpu`, and so on. All commands are imported with it.
+    """The module that spaCy's commands share: `import_code`, `setup_gpu`, and so on. Imports all commands.
 
     SOURCE: spacy/cli/_util.py.
     """
@@ -145,8 +145,8 @@ def cli_util() -> ModuleType:
 
 
 def compile_gold(examples: Sequence[Example], nlp: Language) -> dict[str, Any]:
-    """What `spacy debug data` counts in examples: labels by kind of component ("tags", "ner", "spancat" ...), words
-    that don't align, and mistakes of annotation.
+    """The counts of `spacy debug data`: labels by kind of component ("tags", "ner", "spancat" ...), misaligned words,
+    and annotation errors.
 
     SOURCE: spacy/cli/debug_data.py, `_compile_gold`.
     """
@@ -158,14 +158,14 @@ def compile_gold(examples: Sequence[Example], nlp: Language) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- torch
 
-# Layers with running statistics; those that take them over a batch; and those with a rate `p`.
+# Layers with running statistics; layers with statistics over a batch; layers with a rate `p`.
 Normalization = _NormBase
 BatchNorm = _BatchNorm
 Dropout = _DropoutNd
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """The buffers of a module's own, by name. What is put in here takes the place of a buffer, whatever it is.
+    """The buffers of a module itself, by name. Changes to the dict change the module.
 
     SOURCE: torch/nn/modules/module.py, `Module._buffers`.
     """
@@ -173,15 +173,13 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def put_buffer_back(module: torch.nn.Module, name: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
-    """Let a module have a buffer again, with values of before: a forward pass may have written to it, or put another in
-    its place.
-    """
+    """Restore a buffer with its earlier values: a forward pass may have written to it, or replaced it."""
     buffer.data.copy_(values)
     buffers_of(module)[name] = buffer
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to, as far as torch counts.
+    """The number of writes to a tensor, as far as torch counts them.
 
     SOURCE: `torch.Tensor._version`, which autograd checks.
     """
@@ -189,7 +187,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def is_hooked_before_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether something is called before the steps of an optimizer.
+    """Whether hooks run before the steps of an optimizer.
 
     SOURCE: torch/optim/optimizer.py, `Optimizer._optimizer_step_pre_hooks` and `_global_optimizer_pre_hooks`.
     """
@@ -197,7 +195,7 @@ def is_hooked_before_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_hooked_after_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether something is called after the steps of an optimizer.
+    """Whether hooks run after the steps of an optimizer.
 
     SOURCE: torch/optim/optimizer.py, `Optimizer._optimizer_step_post_hooks` and `_global_optimizer_post_hooks`.
     """
@@ -205,7 +203,7 @@ def is_hooked_after_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def run_last(optimizer: torch.optim.Optimizer, hook: RemovableHandle) -> None:
-    """Let a hook of an optimizer run after its others. hook (RemovableHandle): From `register_step_pre_hook`.
+    """Move a hook of an optimizer behind its other hooks. hook (RemovableHandle): From `register_step_pre_hook`.
 
     SOURCE: torch/optim/optimizer.py, `Optimizer._optimizer_step_pre_hooks`.
     """
@@ -214,7 +212,7 @@ def run_last(optimizer: torch.optim.Optimizer, hook: RemovableHandle) -> None:
 
 
 def default_store() -> Any:
-    """The store of the process group that there is.
+    """The store of the current process group.
 
     SOURCE: torch/distributed/distributed_c10d.py, `_get_default_store`.
     """
@@ -224,7 +222,7 @@ def default_store() -> Any:
 
 
 def gloo_of_world() -> Any:
-    """gloo's own object behind the process group that there is.
+    """gloo's own object behind the current process group.
 
     SOURCE: torch/distributed/distributed_c10d.py, `ProcessGroup._get_backend`.
     """

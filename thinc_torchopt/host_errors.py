@@ -1,5 +1,5 @@
-"""Mistakes in a config or a command that spaCy, thinc and confection tell in words for their developers, or with a
-traceback: here they become errors of ours, which name the section, and what may have been meant.
+"""Errors of spaCy, thinc and confection about a config or a command, in words for users: they name the section, and
+suggest what was meant.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses
 from .registry import names_in
 
-# What the names that a config has of us begin with, and the registries in which all names are for us.
+# Prefixes of our registered names, and the registries in which all names are ours.
 _PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
 _REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
 _SHARED: Final = ("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "readers")
-# More names than that are a list to look into, and no message.
+# A message does not list more names than this.
 _MOST_NAMES: Final = 30
-# spaCy's readers of files, and how the names of those that they read end; and what its binary format begins with: a
-# header of zlib's, at its usual settings.
+# spaCy's readers of files, with the endings of their files; and the first byte of its binary format: a header of
+# zlib's, at its usual settings.
 _READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
 _ZLIB: Final = b"\x78"
-# Whose code stands between a command and a function that a config names.
+# Packages whose code runs between a command and a function that a config names.
 _HOSTS: Final = frozenset(
     ("thinc_torchopt", "spacy", "thinc", "confection", "catalogue", "pydantic", "srsly", "wasabi", "typer", "click")
 )
 
 
-# ---------------------------------------------------------------------- what is there
+# ---------------------------------------------------------------------- checks
 
 
 class Section(NamedTuple):
-    """A section of a config: its dotted path, and what stands in it."""
+    """A section of a config: its dotted path, and its contents."""
 
     path: str
     block: Mapping[str, Any]
 
 
 def sections_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[Section]:
-    """All sections of a config, each before those in it."""
+    """All sections of a config, each before its subsections."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield Section(f"{prefix}{key}", value)
@@ -71,7 +71,7 @@ def names_ours(config: Mapping[str, Any]) -> bool:
 
 
 def mentions_ours(text: str) -> bool:
-    """The same of the text of a config, where it is too early to read it."""
+    """Whether the text of a config does, before it is parsed."""
     return _MENTIONED.search(text) is not None
 
 
@@ -98,15 +98,15 @@ def check_gpu(use_gpu: int) -> None:
 
 
 def check_training_section(config: Mapping[str, Any]) -> None:
-    """Check the keys of [training]: spaCy passes over those that it does not know.
+    """Check the keys of [training]: spaCy ignores unknown ones.
 
-    RAISES (ConfigKeyError): There is no such setting.
+    RAISES (ConfigKeyError): An unknown setting.
     """
     known = [*ConfigSchemaTraining.model_fields]
     for key in config.get("training", {}):
         if key not in known:
             raise ConfigKeyError(
-                f"Can't read [training]: there is no setting '{key}', and spaCy would pass over it."
+                f"Can't read [training]: there is no setting '{key}', and spaCy would ignore it."
                 f"{did_you_mean(key, known, is_setting=True) or _there_are(known)}"
             )
 
@@ -114,11 +114,11 @@ def check_training_section(config: Mapping[str, Any]) -> None:
 def check_corpora(
     config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus"), *, within: str = "training"
 ) -> None:
-    """Check that the files of a training are there, as far as spaCy's own readers read them.
+    """Check the files of a training, if spaCy's own readers read them.
 
-    config (Mapping): A config that is not interpolated tells how a path can be given.
-    which (Sequence[str]): Settings, each with the name of a section. within (str): Where they are.
-    RAISES (ConfigError): A path is not given, nothing is there, or it is a file of another format, or an empty one.
+    config (Mapping): If it is not interpolated, the errors say how to set a path.
+    which (Sequence[str]): Settings that name the corpora. within (str): The section of these settings.
+    RAISES (ConfigError): A path is not set, does not exist, or leads to an empty file or one of another format.
     """
     values = config.interpolate() if isinstance(config, Config) else config
     for setting in which:
@@ -165,13 +165,13 @@ def _check_file(name: str, path: Any, written: Any, ending: str) -> None:
                     "./corpus."
                 )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # spaCy's for the same
+        warnings.simplefilter("ignore")  # spaCy's, about the same
         found = walk_corpus(file, ending)
     if not found:
         there = f"there is no such file in '{path}'" if file.is_dir() else f"'{path}' does not"
         raise ConfigError(
-            f"Can't read [{name}]: its reader takes files that end in {ending}, and {there}. Correct the path, rename "
-            f"the files, or take the reader for their format."
+            f"Can't read [{name}]: its reader reads files that end in {ending}, and {there}. Correct the path, rename "
+            f"the files, or use the reader for their format."
         )
     if not any(one.stat().st_size for one in found):
         raise ConfigError(f"Can't read [{name}]: '{path}' is empty. Write the corpus again, or correct the path.")
@@ -186,12 +186,12 @@ def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     return config
 
 
-# ---------------------------------------------------------------------- what is raised
+# ---------------------------------------------------------------------- translation
 
 
 @contextmanager
 def plain_errors(config: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Iterator[None]:
-    """Inside, what is wrong with a config is told as an error of ours.
+    """Raise errors of the hosts inside as errors of ours.
 
     config (Mapping | None): The config, not interpolated, if it could be read.
     path (Path | None): Its file.
@@ -209,7 +209,7 @@ def plain_errors(config: Mapping[str, Any] | None = None, *, path: Path | None =
 def plain_error(
     error: Exception, config: Mapping[str, Any] | None = None, *, path: Path | None = None, within: str = "training"
 ) -> ConfigError | None:
-    """An error of confection or spaCy as one of ours. None: it is something else, or says it well.
+    """An error of confection or spaCy as one of ours. None: it is another error, or clear enough.
 
     within (str): The section that has the optimizer, if the config is not known.
     """
@@ -226,16 +226,16 @@ def plain_error(
 
 
 def is_spacys_own(error: Exception) -> bool:
-    """Whether it is an error of spaCy's that its message explains, e.g. a component that is in no section, or vectors
-    that are not installed. One that code of others provoked needs the line where it did.
+    """Whether spaCy raised an error whose message explains it, e.g. a component without a section, or vectors that are
+    not installed. If other code provoked it, the user needs the line of that code.
     """
     is_numbered = isinstance(error, (ValueError, OSError, AssertionError)) and re.match(r"\[E\d+\]", str(error))
     return bool(is_numbered) and line_of_others(error) is None
 
 
 def line_of_others(error: BaseException) -> str | None:
-    """Where code of others, such as a reader from --code, raised an error or provoked it: "line 7 of 'code.py'". None:
-    it was not on the way.
+    """The line at which other code, such as a reader from --code, raised or provoked an error: "line 7 of 'code.py'".
+    None: no other code was involved.
     """
     found = None
     for frame, line in walk_tb(error.__traceback__):
@@ -245,7 +245,7 @@ def line_of_others(error: BaseException) -> str | None:
 
 
 def _raised_by(error: BaseException) -> str | None:
-    """The package that raised an error, leaving out Python's own. None: nobody knows."""
+    """The package that raised an error, leaving out Python's own. None: unknown."""
     packages = [_package(frame) for frame, _ in walk_tb(error.__traceback__)]
     return next((package for package in reversed(packages) if package not in sys.stdlib_module_names), None)
 
@@ -298,7 +298,7 @@ def _plain_validation(
 
 
 def _tell_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | None:
-    """What is wrong with a setting by spaCy's own schema of a section. It tells the key alone."""
+    """The message for a setting that spaCy's own schema refuses. The schema tells only the key."""
     for section in ("training", "nlp", "initialize", "pretraining"):
         if place and place[0] in config.get(section, {}):
             value = config[section][place[0]]
@@ -307,7 +307,7 @@ def _tell_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | 
 
 
 def _section_of(config: Mapping[str, Any], end: str, block: Mapping[str, Any]) -> str:
-    """The whole path of a section. end (str): Its end, as confection tells it. block (Mapping): What it names."""
+    """The full path of a section. end (str): Its end, as in confection's error. block (Mapping): Its contents."""
     names = {key: name for key, name in block.items() if key.startswith("@")}
     places = [section for section in sections_of(config) if f".{section.path}".endswith(f".{end}")]
     named = [section for section in places if all(section.block.get(key) == name for key, name in names.items())]
@@ -317,13 +317,13 @@ def _section_of(config: Mapping[str, Any], end: str, block: Mapping[str, Any]) -
 def _tell_argument(
     section: str, function: str, block: Mapping[str, Any], name: str, text: str
 ) -> tuple[type[ConfigError], str]:
-    """What is wrong with one setting of a section that names a function. text (str): confection's words for it."""
+    """The message for a wrong setting of a section that names a function. text (str): confection's message."""
     hints, known = _arguments(block)
     if text.startswith("unexpected argument"):
         there_are = did_you_mean(name, known, is_setting=_is_in_training(section)) or _there_are(known)
         return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{there_are}"
     if text.startswith("missing required argument"):
-        return ConfigKeyError, f"Can't read [{section}]: '{function}' needs the setting '{name}', and it is not there."
+        return ConfigKeyError, f"Can't read [{section}]: '{function}' needs the setting '{name}', which is missing."
     value = block.get(name)
     if name not in hints:
         return ConfigTypeError, f"Can't set '{name}' in [{section}]: {text.removeprefix('at root: ')}."
@@ -337,27 +337,27 @@ def _is_in_training(section: str) -> bool:
 
 
 def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What the function that a block names takes: the types by name, and the names."""
+    """The arguments of the function that a block names: types by name, and names."""
     for key, name in block.items():
         if key.startswith("@") and registry.has(key[1:], name):
             function = registry.get(key[1:], name)
             known = [*signature(function).parameters]
             try:
                 return get_type_hints(function), known
-            except Exception:  # of others' functions; it stays a message without types
+            except Exception:  # in code of others; the message goes without types
                 return {}, known
     return {}, []
 
 
 def _there_are(known: Iterable[str]) -> str:
-    """The names that there are, as the end of a message, if they can be read at a glance."""
+    """The known names, as the end of a message, unless there are too many."""
     names = sorted(known)
     return f" There are: {', '.join(names)}." if 0 < len(names) <= _MOST_NAMES else ""
 
 
 def _tell_missing(path: Path | None, place: Sequence[str], at: int) -> str:
-    """place (Sequence[str]): The section that there is, part by part. at (int): Which part ends the name of the one
-    that is not there.
+    """The message for a missing section. place (Sequence[str]): Its subsection, part by part. at (int): Index of the
+    last part of its name.
     """
     needed, there, name = (".".join(parts) for parts in (place[: at + 1], place, place[at:]))
     block = place[2] if at > 2 and place[:2] == ["training", "optimizer"] else ""
@@ -387,7 +387,7 @@ def _tell_override(place: Sequence[str], path: Path | None) -> str:
     near = near_misses(section, known)
     if near:
         return text + did_you_mean(flag, [f"--{near[0]}.{name}"])
-    return f"{text} Overrides change what stands in a section: add the line [{section}] to the config."
+    return f"{text} Overrides only change existing sections: add the line [{section}] to the config."
 
 
 def _read_sections(path: Path | None) -> Iterator[str]:
@@ -399,7 +399,7 @@ def _read_sections(path: Path | None) -> Iterator[str]:
 
 
 def _plain_unknown(text: str, config: Mapping[str, Any]) -> ConfigError | None:
-    """spaCy's error for a name that is not registered."""
+    """The error for a name that is not registered, from spaCy's message."""
     unknown = re.match(r"\[E893\] Could not find function '(.*?)' in function registry '(.*?)'\.", text)
     if unknown is None:
         return None
@@ -438,7 +438,7 @@ def _ours() -> list[str]:
 
 
 def _block_meant(value: Any) -> str:
-    """Which line a block has that is meant by a name alone: "adamw"."""
+    """The line of the block that is meant by a name alone, such as "adamw"."""
     if isinstance(value, str):
         for kind in _ours():
             for name in near_misses(value, _names_in(kind)):
@@ -450,7 +450,7 @@ def _block_meant(value: Any) -> str:
 
 
 def in_words(hint: Any, block: str) -> str:
-    """A type of an argument, as a user knows it. block (str): What the section of its own would be called."""
+    """A type of an argument in words. block (str): The name of its section, if it is a block."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return _any_of([repr(arg) for arg in args])

@@ -1,11 +1,11 @@
-"""torch's private ops, which nothing else in the package calls: those over lists of tensors, and the fused kernels.
+"""torch's private ops over lists of tensors, and its fused kernels. Nothing else in the package calls them.
 
-*list ops*: what a public op does to one tensor, to many tensors in one call, in place. Empty lists are taken too.
+*list ops*: a public op for many tensors in one call, in place. Lists may be empty.
 
 *fused kernels*: one pass over the memory of param, gradient and state. On a CPU they walk raw memory from the first
-cell to the last. So they are for tensors that are *dense*: each cell between those is theirs, and once; and param,
-gradient and state must lie in memory in the same order. A view into a larger tensor is not dense: a kernel would write
-to cells of others. What can't be fused takes torch's plain steps, with the same results up to rounding.
+cell to the last. So tensors must be *dense*, without gaps and overlaps, and param, gradient and state must have the
+same order in memory. A view into a larger tensor is not dense: a kernel would write to cells outside the view. torch's
+plain steps update all other params, with the same results up to rounding.
 
 The public form of each op is in its docstring. tests/test_kernels.py compares the two.
 """
@@ -25,15 +25,15 @@ _ANYWHERE = frozenset({"cpu", "cuda", "mps", "xpu"})
 class FusedKernel:
     """The fused kernel of an algorithm.
 
-    devices (frozenset[str]): Device types for which torch has it.
-    half_on_cpu (bool): Whether it is right there for dtypes of less than four bytes.
+    devices (frozenset[str]): Device types of torch's kernel.
+    half_on_cpu (bool): Whether it is correct there for dtypes of less than four bytes.
     """
 
     devices: frozenset[str] = frozenset()
     half_on_cpu: bool = True
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Whether the kernel may be given a param. Runs at each step for some algorithms."""
+    def accepts(self, tensor: Tensor) -> bool:
+        """Whether the kernel can update a param. Runs at each step for some algorithms."""
         device = tensor.device.type
         return (
             device in self.devices
@@ -103,11 +103,11 @@ def adam_(
 ) -> None:
     """`torch.optim.adam.adam(params, ..., foreach=False)`, one step; decoupled (bool): that of AdamW.
 
-    params (list[Tensor]): On one device, of one dtype, and taken by `ADAM`. Grads and state likewise.
+    params (list[Tensor]): On one device, of one dtype, and accepted by `ADAM`. Grads and state likewise.
     state (list[list[Tensor]]): `exp_avg` and `exp_avg_sq` of each param; and `max_exp_avg_sq`, if `amsgrad`.
-    steps (list[Tensor]): Which step this is for each param, counted from 1. torch's form counts it by itself.
-    options (Any): All of `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`; perhaps `grad_scale`, by
-        which gradients are divided.
+    steps (list[Tensor]): The number of this step for each param, counted from 1. torch's form counts it itself.
+    options (Any): All of `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`; perhaps `grad_scale`,
+        which divides gradients.
     """
     if params:
         step: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
@@ -119,7 +119,7 @@ def adagrad_(
 ) -> None:
     """`torch.optim.adagrad.adagrad(params, ..., foreach=False)`, one step.
 
-    params (list[Tensor]): On one device, of one dtype, and taken by `ADAGRAD`. Grads and state likewise.
+    params (list[Tensor]): On one device, of one dtype, and accepted by `ADAGRAD`. Grads and state likewise.
     steps (list[Tensor]): As in `adam_`.
     options (Any): All of `lr`, `lr_decay`, `weight_decay`, `eps`, `maximize`; perhaps `grad_scale`.
     """
@@ -139,8 +139,8 @@ def sgd_(
 ) -> None:
     """`torch.optim.sgd.sgd(params, grads, momentum_buffers, foreach=False)`, but not the first step with momentum.
 
-    params (list[Tensor]): On one device, of one dtype, and taken by `SGD`. Gradients likewise.
-    momentum_buffers (list[Tensor] | None): None: there is no momentum.
+    params (list[Tensor]): On one device, of one dtype, and accepted by `SGD`. Gradients likewise.
+    momentum_buffers (list[Tensor] | None): None: no momentum.
     options (Any): All of `lr`, `weight_decay`, `maximize`; perhaps `grad_scale`.
     """
     if params:

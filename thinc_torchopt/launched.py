@@ -1,4 +1,4 @@
-"""Whether this process is one of several that a launcher, such as torchrun, has started: what the environment says."""
+"""The launcher's environment, such as torchrun's: whether this is one of several processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched() -> bool:
-    """Whether there are several processes. RAISES (ConfigError): The environment says what can't be."""
+    """Whether there are several processes. RAISES (ConfigError): Invalid values in the environment."""
     return all(name in os.environ for name in _NEEDED) and world_size_in_environment() > 1
 
 
 def rank_in_environment() -> int:
-    """The rank that the launcher gave to this process. 0 if it is the only one.
+    """The rank of this process from the launcher. 0 if it is the only one.
 
-    RAISES (ConfigError): It is none.
+    RAISES (ConfigError): Not a valid rank.
     """
     if not is_launched():
         return 0
@@ -26,12 +26,12 @@ def rank_in_environment() -> int:
 
 
 def world_size_in_environment() -> int:
-    """How many processes the launcher says there are. RAISES (ConfigError): It says no such number."""
+    """The number of processes. RAISES (ConfigError): Not a valid number."""
     return _whole("WORLD_SIZE", 1)
 
 
 def master_in_environment() -> tuple[str, int]:
-    """Where the processes meet: a host and a port. RAISES (ConfigError): There is no such port."""
+    """The address of the processes' store: a host and a port. RAISES (ConfigError): Not a valid port."""
     return os.environ["MASTER_ADDR"], _whole("MASTER_PORT", 1, 65535, ", a port of 1 to 65535")
 
 

@@ -1,4 +1,4 @@
-"""What was meant by a name that is not known: one that is spelled like it, or ours for one of another library."""
+"""Suggestions for unknown names: names with a similar spelling, or our names for those of other libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
 _MOST: Final = 3
-# As difflib's own `get_close_matches`; and how much less than the nearest one another may be like it.
+# The cutoff of difflib's `get_close_matches`; and how much less similar than the nearest name another may be.
 _CUTOFF: Final = 0.6
 _WORSE: Final = 0.05
 # A pipeline has thousands of params, and comparing takes a while.
@@ -16,7 +16,7 @@ _LONGEST: Final = 100
 
 
 class Ours(NamedTuple):
-    """What we call something. section (str): Where it stands. how (str): More, where name and section won't do."""
+    """Our name for something. section (str): Its place. how (str): More, if name and section are not enough."""
 
     name: str
     section: str
@@ -44,7 +44,7 @@ _STEPS = Ours("max_steps", _TRAINING)
 _ACCUMULATE = Ours("accumulate_gradient", _TRAINING)
 _CHECKPOINT = Ours("checkpoint", _OPTIMIZER, ', a block with @misc = "thinc-torchopt.Checkpoint.v1"')
 
-# Names of thinc, torch, Hugging Face's Trainer and PyTorch Lightning, and what we call the same thing.
+# Names in thinc, torch, Hugging Face's Trainer and PyTorch Lightning, and our names for the same.
 OF_OTHERS: Final[dict[str, Ours]] = {
     "lr": _RATE,
     "learning_rate": _RATE,
@@ -107,11 +107,11 @@ OF_OTHERS: Final[dict[str, Ours]] = {
 
 
 def did_you_mean(found: object, known: Iterable[object] = (), *, is_setting: bool = False) -> str:
-    """The end of a message about a name that is not known: " Did you mean 'learn_rate'?" Empty: nothing is like it.
+    """The end of a message about an unknown name: " Did you mean 'learn_rate'?" Empty: no name is similar.
 
-    known (Iterable[object]): The names that may stand in its place.
-    is_setting (bool): It is the key of a setting: one of another library is answered by ours, if that is not among
-        `known` with the section where it is.
+    known (Iterable[object]): The valid names.
+    is_setting (bool): The name is a setting: names of other libraries are answered by ours, with the section if ours is
+        not among `known`.
     """
     names = [str(name) for name in known]
     ours = OF_OTHERS.get(str(found)) if is_setting else None
@@ -124,10 +124,10 @@ def did_you_mean(found: object, known: Iterable[object] = (), *, is_setting: boo
 
 
 def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTOFF) -> list[str]:
-    """Those of some names that are most like another one. Upper case, the version at the end of a registered name, and
-    what stands before its last dot count less than the rest.
+    """The names that are most similar to another one. Upper case, the version at the end of a registered name, and
+    everything before its last dot count less than the rest.
 
-    cutoff (float): How much they must be like it, from 0 to 1.
+    cutoff (float): The required similarity, from 0 to 1.
     """
     text = str(found)[:_LONGEST]
     likeness = {name: _likeness(text, name, cutoff) for name in dict.fromkeys(map(str, known))}
@@ -142,7 +142,7 @@ def _likeness(found: str, name: str, cutoff: float) -> float:
     stem, of_name = _stem(found), _stem(name)
     if not stem or not of_name or (stem, of_name) == (given, known):
         return whole
-    # Less than the same name in full, as there may be the same one with another version.
+    # Less than the same name in full, which may exist with another version.
     return max(whole, 0.95 * _ratio(stem, of_name, cutoff))
 
 
@@ -152,7 +152,7 @@ def _ratio(found: str, name: str, cutoff: float) -> float:
 
 
 def _stem(name: str) -> str:
-    """The name alone of what is registered: "adamw" of "torch.AdamW.v1"."""
+    """The short name of a registered one: "adamw" of "torch.AdamW.v1"."""
     return re.sub(r"\.v\d+$", "", name).rpartition(".")[2].lower()
 
 

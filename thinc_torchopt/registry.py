@@ -1,10 +1,10 @@
 """The registries `@torch_optimizers`, `@gradient_modules`, `@regularizers`, `@controller_metrics` and
 `@controller_operations`.
 
-They hang on thinc's registry class, so that thinc's, spaCy's and everybody's config system sees them. The group of
-entry points of each is its name after `thinc_`: other packages can add their own.
+They belong to thinc's registry class, so the config systems of thinc, spaCy and others see them. The entry point group
+of each is its name after `thinc_`: other packages can add their own.
 
-What is registered is a function: confection reads and checks the signatures of functions, and not those of classes.
+Registered objects are functions: confection reads and checks the signatures of functions, and not those of classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _names_of_entry_points(group: str) -> list[str]:
 
 
 def arguments_of(cls: type) -> list[Parameter]:
-    """What a class is built with, with annotations as objects."""
+    """The arguments of a class, with their annotations as objects."""
     init = cls.__init__  # type: ignore[misc]
     hints = get_type_hints(init)
     _, *arguments = inspect.signature(init).parameters.values()
@@ -47,7 +47,7 @@ def arguments_of(cls: type) -> list[Parameter]:
 def signed(
     function: Callable[..., Any], name: str, arguments: Sequence[Parameter], returns: type, doc: str | None
 ) -> Callable[..., Any]:
-    """A function that takes keyword arguments, with the name, arguments and docstring that confection is to see."""
+    """A function of keyword arguments, with the name, arguments and docstring that confection should see."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": returns}

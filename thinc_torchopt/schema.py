@@ -1,7 +1,7 @@
 """The form of saved states, and the one function that reads them.
 
-In memory and on the disk a state is plain: dicts, lists, numbers, texts, tensors. Its *form* is a dataclass: the fields
-are the parts that it has, all of them and no others, and the annotations say what may be in them.
+In memory and on disk a state is plain: dicts, lists, numbers, texts, tensors. Its *form* is a dataclass: the fields are
+all its parts, and the annotations are the types of their values.
 
     @dataclass
     class Window:
@@ -12,9 +12,9 @@ are the parts that it has, all of them and no others, and the annotations say wh
     saved = write(window)
     window = read(Window, saved, "the state of the window")     # or a StateError, before anything has changed
 
-An annotation is `bool`, `int`, `float` (which is finite), `str`, `None` or `Literal`; one of these with a limit, as
-`Count`; a list, tuple or dict of others, `X | None`, another form; `Any`; or the class of whatever else there is, as
-`torch.Tensor`. Nothing is converted, except that a list will do for a tuple: JSON has no tuples.
+An annotation is `bool`, `int`, `float` (finite), `str`, `None` or `Literal`; one of these with a limit, as `Count`; a
+list, tuple or dict of others, `X | None`, another form; `Any`; or another class, as `torch.Tensor`. Values are not
+converted, except that a list may stand for a tuple: JSON has no tuples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Limit(NamedTuple):
-    """Which values of a type there can be. words (str): The same, for errors. fits (Callable): Whether one is."""
+    """The valid values of a type. words (str): In words, for errors. fits (Callable): Whether a value is valid."""
 
     words: str
     fits: Callable[[Any], bool] = lambda value: True
@@ -42,9 +42,9 @@ class Limit(NamedTuple):
 Count = Annotated[int, Limit(f"a whole number from 0 to {MAX_STEPS:,}", lambda count: 0 <= count <= MAX_STEPS)]
 Positive = Annotated[int, Limit("a whole number above 0", lambda count: 0 < count <= MAX_STEPS)]
 NotNegative = Annotated[float, Limit("a number of at least 0", lambda number: 0.0 <= number < math.inf)]
-# Infinite: none.
+# Infinity stands for "never".
 FirstStep = Annotated[float, Limit("a step, or infinite", lambda step: step >= 0.0)]
-# Also NaN: a score may be.
+# May be NaN, as a score may.
 AnyNumber = Annotated[float, Limit("a number")]
 
 _LIMITS = {
@@ -57,10 +57,10 @@ _LIMITS = {
 
 
 def read(form: type[T], saved: Any, what: str, path: str = "") -> T:
-    """Read a saved state. It stays as it is; what is read shares its tensors.
+    """Read a saved state. It is not changed; the result shares its tensors.
 
-    form (type): A dataclass; or what else can be an annotation, as `dict[str, Any]`.
-    what (str): What it is, for errors: "the state of the guard". path (str): Where in that, if it is a part.
+    form (type): A dataclass, or another annotation, as `dict[str, Any]`.
+    what (str): Its name, for errors: "the state of the guard". path (str): The path in it, if it is a part.
     RAISES (StateError): It is not of that form. (StateKeyError): Because parts are missing, or unexpected.
     """
     found: T = _read(form, saved, what, path)
@@ -68,18 +68,18 @@ def read(form: type[T], saved: Any, what: str, path: str = "") -> T:
 
 
 def write(state: Any, form: type | None = None) -> dict[str, Any]:
-    """A state as it is saved: forms as dicts, tuples as lists. Dicts and lists are copied, tensors are not.
+    """A state in its saved form: forms as dicts, tuples as lists. Dicts and lists are copied, tensors are not.
 
-    state (Any): What `read` gave; or any object with attributes that are named as the fields of `form`.
+    state (Any): From `read`; or any object with attributes named as the fields of `form`.
     """
     return {name: _written(kind, getattr(state, name)) for name, kind in _kinds_of(form or type(state)).items()}
 
 
 def check_version(saved: Any, newest: int, what: str) -> None:
-    """Check that a state says of what version it is, before it is read: the rest of another may be another.
+    """Check the version of a state before it is read: other versions may have another form.
 
     newest (int): The version that this package writes.
-    RAISES (StateError): It does not say so, or is newer.
+    RAISES (StateError): It has no version, or a newer one.
     """
     version = read(dict[str, Any], saved, what).get("version")
     if version is None:
@@ -94,10 +94,10 @@ def check_version(saved: Any, newest: int, what: str) -> None:
 
 
 def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, path: str = "") -> None:
-    """Check that a dict has these names, and no others.
+    """Check that a dict has exactly these names.
 
     what, path (str): As in `read`.
-    RAISES (StateKeyError): It has not.
+    RAISES (StateKeyError): It has others.
     """
     missing, unexpected = set(expected) - found.keys(), found.keys() - set(expected)
     if missing or unexpected:
@@ -156,7 +156,9 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
 
 
 class _Quick(NamedTuple):
-    """How most values are read: those that are of the very types that there can be. fits (Callable): Whether one is."""
+    """A fast check that accepts most valid values: those of exactly these types. fits (Callable): Whether a value is
+    valid.
+    """
 
     fits: Callable[[Any], bool]
     copy: Callable[[Any], Any] = lambda value: value
@@ -164,7 +166,7 @@ class _Quick(NamedTuple):
 
 @cache
 def _quick_of(kind: Any) -> _Quick:
-    """The quick way, for a kind that has one. `_read` looks closer at what does not fit."""
+    """The fast check of an annotation, if it has one. `_read` examines other values."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return _Quick(lambda value: True)
@@ -190,7 +192,7 @@ def _check_type(value: Any, cls: Any, expected: str, what: str, path: str) -> No
 
 
 def _limit_of(kind: Any) -> tuple[Any, Limit]:
-    """The class of values that have no parts, and which of them there can be."""
+    """The class of values without parts, and their limit."""
     args = get_args(kind)
     if get_origin(kind) is Annotated:
         return args
@@ -207,14 +209,14 @@ def _is_a(cls: Any, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: what has parts, or is long, by its type."""
+    """A value for an error: long ones, and those with parts, by type."""
     is_short = isinstance(value, (bool, float, str, NoneType)) or (isinstance(value, int) and value.bit_length() < 64)
     return repr(value)[:200] if is_short else type(value).__name__
 
 
 @cache
 def _kinds_of(form: Any) -> dict[str, Any]:
-    """What may be in the parts of a form, by their names."""
+    """The annotations of the parts of a form, by name."""
     hints = get_type_hints(form, include_extras=True)
     return {field.name: hints[field.name] for field in fields(form)}
 

@@ -17,7 +17,7 @@ ONE_THREAD = 4_000_000
 def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, torch works on one thread if the tensors are few and small; otherwise on its usual number.
 
-    tensors (Sequence[Tensor]): What is to be worked on.
+    tensors (Sequence[Tensor]): The tensors to work on.
     """
     before = torch.get_num_threads()
     if (

@@ -13,7 +13,7 @@ FloatOrSchedule = Union[float, list[float], Generator]
 IntOrSchedule = Union[int, list[int], Generator]
 ClipBy = Literal["global", "component", "param", "value", "adaptive"]
 SkipDecay = Literal["bias_and_norm"]
-# What stands in [training.optimizer.param_groups]: by name, `params` and any settings.
+# The sections of [training.optimizer.param_groups]: by name, `params` and any settings.
 Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
@@ -23,35 +23,35 @@ Key = Hashable
 
 
 class BatchSize(NamedTuple):
-    """How large the batch of a step is: over how much its gradients are summed."""
+    """The size of a step's batch: the number of terms in the sum of its gradients."""
 
     words: int
     examples: int
 
 
 class ParamInfo(NamedTuple):
-    """Describes a param. `TorchOptimizer.describe` returns one for each."""
+    """The facts about a param from `TorchOptimizer.describe`."""
 
     name: str
     shape: tuple[int, ...]
     device: str
     kind: Literal["thinc", "torch", "shim"]
     group: str  # blocks of the config, e.g. "encoder+no_decay"
-    learn_rate: float  # of the step that comes; 0 while it is frozen
-    options: dict[str, Any]  # of its algorithm, as they are at this step
+    learn_rate: float  # of the next step; 0 while it is frozen
+    options: dict[str, Any]  # of its algorithm, at this step
     frozen_until: float  # the first step that updates it; infinite: none does
-    updates: int  # how many it had
-    blocks: tuple[str, ...]  # of which the name of the group is made
-    algorithm: str  # what the config calls it, e.g. "torch.AdamW.v1"
+    updates: int  # so far
+    blocks: tuple[str, ...]  # the parts of the group's name
+    algorithm: str  # its name in the config, e.g. "torch.AdamW.v1"
 
 
 @dataclass(frozen=True)
 class RollbackSettings:
-    """When a training goes back to a checkpoint.
+    """The settings for rollbacks.
 
-    after (int): So many updates in a row were not finite, or spikes.
+    after (int): Bad updates in a row, non-finite or spikes, that cause one.
     factor (float): Multiplies all learning rates each time.
-    at_most (int): How many times.
+    at_most (int): The largest number of rollbacks.
     """
 
     after: int
@@ -61,7 +61,7 @@ class RollbackSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What stands in [training.optimizer.checkpoint]: see `checkpoint.Checkpoint`, which makes it."""
+    """The settings of [training.optimizer.checkpoint]: see `checkpoint.Checkpoint`, which makes them."""
 
     path: str
     every: int
@@ -74,11 +74,11 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """What stands in [training.optimizer.budget]: see `budget.Budget`, which makes it.
+    """The settings of [training.optimizer.budget]: see `budget.Budget`, which makes them.
 
-    limit (float): How much there is. unit (str): Of what.
-    decay_ratio (float): Which part of it the fall has.
-    marks (tuple[float, ...]): At which parts of it there is to be a model that has fallen, the last but one before 1.
+    limit (float): The size of the budget. unit (str): Its unit.
+    decay_ratio (float): The fraction of it for the decay.
+    marks (tuple[float, ...]): Fractions of it at which a decayed model is wanted, the last but one before 1.
     """
 
     limit: float
@@ -89,7 +89,7 @@ class BudgetSettings:
 
 @dataclass(frozen=True)
 class DistributedSettings:
-    """What stands in [training.optimizer.distributed]: see `distributed.Distributed`, which makes it."""
+    """The settings of [training.optimizer.distributed]: see `distributed.Distributed`, which makes them."""
 
     reduce: Literal["sum", "mean"] = "sum"
     backend: str | None = None
@@ -100,5 +100,5 @@ class DistributedSettings:
     scale_learn_rate: Literal["none", "linear", "sqrt"] = "none"
 
     def rate_factor(self, ranks: int) -> float:
-        """What all learning rates are multiplied by."""
+        """The factor for all learning rates."""
         return {"none": 1.0, "linear": float(ranks), "sqrt": ranks**0.5}[self.scale_learn_rate]

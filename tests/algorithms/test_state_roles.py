@@ -64,7 +64,7 @@ def test_state_roles_of_a_class_are_those_of_its_state(cls, share):
 def test_state_roles_of_a_class_are_checked_in_its_state():
     model = Model(4)
     state = {"size": torch.full((4, 3), -1.0), "looks": 1}
-    with pytest.raises(StateError, match="no values below zero in size"):
+    with pytest.raises(StateError, match="values of at least zero in size"):
         check_states(Slow, [("W", state, model.W)])
     with pytest.raises(StateError, match=r"slow has shape \(3,\)"):
         check_states(Slow, [("W", {"slow": torch.ones(3)}, model.W)])

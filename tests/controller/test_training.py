@@ -425,8 +425,8 @@ BACK = {"name": "do", "class": "RollbackControl"}
 @pytest.mark.parametrize(
     ("operation", "action", "says"),
     [
-        (LOWER, "should_freeze", "'nothing/\\*' in what is to be frozen: it matches none"),
-        (RATES, "should_cut", "learning rates of 'nothing': .*matches none of default"),
+        (LOWER, "should_freeze", "'nothing/\\*' in the params to freeze: it matches none"),
+        (RATES, "should_cut", "learning rates of 'nothing': .*matches none of the param groups. There are: default"),
         (BACK, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
         ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
     ],

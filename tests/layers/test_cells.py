@@ -75,7 +75,7 @@ def test_cells_traces_in_blocks(cell):
             stack.append(values)
         state = tuple(torch.cat((a, b[n:])) for a, b in zip(other.update(x[t, :n], tuple(s[:n] for s in state)), state))
     goes_on = torch.tensor(ends)[:, None, None] > torch.arange(3)[:, None]
-    one.take_block(one.linearize(x, tuple(torch.stack(steps) for steps in before)), goes_on)
+    one.update_block(one.linearize(x, tuple(torch.stack(steps) for steps in before)), goes_on)
     assert distance({name: one.trace_of(name) for name in w}, {name: other.trace_of(name) for name in w}) < EXACT
 
 
@@ -180,7 +180,7 @@ def weights_of(cell, width=2, units=3):
         (cell_with(lambda self, x, s, r: (r("V", x, s[0]),)), r"\['W'\].*'V'"),
         (cell_with(lambda self, x, s, r: (r("W", x, s[0])[..., :2],)), r"states.*\(2, 2\)"),
         (cell_with(lambda self, x, s, r: r("W", x, s[0])), "tuple of 1 states.*Tensor"),
-        (cell_with(lambda self, x, s, r: (r("W", s[0]),)), "shapes fit"),
+        (cell_with(lambda self, x, s, r: (r("W", s[0]),)), "matching shapes"),
         (cell_with(lambda self, x, s, r: (r("W", x, s[0]) * float(s[0].sum() > 0),)), "torch.func can differentiate"),
         (cell_with(lambda self, x, s, r: s, relations=()), "at least one relation"),
     ],

@@ -339,7 +339,7 @@ def test_online_rnn_comes_back_from_bytes_and_copies(tmp_path):
         ({"learning": "bptt", "normalize_matrix_spectrum": True}, "'learning'"),
         ({"window": 4}, "'window'"),
         ({"bidirectional": True, "stateful": True}, "'stateful'.*backwards"),
-        ({"traces": "adjoint", "stateful": True}, "'traces'.*carry"),
+        ({"traces": "adjoint", "stateful": True}, "'traces'.*carries"),
         ({"bidirectional": True, "nO": 5}, "'nO'.*even"),
         ({"bidirectional": "yes"}, "'bidirectional'"),
         ({"dropout": 1.5}, "'dropout'.*at most 1"),

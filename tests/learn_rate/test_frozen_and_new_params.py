@@ -161,7 +161,7 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
     ]:
         with pytest.raises(ConfigError, match=said):
             controller.add_params("m", params, **options)
-    with pytest.raises(ConfigError, match="expected an optimizer that takes several param groups, found LBFGS"):
+    with pytest.raises(ConfigError, match="expected an optimizer with several param groups, found LBFGS"):
         controller.add_params("lbfgs", [one])
     with pytest.raises(ConfigError, match=r"Can't find the optimizer: expected one of \['lbfgs', 'm'\], found SGD"):
         controller.add_params(sgd(0.1), [one])

@@ -117,7 +117,7 @@ def test_learn_rate_params_moved_between_groups_are_put_back():
         ),
         (
             "gone",
-            "Param group 'm/1' was taken out of optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
+            "Param group 'm/1' was removed from optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
             "kept.",
             {"m/0": 0.1, "m/2": 0.3},
         ),
@@ -250,7 +250,7 @@ def test_learn_rate_owners_may_change_their_groups():
         ({"params": make_params()}, None),
         (optimizer.param_groups[0], "new"),
     ]:
-        with pytest.raises(ConfigError, match="Can't take in a param group of optimizer 'm'"):
+        with pytest.raises(ConfigError, match="Can't add a param group of optimizer 'm'"):
             controller.add_group("m", group, 0.1, id=id)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": make_params(), "lr": 0.5})
     with pytest.raises(ConfigError, match="a new id, found 'heads'"):

@@ -19,7 +19,7 @@ from .kit import fill_grads, rates_in, sgd
 
 MESSAGE = (
     "Learn rate of param group 'transformer' was changed outside its schedule at step 3: expected 2e-05, found 0.001. "
-    'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".'
+    'Other code writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".'
 )
 
 

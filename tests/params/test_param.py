@@ -49,7 +49,7 @@ def test_params_with_gradients_of_a_dtype_that_torch_does_not_have(dtype, found)
     model = nlp.get_pipe("tagger").model
     optimizer = TorchOptimizer(AdamW())
     optimizer.initialize(nlp)
-    with pytest.raises(ParamError, match=rf"Can't take the gradient of param 'tagger/W': expected .* found {found}"):
+    with pytest.raises(ParamError, match=rf"Can't use the gradient of param 'tagger/W': expected .* found {found}"):
         optimizer.set_grad(model.get_param("W"), numpy.ones((3, 2)).astype(dtype), key=(model.id, "W"))
 
 

@@ -685,7 +685,7 @@ BAD = [
     ("sequence", {"parts": {"a": {"schedule": 0.1, "stops": 3}}}, "'parts.a' to be a section with 'steps' and "
     "'schedule', found"),
     ("sequence", {"parts": {"a": {"schedule": 0.1}, "b": {"schedule": 0.1}}}, "'parts.a' to be a section with "
-    "'steps', as only the last"),
+    "'steps', which only the last"),
     ("sequence", {"parts": {"a": {"schedule": 0.1, "steps": 0}}}, "'parts.a.steps' to be a whole number of at least "
     "1, found 0"),
     ("sequence", {"parts": {"a": {"schedule": []}}}, "'parts.a.schedule' to be a number, or a list or schedule of "

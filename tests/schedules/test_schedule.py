@@ -148,7 +148,7 @@ def test_scheduled_values_of_a_sequence_follow_the_score_of_their_part():
     ],
 )
 def test_scheduled_values_name_a_score_that_is_not_there(scores, found):
-    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the score 'ents_p', .*found {found}"):
+    with pytest.raises(ScheduleError, match=f"of 'learn_rate': expected the watched score 'ents_p' .*found {found}"):
         tracked(learn_rate=plateau(1.0, metric="ents_p")).observe(scores)
 
 
@@ -226,9 +226,7 @@ def said_by(step):
 def test_scheduled_values_move_only_forwards(position):
     schedule = tracked(x=itertools.count()).by_name["x"]
     schedule.move_to(3)
-    with pytest.raises(
-        ScheduleError, match=f"'x': expected a step of at least 3, at which it stands, found {position!r}"
-    ):
+    with pytest.raises(ScheduleError, match=f"'x': expected a step of at least 3, its current one, found {position!r}"):
         schedule.move_to(position)
     assert schedule.position == 3 and schedule.value == 3.0
 

@@ -191,5 +191,5 @@ def test_stable_decay_of_all_that_an_optimizer_has():
 
 
 def test_stable_decay_of_an_optimizer_that_has_none():
-    with pytest.raises(ScheduleError, match=r"that can be told to fall, found none\. Set learn_rate to"):
+    with pytest.raises(ScheduleError, match=r"that can decay, found none\. Set learn_rate to"):
         TorchOptimizer(AdamW(), 0.1).begin_decay()

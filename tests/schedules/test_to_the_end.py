@@ -85,7 +85,7 @@ def test_to_the_end_has_no_values_before_it_is_told(name):
     """Neither for thinc's optimizers, nor inside of thinc's schedules, nor for a controller of rates alone."""
     with pytest.raises(ScheduleError, match=f"'thinc-torchopt.{name}.v1' without total_steps"):
         next(without_total(name))
-    with pytest.raises(ScheduleError, match="without total_steps: expected a training whose end is known"):
+    with pytest.raises(ScheduleError, match="without total_steps: the length of the training is not known"):
         ThincAdam(without_total(name))
     with pytest.raises(ScheduleError, match="'learn_rate': expected total_steps in the schedule inside of another"):
         TorchOptimizer(AdamW(), constant_then(0.1, 5, without_total(name)))
@@ -105,7 +105,7 @@ def test_to_the_end_wants_one_of_steps_and_ratio(name):
 
 
 def test_to_the_end_refuses_a_training_that_is_too_short():
-    with pytest.raises(ScheduleError, match=r"at least 4 \(warmup_steps\), found 3.*Train for longer, or lower"):
+    with pytest.raises(ScheduleError, match=r"at least 4 \(warmup_steps\), found 3.*Train for longer, or shorten"):
         without_total("warmup_cosine").set_total_steps(3)
     with pytest.raises(
         ScheduleError, match="longer than the 15 steps of the parts before the last one, found one of 15"
@@ -181,7 +181,7 @@ def test_to_the_end_refuses_another_end_unless_that_is_wanted():
     with pytest.raises(StateError, match=r"training of 80 steps.*found one of 50"):
         other.load_state_dict(before)
     assert found.state_dict() == before
-    with pytest.warns(ScheduleWarning, match="'x' goes on at step 20 of a training of 80 steps.*one of 50"):
+    with pytest.warns(ScheduleWarning, match="'x' continues at step 20 of a training of 80 steps.*had 50"):
         found.set_total_steps(80, may_change=True)
     on_the_new = without_total("warmup_cosine")
     expected = list(islice(with_end(on_the_new, 80), 30))

@@ -331,7 +331,7 @@ def test_cascade_state_of_another_algorithm_is_not_inherited(on_growth):
     first = told(AdamW(), {}, nlp)
     steps(nlp, first, 2)
     second = told(AdamW(), block_with("a", NAdam()), nlp)
-    with pytest.raises(StateError, match=r"torch.NAdam.v1, found that of torch.AdamW.v1.*'tagger/0/"):
+    with pytest.raises(StateError, match=r"torch.NAdam.v1, found the state of torch.AdamW.v1.*'tagger/0/"):
         second.load_state_dict(first.state_dict(), on_growth=on_growth)
     assert not any(second.nr_update.values())
 

@@ -221,7 +221,7 @@ def test_freeze_changes_of_a_pattern_that_is_damaged_are_refused():
     optimizer.freeze(["tagger/*"])
     saved = optimizer.state_dict()
     saved["freeze_changes"][0]["params"] = ["re:("]
-    with pytest.raises(ConfigError, match=r"what is to be frozen.*valid regular expression"):
+    with pytest.raises(ConfigError, match=r"the params to freeze.*valid regular expression"):
         told(nlp).load_state_dict(saved)
 
 

@@ -125,7 +125,10 @@ def test_rate_changes_take_no_rate_below_the_lowest():
 
 def test_rate_changes_that_can_not_be_change_nothing():
     nlp, _, optimizer = setting()
-    for texts, factor, message in ((["one"], 0.0, "above 0"), (["one", "nine"], 0.5, "'nine'.*matches none of")):
+    for texts, factor, message in (
+        (["one"], 0.0, "above 0"),
+        (["one", "nine"], 0.5, "'nine'.*matches none of the param groups"),
+    ):
         with pytest.raises(ConfigError, match=message):
             optimizer.scale_learn_rates(texts, factor)
     with pytest.raises(ConfigError, match="at least 0"):

@@ -280,11 +280,11 @@ def test_state_with_and_without_averages(had):
 OTHERS = {
     "amsgrad": (
         lambda: AdamW(amsgrad=True),
-        r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with the options that it has now",
+        r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with its current options",
     ),
-    "NAdam": (torch_optimizers.NAdam, "expected that of torch.NAdam.v1, found that of torch.AdamW.v1"),
-    "Adafactor": (torch_optimizers.Adafactor, "expected that of torch.Adafactor.v1"),
-    "SGD": (SGD, "expected that of torch.SGD.v1"),
+    "NAdam": (torch_optimizers.NAdam, "expected the state of torch.NAdam.v1, found the state of torch.AdamW.v1"),
+    "Adafactor": (torch_optimizers.Adafactor, "expected the state of torch.Adafactor.v1"),
+    "SGD": (SGD, "expected the state of torch.SGD.v1"),
 }
 
 

@@ -138,7 +138,7 @@ def test_state_match_says_what_cannot_be_renamed():
     optimizer = make(nlp)
     train(nlp, optimizer, range(2))
     saved = optimizer.state_dict()
-    with pytest.raises(ConfigError, match=r"Can't rename 'ten' .* There are: one, plain, two"):
+    with pytest.raises(ConfigError, match=r"Can't rename 'ten' .* The components are: one, plain, two"):
         optimizer.load_state_dict(saved, renamed={"ten": "one"})
     with pytest.raises(ConfigError, match=r"expected different names, found 'two/.*' for two of them"):
         optimizer.load_state_dict(saved, renamed={"one": "two"})

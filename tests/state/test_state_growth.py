@@ -219,9 +219,9 @@ def test_fit_state_of_shapes_without_cells_or_dimensions(old, new):
     "kind, new, said",
     [
         ("identity", (5, 3), "the same shape"),
-        ("expand", (5, 2), "no dimension to shrink"),
-        ("expand", (5, 3, 1), "no dimension to shrink"),
-        ("contract", (3, 4), "no dimension to grow"),
+        ("expand", (5, 2), "dimensions that stay or grow"),
+        ("expand", (5, 3, 1), "dimensions that stay or grow"),
+        ("contract", (3, 4), "dimensions that stay or shrink"),
         ("grow", (5, 3), "expected one of .*'expand'"),
     ],
 )
@@ -274,7 +274,7 @@ def test_fit_param_state_refuses_state_of_an_unknown_shape(value):
 def test_fit_param_state_names_the_param_whose_kind_does_not_fit():
     with pytest.raises(
         StateError,
-        match=r"state of param 'head\.W' by 'contract': expected no dimension to grow, found \(4, 3\) before",
+        match=r"state of param 'head\.W' by 'contract': expected dimensions that stay or shrink, found \(4, 3\) before",
     ):
         fit_param_state(torch.optim.Adam, {"step": 1}, (4, 3), torch.zeros(5, 3), kind="contract", name="head.W")
 
@@ -662,10 +662,10 @@ def test_preserve_optimizer_state_by_mappings():
         ({"V": "W"}, "'W' to 'V': expected a name of the new model, found 'V'"),
         (
             [StateMapping("W", "W", "contract")],
-            r"param 'W' by 'contract': expected no dimension to grow, found \(4, 3\) before and \(5, 3\)",
+            r"param 'W' by 'contract': expected dimensions that stay or shrink, found \(4, 3\) before and \(5, 3\)",
         ),
         ([StateMapping("W", "W"), StateMapping("b", "W")], "expected one mapping for it, found another for 'W'"),
-        ({"W": "frozen"}, "'frozen' to 'W': expected it to be in the optimizer"),
+        ({"W": "frozen"}, "'frozen' to 'W': the optimizer does not have it"),
         ([("W", "W")], "expected a StateMapping"),
     ],
 )
@@ -681,7 +681,10 @@ def test_preserve_optimizer_state_says_which_mapping_is_wrong(mappings, said):
     [
         (lambda state: state["exp_avg"].fill_(float("nan")), "param 'W': expected finite values in exp_avg"),
         (lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(float("inf")), "expected finite values in exp_avg_sq"),
-        (lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(-1.0), "no values below zero in exp_avg_sq, found -1"),
+        (
+            lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(-1.0),
+            "values of at least zero in exp_avg_sq, found -1",
+        ),
         (
             lambda state: state.update(exp_avg=torch.zeros(2, 3)),
             r"param 'W': exp_avg has shape \(2, 3\), the param has \(4, 3\)",

@@ -105,7 +105,7 @@ def test_budget_wants_checkpoints_and_a_rate_that_falls(tmp_path):
     rate, state = warmup_stable_decay(0.1, 2, 3, decay_begins="when told"), Checkpoint(str(tmp_path))
     with pytest.raises(ConfigError, match=r"expected a block \[training.optimizer.checkpoint\], found none"):
         TorchOptimizer(AdamW(), rate, budget=Budget("20m"))
-    with pytest.raises(ConfigError, match="expected a schedule that can be told to fall, found none"):
+    with pytest.raises(ConfigError, match="expected a schedule that can decay, found none"):
         TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"), checkpoint=state)
     with pytest.raises(ConfigError, match=r"'budget'.*a block with @misc"):
         TorchOptimizer(AdamW(), rate, budget="20m", checkpoint=state)

@@ -130,5 +130,5 @@ def test_decay_is_told_by_a_listener():
 
 
 def test_decay_can_not_be_told_of_another_schedule():
-    with pytest.raises(ScheduleError, match="expected a schedule that can be told to fall"):
+    with pytest.raises(ScheduleError, match="expected a schedule that can decay"):
         TorchOptimizer(AdamW(), 0.1).begin_decay()

@@ -214,7 +214,7 @@ def test_python_loop_says_what_is_wrong(tmp_path):
         Checkpoints(tmp_path / "state", *other[:2]).resume([examples])
     for _ in range(3):
         optimizer.step_schedules()
-    with pytest.raises(StateError, match="build the optimizer anew"):
+    with pytest.raises(StateError, match="build a new optimizer"):
         Checkpoints(tmp_path / "state", *parts[:2]).resume([examples])
 
 

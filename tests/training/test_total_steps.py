@@ -178,7 +178,7 @@ def test_total_steps_another_end_is_a_choice(corpus, tmp_path):
     warn = {"training__optimizer__checkpoint__on_config_change": "warn", "steps": 30}
     for name in ("old", "new"):
         shutil.copytree(tmp_path / "run", tmp_path / name)
-    with pytest.warns(ScheduleWarning, match="goes on at step 11 of a training of 31 steps.*one of 21"):
+    with pytest.warns(ScheduleWarning, match="continues at step 11 of a training of 31 steps.*had 21"):
         rates = rates_in(train(tmp_path / "new", corpus, **warn))
     assert rates == list(islice(warmup_cosine(0.01, 4, 31), 31 - len(rates), 31)) and len(rates) in (20, 21)
     with pytest.warns(match="learn_rate.total_steps: None before, 21 now"):

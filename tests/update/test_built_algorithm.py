@@ -134,10 +134,10 @@ def test_built_algorithm_groups_that_are_taken_out_come_back(policy):
     run.step()
     clear(run)
     if policy == "raise":
-        with pytest.raises(LearnRateIntegrityError, match="'default' was taken out of optimizer 'algorithm'"):
+        with pytest.raises(LearnRateIntegrityError, match="'default' was removed from optimizer 'algorithm'"):
             run.step()
         return
-    with pytest.warns(LearnRateWarning, match=r"'default' was taken out.*The change was undone\. .*freeze"):
+    with pytest.warns(LearnRateWarning, match=r"'default' was removed.*The change was undone\. .*freeze"):
         run.step()
     run.step()
     assert run.agrees and len(run.inside.param_groups) == 1

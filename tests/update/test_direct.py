@@ -211,10 +211,10 @@ def test_direct_holds_on_to_no_state_that_was_replaced(replace):
 @pytest.mark.parametrize("odd", [torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)])
 def test_direct_tries_once_to_put_together_what_does_not_go_together(odd, made, monkeypatch):
     """Else each step would look at all params in vain; until their group changes."""
-    looked, takes = [], kernels.FusedKernel.takes
+    looked, accepts = [], kernels.FusedKernel.accepts
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(odd)]
     optimizer = TorchOptimizer(AdamW(), 0.1)
-    monkeypatch.setattr(direct.kernels.FusedKernel, "takes", lambda *args: looked.append(args) or takes(*args))
+    monkeypatch.setattr(direct.kernels.FusedKernel, "accepts", lambda *args: looked.append(args) or accepts(*args))
     for _ in range(3):
         for param in params:
             optimizer.set_grad(param, torch.ones_like(param))

@@ -1,8 +1,8 @@
-"""Algorithms: what `@torch_optimizers` can name, and all that differs from one torch optimizer class to the next.
+"""The algorithms of `@torch_optimizers`, and all that differs between classes of torch optimizers.
 
-Open algorithm.py first. torch_classes.py offers torch's own classes, pytorch_optimizer.py those of that library,
-thinc.py has thinc's arithmetic for the drop-ins. state_roles.py says what the state of a param is, state_fit.py what
-becomes of it when the param grows; state_beside.py is about what belongs to no param.
+Open algorithm.py first. torch_classes.py has torch's own classes, pytorch_optimizer.py those of that library, thinc.py
+thinc's arithmetic for the drop-ins. state_roles.py describes the state of a param, state_fit.py resizes it when the
+param grows; state_beside.py handles state that belongs to no param.
 """
 
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix

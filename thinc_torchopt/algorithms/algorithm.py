@@ -1,4 +1,4 @@
-"""What a `@torch_optimizers` block in the config becomes: a torch optimizer that is still to be built."""
+"""The result of a `@torch_optimizers` block in the config: a torch optimizer that is still to be built."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .state_beside import check_plain, collect_beside
 from .state_roles import roles_of
 
 IN_ALGORITHM = "[training.optimizer.algorithm]"
-# What makes one.
+# How to make one.
 AN_ALGORITHM = (
-    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python what a function of '
-    "torch_optimizers.py returns"
+    'a block with @torch_optimizers = "torch.AdamW.v1" or another, or in Python the result of a function in '
+    "torch_optimizers.py"
 )
 
 
@@ -32,10 +32,10 @@ def accepts_all(name: str, param: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a few steps on a small matrix showed of a torch optimizer.
+    """Facts about a torch optimizer, found by a few steps on a small matrix.
 
     in_group (frozenset[str]): Options that each param group has for itself.
-    reads (frozenset[str]): What its steps look for in a param group, beside what it put there itself.
+    reads (frozenset[str]): Keys that its steps read from a param group without having put them there.
     has_eval_form (bool): It trains other values than those to evaluate: it has `eval()` and `train()`.
     """
 
@@ -48,16 +48,15 @@ class Trial:
 class Algorithm:
     """A torch optimizer that is still to be built.
 
-    label (str): What the config calls it, for error messages, e.g. "torch.AdamW.v1".
+    label (str): Its name in the config, for error messages, e.g. "torch.AdamW.v1".
     build (Callable): `build(params, lr=..., **options)` returns a `torch.optim.Optimizer`.
     options (Mapping[str, Any]): Hyper-parameters by torch's names; a value may be a schedule.
-    accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. The rest goes to `fallback`.
+    accepts (Callable): Whether the algorithm can optimize a param, by its name and tensor. `fallback` gets the rest.
     fallback (Algorithm): Optimizes what `accepts` refuses.
     kernel (FusedKernel): Its fused kernel in torch.
-    limits (Mapping[str, tuple[str, ...]]): Options that are switches, as in "clip_enabled", and are off for params
-        whose name matches none of these patterns.
-    counts_for_group (bool): It counts steps for all params together, as if each were updated every time: so in
-        pytorch-optimizer.
+    limits (Mapping[str, tuple[str, ...]]): Options that are switches, such as "clip_enabled": off for params whose name
+        matches none of these patterns.
+    counts_for_group (bool): It has one step count for all params of a group, as in pytorch-optimizer.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
     Public: `trial` (Trial).
@@ -77,15 +76,15 @@ class Algorithm:
         object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
 
     def check_options(self, given: Mapping[str, Any], where: str, own: str = IN_ALGORITHM) -> dict[str, Any]:
-        """Check options for some of the params, as a config gives them.
+        """Check options for some of the params, from a config.
 
         given (Mapping[str, Any]): Some of its options.
         where (str): Config path, for the error.
-        own (str): That of the algorithm.
-        RETURNS (dict[str, Any]): The same as torch takes them.
-        RAISES (ConfigError): An option is refused, or takes one value for all params.
+        own (str): Config path of the algorithm.
+        RETURNS (dict[str, Any]): The options in torch's form.
+        RAISES (ConfigError): An option is refused, or has one value for all params.
         """
-        checked = {name: as_torch_takes_it(name, self.options[name], value, where) for name, value in given.items()}
+        checked = {name: as_torch_option(name, self.options[name], value, where) for name, value in given.items()}
         trial = try_out(self.build, self.label, {**self.options, **checked}, where)
         shared = sorted(set(checked) - trial.in_group)
         if shared:
@@ -95,20 +94,19 @@ class Algorithm:
             )
         return checked
 
-    def check_takes_averages(self) -> None:
+    def check_allows_averages(self) -> None:
         """RAISES (ConfigError): Averages don't work with the algorithm."""
         if self.trial.has_eval_form:
             raise ConfigError(
-                f"Can't keep averages in [training.optimizer] with '{self.label}': expected none, found some. The "
-                "algorithm averages by itself, and its own averages are evaluated and saved. Remove 'use_averages' or "
-                "[training.optimizer.averages]."
+                f"Can't keep averages in [training.optimizer] with '{self.label}': the algorithm averages by itself, "
+                "and its own averages are evaluated and saved. Remove 'use_averages' or [training.optimizer.averages]."
             )
 
 
-def as_torch_takes_it(name: str, default: Any, value: Any, where: str) -> Any:
+def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
     """Return a pair as a tuple, and everything else unchanged.
 
-    name (str): The option's name. default (Any): A value that torch takes. where (str): Config path, for the error.
+    name (str): The option's name. default (Any): A value that torch accepts. where (str): Config path, for the error.
     RAISES (ConfigError): A string for a number, a number for a flag, or not a pair where one is expected.
     """
     value = as_plain(value)
@@ -140,25 +138,25 @@ def as_plain(value: Any) -> Any:
 
 
 def option_entry(name: str, place: int | None) -> str:
-    """What a config calls an option, or the number at a place of an option that has several: "beta2"."""
+    """The name in the config of an option, or of one number of an option with several: "beta2"."""
     if place is None:
         return name
     return f"{name if name == 'eps' else name.removesuffix('s')}{place + 1}"
 
 
 def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
-    """A param on which options can be tried out."""
+    """A param to try options on."""
     # capturable: torch checks for a device that has graphs.
     device = "cuda" if options.get("capturable") and torch.cuda.is_available() else "cpu"
     return torch.ones(2, 2, device=device, requires_grad=True)
 
 
 def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM) -> Trial:
-    """Build a torch optimizer for a small matrix and let it step, so that what it refuses is known before training.
+    """Build a torch optimizer for a small matrix and let it step, to find errors before the training.
 
-    Values of schedules can't be checked here. Random generators are left as they were.
-    RAISES (ConfigError): It refuses an option, reads one once only that a schedule moves, can't be driven by gradients
-        alone, has no learning rate, changes what it is given, or keeps what can't be saved.
+    Values of schedules can't be checked here. Random generators keep their state.
+    RAISES (ConfigError): It refuses an option, reads an option only once that a schedule moves, needs more than
+        gradients, has no learning rate, changes its options, or has state that can't be saved.
     """
     fixed = {name: value for name, value in options.items() if not may_move(value)}
     _check_finite(build, label, fixed, where)
@@ -200,8 +198,8 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
     if changed:
         raise ConfigError(
             f"Can't train with '{label}' in {where}: expected an algorithm that leaves its learning rate and options "
-            f"as they are given, found one that changes {', '.join(changed)}, so schedules and param groups would not "
-            "say what is used. Choose another algorithm."
+            f"unchanged, found one that changes {', '.join(changed)}, so schedules and param groups would not show the "
+            "values in use. Choose another algorithm."
         )
     try:
         check_plain(optimizer.state.get(param, {}), "the state of a param")
@@ -216,7 +214,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
 
 @contextmanager
 def same_generators(device: str) -> Iterator[None]:
-    """Afterwards, random generators are as they were."""
+    """Restore random generators afterwards."""
     generators = random.getstate(), numpy.random.get_state()
     try:
         with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
@@ -226,13 +224,13 @@ def same_generators(device: str) -> Iterator[None]:
         numpy.random.set_state(generators[1])
 
 
-# Of the optimizer that is tried out. Some change their rate from the second step on.
+# Steps of a trial. Some change their rate from the second step on.
 _RATE = 0.001
 _STEPS = 3
 
 
 class _Watched(dict[str, Any]):
-    """A param group that notes which of its keys were looked for."""
+    """A param group that records which of its keys were read."""
 
     def __init__(self, group: dict[str, Any]):
         super().__init__(group)
@@ -270,7 +268,7 @@ def _check_finite(build: Callable[..., Any], label: str, options: Mapping[str, A
 
 
 def may_move(value: Any) -> bool:
-    """Whether a value as the config gives it is a schedule, or a tuple that holds one."""
+    """Whether a value from the config is a schedule, or a tuple with one."""
     if isinstance(value, tuple):
         return any(map(may_move, value))
     return isinstance(value, list) or hasattr(value, "__next__")

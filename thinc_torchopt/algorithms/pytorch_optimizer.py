@@ -19,12 +19,12 @@ from .torch_classes import AdamW, is_matrix
 
 @dataclass(frozen=True)
 class Facts:
-    """What is to be known of one of the library's optimizers.
+    """Facts about one of the library's optimizers.
 
-    state_roles (Mapping[str, Role]): Its state tensors, where they are not what torch means by their names.
-    matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most want to be told so by a flag in the group.
-    contiguous_only (bool): It does not take params that are transposed, or in another memory order.
-    refusal (str): Why it can't be used. Empty: it can, unless a trial shows that it can't.
+    state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than in torch.
+    matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most need a flag in the param group for that.
+    contiguous_only (bool): It does not accept params that are transposed, or in another memory order.
+    refusal (str): Why it can't be used. Empty: it can, unless a trial fails.
     """
 
     state_roles: Roles = field(default_factory=dict)
@@ -37,7 +37,7 @@ _LOW_RANK = "its low-rank projections are objects that can't be saved, and witho
 _FACTS = {
     "a2grad": Facts({"x_k": "copy"}),
     "accsgd": Facts({"momentum_buffer": "copy"}),
-    "adabound": Facts(refusal="it knows param groups by their place, which changes with the gradients that there are."),
+    "adabound": Facts(refusal="it knows param groups by their place, which changes from update to update."),
     "adago": Facts(matrices_only=True),
     "adamp": Facts(contiguous_only=True),
     "adamuon": Facts(matrices_only=True),
@@ -52,7 +52,7 @@ _FACTS = {
     "fira": Facts(refusal=_LOW_RANK),
     "galore": Facts(refusal=_LOW_RANK),
     "lars": Facts({"momentum_buffer": "sum"}),
-    "lorarite": Facts(refusal="expected one for params of any shape, found one for pairs of low-rank matrices."),
+    "lorarite": Facts(refusal="it is for pairs of low-rank matrices, not for params of any shape."),
     "madgrad": Facts({"x0": "copy"}),
     "muon": Facts(matrices_only=True),
     "muonclip": Facts({"momentum_buffer": "sum"}, matrices_only=True),
@@ -63,7 +63,7 @@ _FACTS = {
     "prodigy": Facts({"p0": "copy"}),
     "ranger": Facts({"slow_buffer": "copy"}),
     "ranger21": Facts({"lookahead_params": "copy"}),
-    "sara": Facts(refusal="what it computed from its state once, it would go on using with loaded state."),
+    "sara": Facts(refusal="it computes values from its state only once, and would keep them when a state is loaded."),
     "schedulefreeadamw": Facts({"z": "copy"}),
     "schedulefreeradam": Facts({"z": "copy"}),
     "schedulefreesgd": Facts({"z": "copy"}),
@@ -81,11 +81,11 @@ for _name, _facts in _FACTS.items():
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     """Any optimizer of the library pytorch-optimizer (extra `optimizers`), by its name there.
 
-    Its Muons and others that are for matrices alone leave the rest to torch.AdamW.v1.
+    Algorithms for matrices alone, such as Muon, leave the rest to torch.AdamW.v1.
 
     name (str): For example "lion". `pytorch_optimizer.get_supported_optimizers()` lists all.
-    options (dict[str, Any]): Its keyword arguments, without `lr`, and what else it reads from its param groups, for
-        example `cautious`. Numbers may be schedules.
+    options (dict[str, Any]): Its keyword arguments, without `lr`, and options that it reads from its param groups, such
+        as `cautious`. Numbers may be schedules.
     RAISES (ConfigError): Unknown name, an option that it refuses, or an optimizer that needs more than gradients.
     SOURCE: https://pytorch-optimizers.readthedocs.io
     """
@@ -114,7 +114,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
         key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()
     }
     build = partial(_build, cls, frozenset(known), {"use_muon": True} if facts.matrices_only else {})
-    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
+    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
     fallback = AdamW() if facts.matrices_only else None
     accepts = partial(_accepts, facts)
     algorithm = Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True)
@@ -135,8 +135,8 @@ def _accepts(facts: Facts, name: str, param: torch.Tensor) -> bool:
 def _build(
     cls: Callable[..., torch.optim.Optimizer], known: frozenset[str], flags: Dict[str, Any], params: Any, **options: Any
 ) -> torch.optim.Optimizer:
-    """Build one of them. What its constructor does not name, such as Lion's `cautious`, its steps read from the param
-    group.
+    """Build one of them. Options that its constructor does not name, such as Lion's `cautious`, go into the param
+    groups.
     """
     in_group = flags | {name: options.pop(name) for name in list(options) if name not in known and name != "lr"}
     return cls([{"params": params, **in_group}], **options)

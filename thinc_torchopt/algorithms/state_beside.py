@@ -1,7 +1,7 @@
-"""What an optimizer keeps beside its params and groups.
+"""State of an optimizer that belongs to no param and no group.
 
-torch's own classes keep nothing there. Others keep values under names in `state`, in attributes, or in parts that have
-a `state_dict` of their own. What is private is taken for caches, compiled steps, and torch's own.
+torch's own classes have none. Others keep values under names in `state`, in attributes, or in parts that have a
+`state_dict` of their own. Private attributes are not saved: they are caches, compiled steps, or torch's own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from ..errors import StateError
 
-# Attributes of an optimizer that are kept elsewhere, or are no state.
+# Attributes of an optimizer that are saved elsewhere, or are not state.
 _NO_STATE = ("state", "param_groups", "defaults", "grad_scale", "found_inf")
-# What files take: see state/trees.py.
+# Types that files can hold: see state/trees.py.
 _PLAIN = (type(None), bool, int, float, str, bytes, set, frozenset, Tensor, numpy.generic, numpy.ndarray)
 
 
 @dataclass
 class StateBeside:
-    """Attributes, parts that have a `state_dict`, and what stands in `state` under names."""
+    """Attributes, parts that have a `state_dict`, and named values in `state`."""
 
     attributes: dict[str, Any]
     parts: dict[str, Any]
@@ -33,10 +33,10 @@ class StateBeside:
 
 
 def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -> StateBeside:
-    """What an optimizer keeps beside its params and groups: counters, most of the time. Tensors are shared.
+    """Collect the state that belongs to no param: usually counters. Tensors are shared.
 
-    options (Collection[str]): Attributes of these names are settings.
-    RAISES (StateError): There is something that can't be saved.
+    options (Collection[str]): Names of attributes that are settings.
+    RAISES (StateError): Something in it can't be saved.
     """
     params = {id(param) for group in optimizer.param_groups for param in group["params"]}
     attributes, parts = {}, {}
@@ -59,7 +59,7 @@ def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -
 
 
 def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None:
-    """Give an optimizer what `collect_beside` took. Tensors are copied. What is not among it stays.
+    """Restore the state from `collect_beside`. Tensors are copied. Everything else stays.
 
     RAISES (StateError): The state of another optimizer.
     """
@@ -69,7 +69,7 @@ def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None
     has_parts = all(hasattr(getattr(optimizer, name, None), "load_state_dict") for name in parts)
     if not has_parts or not all(_may_be_state(name) and not hasattr(type(optimizer), name) for name in attributes):
         raise StateError(
-            f"Can't load the state of {type(optimizer).__name__}: expected what it keeps beside its params, found "
+            f"Can't load the state of {type(optimizer).__name__}: expected its own state beside params, found "
             f"{sorted(attributes)} and {sorted(parts)}. The state is damaged, or was written with another version of "
             "its library."
         )
@@ -81,10 +81,10 @@ def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Check that a value can be saved: that it is made of dicts, lists, tuples, numbers, texts and tensors.
+    """Check that a value can be saved: that it consists of dicts, lists, tuples, numbers, texts and tensors.
 
-    where (str): What it is, for the error.
-    RAISES (StateError): It is, or has in it, something else.
+    where (str): The name of the value, for the error.
+    RAISES (StateError): It is or contains something else.
     """
     if isinstance(value, Mapping) and not any(isinstance(key, Tensor) for key in value):
         for key, item in value.items():
@@ -98,7 +98,7 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A copy of a value, with other tensors in it."""
+    """A copy of a value, with each tensor replaced by the function's result."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):

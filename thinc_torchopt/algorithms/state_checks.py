@@ -1,4 +1,4 @@
-"""What must hold of state before a param is trained with it."""
+"""Checks of state before a param is trained with it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .state_roles import NEVER_NEGATIVE, PER_CELL, Role, role_of, roles_of
 def check_states(
     optimizer_class: type[torch.optim.Optimizer], states: Iterable[tuple[str, Mapping[str, Any], Tensor]]
 ) -> None:
-    """Check that states are such that their params can be trained with them.
+    """Check that params can be trained with their states.
 
-    optimizer_class (type): The class whose states they are.
+    optimizer_class (type): The class of the optimizer.
     states (Iterable): Names, states and params.
-    RAISES (StateError): One has another shape or device than its param, is not finite, or is below zero and must not
+    RAISES (StateError): A state differs from its param in shape or device, is not finite, or is negative and must not
         be.
     """
     roles = roles_of(optimizer_class)
@@ -68,6 +68,6 @@ def _check_range(name: str, key: str, role: Role | None, low: float, high: float
         )
     if low < 0 and role in NEVER_NEGATIVE:
         raise StateError(
-            f"Can't use the state of param '{name}': expected no values below zero in {key}, found {low:g}. It is "
+            f"Can't use the state of param '{name}': expected values of at least zero in {key}, found {low:g}. It is "
             "damaged."
         )

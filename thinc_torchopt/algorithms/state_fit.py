@@ -1,17 +1,17 @@
-"""Fit the state of one param to the shape that it now has.
+"""Fit the state of a param to a new shape of the param.
 
-What becomes of a state tensor is told by its *kind*:
+The *kind* of change decides how a state tensor is fitted:
 
-identity: same shape. The very same tensor goes on.
+identity: same shape. The same tensor is kept.
 expand: dimensions grew. Old cells keep index and value, new ones are filled.
 contract: dimensions shrank. The leading cells keep index and value.
-reshape: the cells have no index in common. With as many cells as before they keep their order (as in `torch.reshape`);
-    or else they are interpolated linearly, along each dimension, or along all cells in their order if the number of
-    dimensions is another.
+reshape: the cells have no index in common. If their number is the same they keep their order (as in `torch.reshape`);
+    otherwise they are interpolated linearly, along each dimension, or along all cells in order if the number of
+    dimensions changes.
 
-A *fill* is made dimension after dimension: new rows are the mean of the old rows, then new columns the mean of the old
+A *fill* goes dimension by dimension: new rows are the mean of the old rows, then new columns the mean of the old
 columns, over old and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an
-interpolation of second moments is below zero. Which state gets less than a mean, or something else: see state_roles.py.
+interpolation of second moments is negative. state_roles.py says which state gets less than a mean, or something else.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Kind = Literal["identity", "expand", "contract", "reshape"]
 Fill = Literal["mean", "zero"]
 Shape = tuple[int, ...]
 
-# Along which dimension of the param a state with such a role was summed up.
+# The dimension of the param along which a state with this role was summed up.
 _SUMMED = {"rows": -1, "columns": -2}
 _SUM_SCALE = 0.1
-# What stands there before a param's first step, if not 0: a number, or the option that holds it.
+# The value before a param's first step, if not 0: a number, or the option that holds it.
 _FIRST_VALUES: dict[str, float | str] = {
     "mu_product": 1.0,
     "mu": 1.0,
@@ -56,26 +56,25 @@ def fit_param_state(
     old_dtype: torch.dtype | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Fit the whole state of one param to the shape that it now has.
+    """Fit the whole state of one param to the param's new shape.
 
-    State of the param's shape is fitted, factored state along the dimensions that it has, numbers are kept. What needs
-    no change is not copied.
+    State of the param's shape is fitted, factored state along its dimensions, numbers are kept. Unchanged state is not
+    copied.
 
-    optimizer_class (type): The class whose state it is.
+    optimizer_class (type): The class of the optimizer.
     state (Mapping[str, Any]): As the optimizer keeps it.
-    old_shape (Sequence[int]): Shape of the param to which it belonged.
-    new_param (Tensor): The param to which it will belong. Its device, and its strides, are the state's from now on.
-    on_growth (Fill): What new cells get.
+    old_shape (Sequence[int]): The param's shape before.
+    new_param (Tensor): The new param. The state gets its device and strides.
+    on_growth (Fill): How to fill new cells.
     kind (Kind | None): None: found from the shapes.
     name (str): Name of the param, for errors.
-    row_size (int): If the param is flat, with rows one behind the other: how many cells a row has. It grows by rows
-        then.
+    row_size (int): Cells in a row, if the param is flat with rows one after the other. It then grows by rows.
     old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep
         theirs.
     options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's
         device.
     RETURNS (dict[str, Any]): The same keys.
-    RAISES (StateError): The kind does not fit the shapes, or there is state of an unknown shape.
+    RAISES (StateError): The kind does not fit the shapes, or state has an unknown shape.
     """
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
@@ -85,7 +84,7 @@ def fit_param_state(
         new_param = new_param.view(-1, row_size)
         old, new = (old[0] // row_size, row_size), tuple(new_param.shape)
     check_kind(kind, old, new, f"the state of param '{name}'")
-    # Factored state goes as its param does: its own shapes may look like another kind.
+    # Factored state follows its param: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
     roles = roles_of(optimizer_class)
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
@@ -116,7 +115,7 @@ def fit_param_state(
             if role == "copy" and old != new and not is_reshape:
                 kept = _leading(fitted[key], old).clone()
                 _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
-    for key in fitted if math.prod(old) != math.prod(new) else ():  # or else there are no new cells
+    for key in fitted if math.prod(old) != math.prod(new) else ():  # otherwise there are no new cells
         average = key.removesuffix("square_avg") + "grad_avg"
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
@@ -124,9 +123,9 @@ def fit_param_state(
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:
-    """The state that a class makes before a param's first step, by the example of another param of the group.
+    """The state that a class makes before a param's first step, from the example of another param of the group.
 
-    RETURNS (dict | None): None: no example, or none that tells. The class makes it at the first step.
+    RETURNS (dict | None): None: no usable example. The class makes the state at the first step.
     """
     for other in group["params"]:
         example = optimizer.state.get(other)
@@ -163,8 +162,8 @@ def check_kind(kind: Kind | None, old: Shape, new: Shape, what: str) -> None:
     if not fits[kind]:
         expected = {
             "identity": "the same shape",
-            "expand": "no dimension to shrink",
-            "contract": "no dimension to grow",
+            "expand": "dimensions that stay or grow",
+            "contract": "dimensions that stay or shrink",
         }[kind]
         raise StateError(
             f"Can't fit {what} by '{kind}': expected {expected}, found {old} before and {new} now. Leave the kind out."
@@ -246,7 +245,7 @@ def _resample(value: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _leading(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """View of the cells that have an index in a shape too."""
+    """View of the cells whose index is also in a shape."""
     for dim, size in enumerate(shape):
         if size < value.shape[dim]:
             value = value.narrow(dim, 0, size)
@@ -254,19 +253,16 @@ def _leading(value: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _with_strides_of(param: Tensor, value: Tensor) -> Tensor:
-    """State in the memory format of its param: torch's fused steps go through both cell by cell, as they lie in
-    memory.
-    """
+    """State in the memory format of its param: torch's fused steps go through both in the order of their memory."""
     if value.shape != param.shape or value.stride() == param.stride():
         return value
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _keep_variance(square_avg: Tensor, grad_avg: Tensor, old_square_avg: Tensor | None) -> None:
-    """Centered RMSprop takes the root of `square_avg - grad_avg**2`: see to it that rounding in the new cells brings it
-    not below zero.
+    """Keep `square_avg - grad_avg**2` from rounding below zero in new cells: centered RMSprop takes its root.
 
-    old_square_avg (Tensor | None): Its cells stay as they are. None: there are none left.
+    old_square_avg (Tensor | None): Its cells stay as they are. None: no old cells are left.
     """
     if not square_avg.is_floating_point():
         return
@@ -281,7 +277,7 @@ def _keep_variance(square_avg: Tensor, grad_avg: Tensor, old_square_avg: Tensor 
 
 
 def _new_shape(key: str, role: Role | None, value: Any, old: Shape, new: Shape, name: str) -> Shape | None:
-    """The shape that a state will have. None: it has nothing to do with the param's."""
+    """The new shape of a state. None: it does not depend on the param's."""
     if not isinstance(value, Tensor):
         if old != new and not (value is None or isinstance(value, (bool, int, float, str))):
             _refuse_state(name, key, f"a {type(value).__name__}", old)

@@ -1,15 +1,15 @@
-"""What the state tensors of an optimizer are. Their roles tell what becomes of them when their param grows.
+"""Roles of the state tensors of optimizers. They decide how state is filled when its param grows.
 
-moment: a value for each cell of the param, most often an average of gradients. New cells get the mean of old ones.
-magnitude: the same, and never below zero: an average of squares, for example.
-sum: a sum of gradients. New cells get a tenth of the mean, which in full would throw them far.
+moment: a value for each cell of the param, usually an average of gradients. New cells get the mean of old ones.
+magnitude: the same, and never negative: an average of squares, for example.
+sum: a sum of gradients. New cells get a tenth of the mean: the full mean would move them far.
 copy: values of the param itself. New cells are those of the param.
-count: what has one value for all cells, never below zero, whatever the shape of the param.
-rows, columns: a magnitude, summed up along the last dimension of the param, or the one before it. That has size 1 there
-    (torch), or is missing (others).
+count: one non-negative value for all cells, independent of the param's shape.
+rows, columns: a magnitude, summed up along the last dimension of the param, or the one before it. That dimension has
+    size 1 (torch), or is missing (others).
 
-torch's names tell the roles. A class that means something else by a name, or has names of its own, says so where it is
-defined: `state_roles = {"z": "copy"}`. State that has neither is taken for a moment if its shape is the param's.
+torch's names decide the roles. A class that uses a name in another sense, or has names of its own, declares them:
+`state_roles = {"z": "copy"}`. Other state counts as a moment if it has the param's shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import ConfigError
 Role = Literal["moment", "magnitude", "sum", "copy", "count", "rows", "columns"]
 Roles = Mapping[str, Role]
 
-# What torch.optim and its relatives call their state.
+# Roles by torch's names.
 ROLES: dict[str, Role] = {
     **dict.fromkeys(["exp_avg", "momentum_buffer", "grad_avg", "prev", "ax"], "moment"),
     **dict.fromkeys(["exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta"], "magnitude"),
@@ -36,14 +36,14 @@ ROLES: dict[str, Role] = {
 PER_CELL = frozenset(["moment", "magnitude", "sum", "copy"])
 NEVER_NEGATIVE = frozenset(["magnitude", "count", "rows", "columns"])
 
-# By library and name of the class in small letters: what is registered for classes that can't say it themselves.
+# Registered roles of classes of other libraries, by library and lower-case class name.
 _REGISTERED: dict[tuple[str, str], Roles] = {}
-# What `roles_of` found: it is asked for each param.
+# Cache of `roles_of`, which is called for each param.
 _FOUND: dict[type, Roles] = {}
 
 
 def register_roles(library: str, name: str, roles: Roles) -> None:
-    """Say the roles of a class that is another library's.
+    """Register the roles of a class of another library.
 
     library (str): Its package. name (str): Its name there, in any case.
     """
@@ -51,9 +51,9 @@ def register_roles(library: str, name: str, roles: Roles) -> None:
 
 
 def roles_of(optimizer_class: type[torch.optim.Optimizer]) -> Roles:
-    """The roles of the state tensors of a class, by their names: those of its bases, and its own.
+    """The roles of a class's state tensors, by their names: its own, and those of its bases.
 
-    RAISES (ConfigError): Its `state_roles` are no such roles.
+    RAISES (ConfigError): Its `state_roles` are not valid.
     """
     if optimizer_class in _FOUND:
         return _FOUND[optimizer_class]
@@ -71,12 +71,12 @@ def roles_of(optimizer_class: type[torch.optim.Optimizer]) -> Roles:
 
 
 def role_of(roles: Roles, key: str) -> Role | None:
-    """The role of a state by its key. None: nothing says it."""
+    """The role of a state by its key. None: unknown."""
     return roles.get(last_part(key))
 
 
 def last_part(key: str) -> str:
-    """What a state is called, without the label of the module that keeps it: Modular has keys as in "adam/exp_avg"."""
+    """The name of a state without the label of the module that keeps it: Modular has keys such as "adam/exp_avg"."""
     return key.rpartition("/")[2]
 
 

@@ -1,8 +1,7 @@
-"""How much memory the state of a param will take, before there is any: shown by a stand-in.
+"""Estimate the memory for the state of a param, by a stand-in.
 
-The stand-in has as many dimensions as the param, each of the size of another prime number (a size of 1 stays). After
-one step, the prime factors of the sizes of its state tell from which dimensions they come: that of 7 x 11 has a number
-for each cell, that of 7 one for each row.
+The stand-in has as many dimensions as the param, each of another prime size (a size of 1 stays). After one step, the
+prime factors of the sizes of its state tell its dimensions: 7 x 11 is one number for each cell, 7 one for each row.
 """
 
 from __future__ import annotations
@@ -15,27 +14,24 @@ import torch
 
 from .algorithm import Algorithm, may_move, same_generators, small_matrix
 
-# Larger than what algorithms count by: 2 and 3 stay what they are.
+# Larger than the factors 2 and 3, which algorithms may add.
 _PRIMES = (7, 11, 13, 17, 19, 23)
 
 
 class StateSizes:
-    """The sizes of the state of params.
-
-    An algorithm is asked once for each kind of shape.
-    """
+    """The sizes of the state of params. An algorithm is tried once for each kind of shape."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[tuple[int, dict[int, int]]]] = {}
 
     def bytes_of(self, algorithm: Algorithm, options: Mapping[str, Any], shape: tuple[int, ...]) -> int:
-        """How many bytes the state of a param of float32 takes after its first updates.
+        """The size of the state of a float32 param after its first updates, in bytes.
 
         algorithm (Algorithm): Optimizes it.
-        options (Mapping[str, Any]): Its options, as they are at a step.
+        options (Mapping[str, Any]): Its options at some step.
         """
         sizes = tuple(1 if size == 1 else prime for size, prime in zip(shape, _PRIMES))
-        # What is stored does not depend on numbers, but for those that are switched off by 0, e.g. momentum.
+        # Sizes don't depend on the values of options, except that 0 switches some off, e.g. momentum.
         switches = tuple(
             (name, value if isinstance(value, (bool, str, type(None))) else bool(value))
             for name, value in sorted(options.items())
@@ -63,7 +59,7 @@ def _state_of(algorithm: Algorithm, options: Mapping[str, Any], sizes: tuple[int
 
 
 def _read_off(tensor: torch.Tensor) -> tuple[int, dict[int, int]]:
-    """The bytes for each cell, and how often each prime is a factor of the number of cells."""
+    """The bytes per cell, and how often each prime divides the number of cells."""
     rest = tensor.numel()
     powers: dict[int, int] = {}
     for prime in _PRIMES:

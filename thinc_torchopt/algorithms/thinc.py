@@ -31,13 +31,11 @@ from .algorithm import as_plain, may_move
 
 
 class _ThincOptimizer(torch.optim.Optimizer):
-    """What thinc's optimizers share: `L2`, which is added to the gradient before clipping, or is a decay after the
-    step.
-    """
+    """Base of thinc's optimizers: `L2` is added to the gradient before clipping, or is a decay after the step."""
 
     @torch.no_grad()
     def before_clipping(self, group: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Add L2 to the gradients, if it is no weight decay. TorchOptimizer calls this before it measures the
+        """Add L2 to the gradients, unless it is weight decay. TorchOptimizer calls this before it measures the
         gradients.
         """
         if group["L2"] != 0 and not group["L2_is_weight_decay"]:
@@ -91,9 +89,9 @@ class ThincAdam(_ThincOptimizer):
                     if not state:
                         state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                     state["step"] += 1
-                    alike.setdefault((state["step"], param.device, param.dtype, kernels.ADAM.takes(param)), []).append(
-                        param
-                    )
+                    alike.setdefault(
+                        (state["step"], param.device, param.dtype, kernels.ADAM.accepts(param)), []
+                    ).append(param)
             for (step, *_, fused), params in alike.items():
                 states = [self.state[param] for param in params]
                 moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")]
@@ -113,7 +111,7 @@ class ThincAdam(_ThincOptimizer):
         """Make a step of params on one device and of one dtype.
 
         moments (list): `exp_avg` of each, and `exp_avg_sq`.
-        step (int): Which one it is for all of them, counted from 1.
+        step (int): The number of this step for all of them, counted from 1.
         """
         beta1, beta2 = group["betas"]
         lr, weight_decay = cls.fold_decay(group)
@@ -131,7 +129,7 @@ class ThincAdam(_ThincOptimizer):
             steps = [torch.full((), float(step), device=params[0].device)] * len(params)
             kernels.adam_(params, grads, moments, steps, decoupled=True, **options)
         else:
-            # It counts this step by itself, once for each param.
+            # It counts this step itself, once for each param.
             steps = [torch.tensor(step - 1.0) for _ in params]
             one_by_one: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False}
             adamw(params, grads, exp_avgs, exp_avg_sqs, [], steps, differentiable=False, **one_by_one, **options)
@@ -156,7 +154,7 @@ class ThincSGD(_ThincOptimizer):
             alike: dict[tuple[torch.device, torch.dtype, bool], list[torch.Tensor]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    alike.setdefault((param.device, param.dtype, kernels.SGD.takes(param)), []).append(param)
+                    alike.setdefault((param.device, param.dtype, kernels.SGD.accepts(param)), []).append(param)
             for (*_, fused), params in alike.items():
                 self.step_alike(group, params, _grads(params), fused=fused)
 
@@ -175,10 +173,9 @@ class ThincSGD(_ThincOptimizer):
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
-    """Check options that are numbers, and return them as torch takes them. Schedules are checked step by step: see
-    option_ranges.py.
+    """Check options that are numbers, and return them in torch's form. option_ranges.py checks schedules at each step.
 
-    RAISES (ConfigError): One is out of its range.
+    RAISES (ConfigError): A number is out of its range.
     """
     for name, given in numbers.items():
         is_beta = name.startswith("beta")
@@ -186,7 +183,7 @@ def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
         if isinstance(given, list) and not given:
             OPTIMIZER.refuse(name, expected, given)
         for value in given if isinstance(given, list) else () if may_move(given) else (given,):
-            if isinstance(value, str):  # torch takes no numbers in quotes
+            if isinstance(value, str):  # torch does not accept numbers in quotes
                 OPTIMIZER.refuse(name, expected, given)
             OPTIMIZER.number(name, value, expected, below=1.0 if is_beta else math.inf)
     return list(map(as_plain, numbers.values()))

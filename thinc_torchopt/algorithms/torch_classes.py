@@ -1,17 +1,15 @@
-"""The algorithms of the registry `@torch_optimizers`: torch's own, and with an extra those of the library
-pytorch-optimizer.
+"""The algorithms of the registry `@torch_optimizers`: torch's own classes.
 
-Each registered function takes the arguments of its class in torch, by torch's names and with torch's defaults (read off
-the installed torch), and returns an `Algorithm`: the class is built later, when the params are known. Left out are
-`params` and `lr`, which are TorchOptimizer's, and `differentiable`, which needs a training loop that is itself
-differentiated.
+Each registered function has the arguments of its class in torch, with torch's names and the defaults of the installed
+torch, and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
+which TorchOptimizer sets, and `differentiable`, for training loops that are themselves differentiated.
 
-Any number may be a schedule. Pairs such as `betas` are lists in a config; where one of the two is a schedule, a section
-with the entries `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+Any number may be a schedule. Pairs such as `betas` are lists in a config; if one of the two is a schedule, a section
+with `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
 
-`fused`, `foreach`: left at null, the fused kernel is taken where torch has one for the params' device, and otherwise
-torch decides, which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel
-can't take (kernels.py) are updated without it, also where `fused` is true.
+`fused`, `foreach`: null uses the fused kernel where torch has one for the params' device, and otherwise torch's choice,
+which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel does not accept
+(kernels.py) are updated without it, even if `fused` is true.
 """
 
 import inspect
@@ -27,7 +25,7 @@ from ..kernels import FusedKernel
 from ..near_misses import did_you_mean
 from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_takes_it
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_option
 from .state_roles import Roles, register_roles
 
 AlgorithmFactory = Callable[..., Algorithm]
@@ -50,15 +48,15 @@ def _offer(
     """Make the registered function of one of torch's classes.
 
     name (str): The class's name in torch.optim.
-    source (str): Where the algorithm comes from.
+    source (str): The paper of the algorithm.
     kernel (FusedKernel): torch's fused kernel of it.
     refusal (str): Why it can't be used, and what to use. Empty: it can.
-    least (Mapping[str, float]): The lowest value of options for which torch takes any.
-    options (Sequence[str]): The names of its options, where the installed torch may be without the class: so that it is
-        the class that a config is told of, and not an option.
-    state_roles (Mapping[str, Role]): What its state tensors are, where it is not what others mean by their names.
-    matrices_only (bool): It is for the matrices among the params. The rest is for its option `fallback`, an algorithm
-        too: torch.AdamW.v1 by default.
+    least (Mapping[str, float]): Lower limits of options that torch does not check.
+    options (Sequence[str]): Its options, if the installed torch may lack the class: so the error names the class and
+        not an option.
+    state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than usual.
+    matrices_only (bool): It is for matrices. Its option `fallback`, an algorithm too, optimizes the rest:
+        torch.AdamW.v1 by default.
     """
     register_roles("torch", name, state_roles)
     label = f"torch.{name}.v1"
@@ -80,9 +78,7 @@ def _offer(
                 f"{', '.join(p.name for p in params)}."
                 f"{did_you_mean(unknown[0], [p.name for p in params], is_setting=True)}"
             )
-        taken = {
-            p.name: as_torch_takes_it(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params
-        }
+        taken = {p.name: as_torch_option(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
         if not matrices_only:
             return Algorithm(label, build, taken, kernel=kernel)
         fallback = taken.pop("fallback")
@@ -94,7 +90,7 @@ def _offer(
 
 
 def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Optimizer]:
-    """What builds a class, and refuses options below these values."""
+    """A function that builds a class, and refuses options below these limits."""
 
     def build(params: Any, **options: Any) -> torch.optim.Optimizer:
         for name, lowest in least.items():
@@ -102,7 +98,7 @@ def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Opt
                 raise ValueError(f"expected {name} to be at least {lowest:g}, found {options[name]}")
         return cls(params, **options)
 
-    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # which tells what its defaults are
+    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
     return build
 
 
@@ -120,7 +116,7 @@ def _any(name: str) -> inspect.Parameter:
 
 
 def _config_type(param: inspect.Parameter) -> Any:
-    """The type that confection checks an argument against."""
+    """The type for confection's check of an argument."""
     default = param.default
     if param.name in _CHOICES:
         return _CHOICES[param.name]
@@ -169,9 +165,9 @@ SparseAdam = _offer(
     refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
     "'torch.Adam.v1'.",
 )
-# The learning rate is the same for Muon and its fallback: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a
-# rate fit for AdamW fits. Embeddings and output layers are matrices that, by Muon's author's advice, are for another
-# algorithm: a block of [training.optimizer.param_groups] with an `algorithm` of its own.
+# Muon and its fallback share the learning rate: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate for
+# AdamW fits. Muon's author advises another algorithm for embeddings and output layers, which are matrices too: a block
+# of [training.optimizer.param_groups] with its own `algorithm`.
 Muon = _offer(
     "Muon",
     "Jordan 2024, https://kellerjordan.github.io/posts/muon/",

@@ -1,7 +1,7 @@
-"""Averages of params, thinc's and torch's, for evaluation and for what is saved. Open averages.py first.
+"""Averages of params, thinc's and torch's, for evaluation and for saved models. Open averages.py first.
 
-settings.py is what a config says (`EMA`, `SWA`), kept.py what is kept of each param, use_params.py puts averages into
-a pipeline for a while.
+settings.py has the settings of a config (`EMA`, `SWA`), kept.py one average, use_params.py puts averages into a
+pipeline for a while.
 """
 
 from .averages import AveragedParams, Averages

@@ -1,9 +1,8 @@
-"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. By which formula:
-settings.py.
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. settings.py has the
+formulas.
 
-Buffers are what their module needs to work, a variance for example: their averages never begin at zero, but as the
-first value. Nor do those of rows that come with a new label; what rows there were goes on as if nothing had come
-(kept.py).
+Averages of buffers never begin at zero, but at the first value: their module needs them to work, a variance for
+example. Neither do those of rows for a new label; the old rows continue as if nothing had been added (kept.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages, Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
 
-# Averages and values, by the share that is taken from the values.
+# Averages and values, by the weight of the values.
 Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
@@ -33,9 +32,9 @@ BUFFER = "buffer:"
 
 
 class Averages:
-    """One average for each param that is updated, and for each float buffer of the torch modules that have such params.
+    """One average for each updated param, and for each float buffer of the torch modules with such params.
 
-    settings (AverageSettings): How they are kept. Default: thinc's formula.
+    settings (AverageSettings): The formula. Default: thinc's.
     """
 
     def __init__(self, settings: AverageSettings = THINC):
@@ -54,9 +53,9 @@ class Averages:
 
     @torch.no_grad()
     def before_update(self, params: Iterable[Param]) -> None:
-        """Take note of params as they are before their first update, where averages begin like that.
+        """Begin averages at the values of params before their first update, if the formula says so.
 
-        params (Iterable[Param]): Those that are to be updated.
+        params (Iterable[Param]): The params to update.
         RAISES (ScheduleError): The decay of this step is invalid.
         """
         self.settings.check_decay()
@@ -71,8 +70,8 @@ class Averages:
     def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
         """Move averages towards the values.
 
-        params (Iterable[Param]): Those that were updated, with `steps` counting that update.
-        shims (Iterable[Shim]): Those whose buffers follow, if a param of theirs was updated.
+        params (Iterable[Param]): The updated params, with this update counted in `steps`.
+        shims (Iterable[Shim]): Their shims. Buffers of those with an updated param are averaged too.
         """
         params = list(params)
         moves: Moves = {}
@@ -103,43 +102,42 @@ class Averages:
             kernels.lerp_(averages, values, weight)
 
     def release(self, param: Param) -> Average | None:
-        """Forget a param, and give its average away."""
+        """Forget a param, and return its average."""
         return self._of.pop(param.key, None)
 
     @torch.no_grad()
     def inherit(self, param: Param, released: Average, old: Released, on_growth: OnGrowth) -> None:
-        """Let a param go on with the average of one that had its name before, and perhaps another shape.
+        """Give a param the average of its predecessor, which may have another shape.
 
-        Old cells go on as they were. New ones are as the param is, until they take a value; then they warm up by
+        Old cells keep their average. New cells have the param's values until their first value, and warm up by
         themselves.
 
-        param (Param): Of as many dimensions as the old one, else it begins anew.
+        param (Param): With as many dimensions as the old one, otherwise its average begins anew.
         """
         if released.taken and released.tensor.ndim == param.tensor.ndim:
             self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
 
     def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
-        """Let the buffers of a shim's module go on with the averages of another shim's, or of those of the module that
-        it had before.
+        """Give the buffers of a shim's module the averages of another shim's, or of the module that it had before.
 
-        all_of_them (bool): Or only those in parts that both modules hold.
+        all_of_them (bool): False: only those in parts that both modules share.
         """
         if (before := self._of_buffers.get(old)) is not None and module_of(new) is not None:
             self._of_buffers[new] = BufferAverages(module_of(new), before, all_of_them=all_of_them)
 
     def tensor_of(self, key: Key) -> torch.Tensor | None:
-        """The average of a param, as it is kept."""
+        """The average of a param, on its own device and in its own dtype."""
         average = self._of.get(key)
         return average.tensor if average is not None and average.is_in_use else None
 
     def as_thinc(self, shims: Iterable[Shim]) -> AveragedParams:
-        """The averages in the form that `Model.use_params` and `nlp.use_params` take.
+        """The averages in the form of `Model.use_params` and `nlp.use_params`.
 
-        shims (Iterable[Shim]): Those whose torch params are among the averages.
+        shims (Iterable[Shim]): The shims of torch params with averages.
         RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
-            are of the param's device and dtype. Of a shim that keeps its params elsewhere under its key, which is no
-            node's: `use_params` gives it thinc's. For a torch module a whole state dict, which its shim insists on,
-            under `pytorch_{shim.id}_{name}`: averages, and what has none as it is.
+            have the param's device and dtype. Under a key of its own for a shim that keeps its params elsewhere:
+            `use_params` passes it thinc's key. For a torch module a whole state dict, as its shim requires, under
+            `pytorch_{shim.id}_{name}`: averages, and current values where there are none.
         """
         found = AveragedParams()
         for key, average in self._of.items():
@@ -162,13 +160,13 @@ class Averages:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, shim_paths: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
-        """Everything that is needed to continue in another process.
+        """The whole state, to resume in another process.
 
         shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
-            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, how many values each of
-            them took; `regions`, where not all cells took as many; `module_steps`, how many updates the modules with
-            buffers had, by path; `settings`, which are not read again.
+            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, the number of values in
+            each; `regions`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
+            path; `settings`, for information.
         """
         used = {average.param.name: average for average in self._of.values() if average.is_in_use}
         steps: dict[str, int] = {}
@@ -195,21 +193,20 @@ class Averages:
         *,
         may_grow: bool = False,
     ) -> None:
-        """Load a state. Its averages replace the current ones; a param without an average in the state has none
-        afterwards.
+        """Load a state. Its averages replace the current ones; a param without an average in the state has none then.
 
-        state (Mapping): What `state_dict` gave. Tensors are copied.
+        state (Mapping): From `state_dict`. Tensors are copied.
         params (Iterable[Param]): All params, with lasting names.
         shim_paths (Iterable[tuple[str, Shim]]): As for `state_dict`.
-        may_grow (bool): Whether a param may have another shape than it had there: then as `inherit`.
-        RAISES (StateError): It is damaged, or of other params. Nothing is changed then.
+        may_grow (bool): Params may have other shapes than in the state: then as `inherit`.
+        RAISES (StateError): It is damaged, or of other params. Nothing changes then.
         """
         saved = read(AveragesState, state, "the averages")
         tensors, taken, regions, module_steps = saved.tensors, saved.taken, saved.regions, saved.module_steps
         check_names(taken, tensors, "the averages", "taken")
         for name, parts in regions.items():
             if name not in tensors:
-                refuse("the averages", "regions", "those of averages", f"some of '{name}'")
+                refuse("the averages", "regions", "regions of averages", f"regions of '{name}'")
             check_regions(name, parts, tensors[name].shape, taken[name])
         if self.settings.buffers == "copy":
             tensors, module_steps = (
@@ -247,13 +244,13 @@ class Averages:
                 buffers.steps = module_steps[path]
                 for slot in buffers.slots:
                     average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
-                    # One that is not there after the start was left out for good.
+                    # A buffer that is missing after the start was left out for good.
                     if average is not None or buffers.steps > self.settings.start_step:
                         buffers.averages[slot.path] = average
         if unknown:
             names = sorted(unknown)
             raise StateError(
-                f"Can't load the averages: expected those of this pipeline's params, found {len(names)} others "
+                f"Can't load the averages: expected averages of this pipeline's params, found {len(names)} others "
                 f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
             )
         self._of, self._of_buffers = found, modules
@@ -261,7 +258,7 @@ class Averages:
     # ------------------------------------------------------------------ one average
 
     def _begin(self, value: torch.Tensor, param: Param | None) -> Average:
-        # In half precision a share of 1e-4 would be rounded away.
+        # In half precision a weight of 1e-4 would be rounded away.
         dtype = (
             getattr(torch, self.settings.dtype)
             if self.settings.dtype
@@ -273,7 +270,7 @@ class Averages:
         return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
     def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> Average:
-        """An average of a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
+        """An average in a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
         dimensions.
         """
         average = self._begin(param.tensor, param)
@@ -291,14 +288,14 @@ class Averages:
         if value.dtype != tensor.dtype or value.device != tensor.device:
             value = value.to(tensor.device, tensor.dtype)
         if average.param is None:
-            # A buffer. Where it is not finite the average stays as it is: decided on the device, without a sync.
+            # A buffer. Where it is not finite the average does not change: decided on the device, without a sync.
             value = torch.where(value.isfinite(), value, tensor)
         averages, values = moves.setdefault(weight, ([], []))
         averages.append(tensor)
         values.append(value)
 
     def _note_regions(self, average: Average, value: torch.Tensor, moves: Moves) -> None:
-        """As `_note`, region by region, until all keep the same share: then they are one."""
+        """As `_note`, region by region, until all have the same weight: then they are merged."""
         assert average.regions is not None
         weights = []
         for region in average.regions:
@@ -333,8 +330,8 @@ class Averages:
             average = buffers.averages.get(slot.path)
             if slot.path not in buffers.averages or (average is not None and average.tensor.shape != value.shape):
                 if value.isnan().any():
-                    continue  # It was damaged: look again at the next update.
-                # Masks are full of -inf, of which no average can be made.
+                    continue  # It was damaged: try again at the next update.
+                # Masks are full of -inf, which has no average.
                 average = buffers.averages[slot.path] = self._begin(value, None) if value.isfinite().all() else None
             if average is not None:
                 average.taken += 1
@@ -343,7 +340,7 @@ class Averages:
 
 @dataclass
 class AveragesState:
-    """What averages are saved as: see `Averages.state_dict`."""
+    """The saved form of averages: see `Averages.state_dict`."""
 
     settings: dict[str, Any]
     taken: dict[str, Positive]
@@ -353,8 +350,8 @@ class AveragesState:
 
 
 class AveragedParams(dict[Any, Any]):
-    """Averages as `Averages.as_thinc` gives them. After `use_params` with these all is as before, also when its block
-    raised: hooks.py.
+    """The averages from `Averages.as_thinc`. After `use_params` with these everything is restored, even after an
+    exception: see hooks.py.
     """
 
 

@@ -1,7 +1,7 @@
-"""What is kept of each param and buffer: its average, and how many values that took.
+"""One average, of a param or a buffer, and the number of values in it.
 
-An average begins, and warms up, by that number. When labels come, old rows have taken hundreds of values and new ones
-none. So each *region* counts for itself: cells that were added together. Old ones go on as if nothing had happened.
+That number decides how an average begins and warms up. When labels are added, old rows have hundreds of values and new
+ones none. So each *region*, cells that were added together, has its own number.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Shape = Sequence[int]
 class Region:
     """Cells that were added together.
 
-    cells (tuple[tuple[int, int], ...]): In each dimension from where to where.
-    taken (int): How many values they took.
+    cells (tuple[tuple[int, int], ...]): Start and end in each dimension.
+    taken (int): The number of values in them.
     """
 
     cells: tuple[tuple[Count, Count], ...]
@@ -41,7 +41,7 @@ class Region:
         return tensor[tuple(slice(start, stop) for start, stop in self.cells)]
 
     def clipped(self, shape: Shape) -> Region:
-        """The part of the region that lies in a smaller tensor."""
+        """The part of the region inside a smaller tensor."""
         return Region(
             tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
         )
@@ -54,10 +54,10 @@ class Region:
 class Average:
     """One average.
 
-    param (Param): Whose it is. None: a buffer's.
+    param (Param): Its param. None: a buffer's average.
     tensor (Tensor): The average. Shape: as the param.
-    taken (int): How many values it took.
-    regions (list[Region] | None): Where not all cells took as many; the first one took the most.
+    taken (int): The number of values in it.
+    regions (list[Region] | None): Regions with different numbers; the first one has the largest.
     """
 
     __slots__ = ("param", "regions", "taken", "tensor")
@@ -69,19 +69,19 @@ class Average:
         self.regions: list[Region] | None = None
 
     def copy(self) -> Average:
-        """One that goes on by itself."""
+        """An independent copy."""
         made = Average(self.param, self.tensor.clone())
         made.taken, made.regions = self.taken, self.regions and [replace(region) for region in self.regions]
         return made
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it stands for its param: not before it took a value, nor when the param was frozen since."""
+        """Whether it replaces its param: not before its first value, and not if the param was frozen since."""
         return self.taken > 0 and self.param.group is not None
 
 
 class Slot(NamedTuple):
-    """Where a module holds a buffer: the tensor may be another one each time.
+    """The place of a buffer in a module: its tensor may be replaced.
 
     path (str): Its name in the state dict, with dots.
     """
@@ -92,18 +92,18 @@ class Slot(NamedTuple):
 
     @property
     def value(self) -> torch.Tensor | None:
-        """The buffer, if it is still there."""
+        """The buffer, if it still exists."""
         return buffers_of(self.owner).get(self.name)
 
 
 class BufferAverages:
     """The averages of a torch module's buffers: of the floats that are saved with it.
 
-    before (BufferAverages): Those of the module that this one goes on for. all_of_them (bool): With all its averages,
-        or only those of buffers in parts that both hold.
+    before (BufferAverages): Averages to start with, of an earlier module.
+    all_of_them (bool): Copy all of them, or only those of buffers in parts that both modules share.
 
-    Public: `averages` (by the buffer's name in the state dict; None: it can't be averaged), `steps` (how many updates
-    the module had).
+    Public: `averages` (by the buffer's name in the state dict; None: it can't be averaged), `steps` (the number of the
+        module's updates).
     """
 
     def __init__(self, module: torch.nn.Module, before: Optional[BufferAverages] = None, *, all_of_them: bool = True):
@@ -120,13 +120,13 @@ class BufferAverages:
         if before is not None:
             owners = {slot.path: slot.owner for slot in before.slots}
             paths = [slot.path for slot in self.slots if all_of_them or slot.owner is owners.get(slot.path)]
-            # Copies: the other shim may be there as well, around the same module.
+            # Copies: the other shim may still exist, around the same module.
             found = {path: before.averages[path] for path in paths if path in before.averages}
             self.averages = {path: None if average is None else average.copy() for path, average in found.items()}
             self.steps = before.steps
 
     def belong_to_any(self, params: set[Key]) -> bool:
-        """Whether a param among these is one of the module's."""
+        """Whether any of these params belongs to the module."""
         if self._params.isdisjoint(params):
             self._params = {id(param) for param in self.module.parameters()}
         return not self._params.isdisjoint(params)
@@ -136,7 +136,7 @@ class BufferAverages:
 
 
 def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[Region]:
-    """The regions after a tensor changed its shape. The first is the oldest; new cells have taken no values.
+    """The regions after a tensor changed its shape. The first is the oldest; new cells have no values.
 
     regions (Sequence[Region]): The regions before. old, new (Shape): Same number of dimensions.
     """
@@ -150,9 +150,10 @@ def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[
 
 
 def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int) -> None:
-    """Check that regions from a saved state make up an average.
+    """Check that regions from a saved state fit together.
 
-    name (str): Whose they are. shape (Shape): Of the average. taken (int): How many values the oldest took.
+    name (str): The average's name. shape (Shape): Of the average. taken (int): The number of values in the oldest
+        region.
     RAISES (StateError): They don't.
     """
     fit = all(

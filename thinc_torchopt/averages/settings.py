@@ -1,7 +1,7 @@
-"""How averages are kept: EMA, SWA, and the share that each value has.
+"""The settings of averages: EMA, SWA, and the weight of each value.
 
-An average counts the values that it takes, from 1: the param after update `start_step + 1`, and after each `every`-th
-update from there. At the n-th value it keeps this share of itself, and takes the rest from the value:
+An average counts its values from 1: the param after update `start_step + 1`, and after each `every`-th update from
+there. At the n-th value its own weight is as follows, and the value has the rest:
 
     EMA, warmup "thinc"       min((1 + n) / (10 + n), decay), and begins at zero
     EMA, warmup "torch_ema"   the same, and begins as the param was before
@@ -46,15 +46,17 @@ def EMA(
 ) -> AverageSettings:
     """Keep exponential moving averages. Registered as `thinc-torchopt.EMA.v1`; the defaults are thinc's formula.
 
-    decay (float | schedule): What share of the average stays when it takes a value, after the warm-up. From 0 to 1.
-    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How it begins: as in thinc, torch's AveragedModel, or one of
-        these libraries. See above.
-    start_step (int): After how many updates of a param its average begins. Until then the param itself is evaluated and
-        saved.
-    every (int): Take the values after every so many updates.
-    device (str): Where averages are kept, e.g. "cpu". None: where their params are.
+    decay (float | schedule): The weight of the average against a new value, after the warm-up. From 0 to 1.
+    warmup ("thinc" | "torch" | "torch_ema" | "ignite"): How an average begins. "thinc": at zero, with the weight
+        min((1 + n) / (10 + n), decay) at its n-th value. "torch_ema": at the param before its first update, with the
+        same weight. "ignite": at the param before its first update, with `decay`. "torch": at its first value, then
+        with `decay`.
+    start_step (int): The average of a param begins after this many of its updates. Until then the param itself is
+        evaluated and saved.
+    every (int): Updates between two values.
+    device (str): The device of the averages, e.g. "cpu". None: that of their params.
     dtype ("float32" | "float64"): Of the averages. None: float32, or that of the param if it is wider.
-    buffers ("average" | "copy"): Whether float buffers of torch modules are averaged, or taken as they are.
+    buffers ("average" | "copy"): Average float buffers of torch modules, or use their current values.
     RAISES (ConfigError): An invalid argument.
     """
     return AverageSettings("EMA", decay, warmup, start_step, every, device, dtype, buffers)
@@ -68,16 +70,16 @@ def SWA(
     dtype: Optional[DType] = None,
     buffers: Buffers = "average",
 ) -> AverageSettings:
-    """Keep the mean of the values from a step on: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
+    """Keep the mean of the values after a step: stochastic weight averaging. Registered as `thinc-torchopt.SWA.v1`.
 
-    Arguments are those of EMA.
+    Arguments as in EMA.
     """
     return AverageSettings("SWA", start_step=start_step, every=every, device=device, dtype=dtype, buffers=buffers)
 
 
 @dataclass(frozen=True)
 class AverageSettings:
-    """How averages are kept. `EMA` and `SWA` say what the arguments mean."""
+    """The settings of averages. `EMA` and `SWA` describe them."""
 
     kind: Literal["EMA", "SWA"] = "EMA"
     decay: Any = 0.9999  # a number, or a schedule
@@ -114,7 +116,7 @@ class AverageSettings:
 
     @property
     def begins_as_param(self) -> bool:
-        """Whether an average begins as its param was before it took a value."""
+        """Whether an average begins at its param's value before the first update."""
         return self.kind == "EMA" and self.warmup in ("torch_ema", "ignite")
 
     def tracked(self, schedules: Schedules) -> AverageSettings:
@@ -124,7 +126,7 @@ class AverageSettings:
     def check_decay(self) -> None:
         """Check the decay of this step.
 
-        RAISES (ScheduleError): It is not from 0 to 1.
+        RAISES (ScheduleError): It is outside 0 to 1.
         """
         if isinstance(self.decay, Schedule) and not 0.0 <= self.decay.value <= 1.0:
             raise ScheduleError(
@@ -137,14 +139,14 @@ class AverageSettings:
         return asdict(replace(self, decay=current(self.decay)))
 
     def is_due(self, updates: int) -> bool:
-        """Whether an average takes the value of a param that had so many updates."""
+        """Whether an average gets the value of a param after this number of updates."""
         return updates > self.start_step and (updates - self.start_step - 1) % self.every == 0
 
     def weight(self, taken: int, *, from_zero: bool = True) -> float:
-        """What share of an average comes from the value that it takes.
+        """The weight of a new value in an average.
 
-        taken (int): Which value this is, from 1.
-        from_zero (bool): Whether the average may begin at zero, if that is its way.
+        taken (int): The number of this value, from 1.
+        from_zero (bool): Whether the average may begin at zero, if its formula does.
         """
         if self.kind == "SWA":
             return 1.0 / taken
@@ -168,8 +170,8 @@ def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> Ave
     if averages is None:
         return THINC if use_averages else None
     expected = (
-        'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python what the '
-        "functions EMA and SWA return"
+        'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python the result of '
+        "EMA() or SWA()"
     )
     OPTIMIZER.kind("averages", averages, AverageSettings, expected)
     if use_averages:

@@ -17,22 +17,22 @@ from ..host import buffers_of, module_of, put_buffer_back
 from ..types import Key
 from .averages import AveragedParams
 
-# Ids of the nodes that have averages in place of their weights, or whose shims have: in how many blocks.
+# Ids of the nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks.
 _in_place: Counter[int] = Counter()
 
 
 def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
-    RAISES (ParamError): Averages are in their place.
+    RAISES (ParamError): Averages have replaced them.
     """
     for node in model.walk() if _in_place else ():
         if node.id in _in_place:
             known = [name for param in node.param_names for name in names.get((node.id, param), ())]
             raise ParamError(
-                f"Can't update param '{[*known, node.name][0]}': expected the weights that are trained, found "
-                "averages in their place. This is inside a block of use_params(optimizer.averages), at whose end the "
-                "weights of before are put back: the update would be lost. Call it outside of the block."
+                f"Can't update param '{[*known, node.name][0]}': expected its trained weights, found averages in their "
+                "place. This is inside a block of use_params(optimizer.averages), which restores the trained weights "
+                "at its end: the update would be lost. Call it outside of the block."
             )
 
 
@@ -49,11 +49,11 @@ def _noted(node: Model) -> Iterator[None]:
 
 @contextmanager
 def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
-    """Inside, each component has the averages; afterwards what it had before, also after an exception."""
+    """Inside, each component has its averages; afterwards its earlier values, even after an exception."""
     with ExitStack() as restore:
         for _, pipe in nlp.pipeline:
             if hasattr(pipe, "use_params") and hasattr(pipe, "model"):
-                # Of pipes, spaCy wants generators: one `next` to begin, one to end.
+                # spaCy needs generators here: one `next` to begin, one to end.
                 used = pipe.use_params(averages)
                 next(used, None)
                 restore.callback(next, used, None)
@@ -62,7 +62,7 @@ def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
 
 @contextmanager
 def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
-    """Afterwards nodes hold the same arrays as before, and torch modules the same values in the same tensors."""
+    """Afterwards nodes have the same arrays as before, and torch modules the same values in the same tensors."""
     with ExitStack() as restore:
         for node in list(model.walk()):
             for name in node.param_names:
@@ -76,18 +76,17 @@ def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
-                    # It looks for its own averages under (id, name), which may be those of a node as well.
+                    # It looks for its averages under (id, name), which may belong to a node as well.
                     own = {key[1:]: values for key, values in averages.items() if key[:2] == ("shim", shim.id)}
                     used = shim.use_params(averages | own)
                     used.__enter__()
-                    # As if all went well: such a shim restores at the end of its block, which an exception does not
-                    # reach.
+                    # Continue without the exception: such a shim restores only at the normal end of its block.
                     restore.callback(used.__exit__, None, None, None)
         yield
 
 
 def _is_of(key: Any, shim: Shim) -> bool:
-    """Whether an average is of a param in a shim: see `Averages.as_thinc`."""
+    """Whether an average belongs to a param in a shim: see `Averages.as_thinc`."""
     return key.startswith(f"pytorch_{shim.id}_") if isinstance(key, str) else key[:2] == ("shim", shim.id)
 
 
@@ -95,7 +94,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     if not averages or not isinstance(module, torch.nn.Module):
         return
     named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
-    # What has no average is there as it is: nothing to do, and nothing to keep a copy of.
+    # Values without an average stay as they are: no copy is needed.
     swaps = [
         (live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()
     ]
@@ -106,6 +105,6 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
             if buffer is not None:
                 restore.callback(put_buffer_back, owner, name, buffer, buffer.clone())
     live = [old for old, _ in swaps]
-    # Copies go where the averages are: if that is not where the params are, then because there is no room.
+    # Copies go to the device of the averages: if the params are elsewhere, there is no room for copies.
     restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
     kernels.copy_(live, [new for _, new in swaps])

@@ -2,8 +2,8 @@
 
     lambda_t = dL/ds_t + D_(t+1) lambda_(t+1)        grad = sum over t of x_t (Df_t lambda_t)
 
-D holds for each unit by itself, so this is cheap; all else is one matmul over many steps. It needs the states of all
-steps, and all gradients at once: for sequences that are known as a whole.
+D acts on each unit by itself, so this is cheap; the rest is one matmul over many steps. It needs the states of all
+steps, and all gradients at once: for complete sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
 from .relations import Weights
 
-# So many rows, steps times samples, are worked on at once.
+# Rows, steps times samples, to process at once.
 _ROWS = 1024
 
 Signal = list[Tensor]  # one tensor per state. Shape of each: (B, H)
@@ -30,10 +30,10 @@ def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Lineariz
 
 
 def back_in_time(step: Linearized, dh: Tensor, after: Signal) -> tuple[list[Tensor], Signal]:
-    """How the loss of several steps depends on the states, each unit by itself.
+    """The derivatives of a loss of several steps by the states, each unit by itself.
 
     step (Linearized): K steps. dh (Tensor): dL/dh of each. Shape: (K, B, H).
-    after (list[Tensor]): How what comes later depends on the state after these steps.
+    after (list[Tensor]): The derivatives of later losses by the state after these steps.
     RETURNS (tuple): lambda by state, Shape of each: (K, B, H); and for the state before these steps.
     """
     n = len(after)
@@ -56,7 +56,7 @@ def _sum(pairs: Sequence[tuple[Sequence[Tensor] | None, Tensor]], t: int, like: 
 
 
 def deltas(step: Linearized, signal: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What each relation hands to its weights: Df times lambda, summed over states."""
+    """The signal of each relation for its weights: Df times lambda, summed over states."""
     found = {}
     for name, reach in step.reach.items():
         parts = [of_state * values for of_state, values in zip(reach, signal) if of_state is not None]
@@ -73,7 +73,7 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
 
 
 def windows(n_steps: int, n_batch: int) -> list[slice]:
-    """The steps, so many at once as make a good matmul."""
+    """The steps, in slices that are large enough for an efficient matmul."""
     size = max(1, _ROWS // max(n_batch, 1))
     return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
 
@@ -81,12 +81,12 @@ def windows(n_steps: int, n_batch: int) -> list[slice]:
 def adjoint_gradients(
     cell: Cell, weights: Weights, x: Tensor, before: State, dh: Tensor, active: Sequence[int], *, inputs: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Gradients of all weights, and dL/dx of each step, empty if it is not wanted.
+    """Gradients of all weights, and dL/dx of each step if asked for, otherwise empty.
 
     x (Tensor): Shape: (T, B, I). before (tuple[Tensor, ...]): States before each step. Shape of each: (T, B, H).
-    dh (Tensor): dL/dh, zero where a sequence has ended. Shape: (T, B, H).
-    active (Sequence[int]): How many samples go on, at each step.
-    inputs (bool): Whether dL/dx is wanted.
+    dh (Tensor): dL/dh, zero after the end of a sequence. Shape: (T, B, H).
+    active (Sequence[int]): The number of sequences that have not ended, at each step.
+    inputs (bool): Compute dL/dx.
     """
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
@@ -105,10 +105,10 @@ def adjoint_gradients(
 
 
 def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Tensor, step: Linearized) -> Tensor:
-    """dL/dx of the same step: exact, through all units. What an input does to later steps is left out.
+    """dL/dx of the same step: exact, through all units, but without effects of an input on later steps.
 
     x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Before each step. dh (Tensor): dL/dh.
-    step (Linearized): The step. It is the whole answer where each relation reaches its own units alone.
+    step (Linearized): The step. It is enough if each relation reaches only its own units.
     """
     if cell.truncated == ():
         delta = deltas(step, [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])])

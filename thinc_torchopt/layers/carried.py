@@ -1,7 +1,7 @@
-"""What a stateful layer carries from batch to batch: the state of each sequence, and its traces.
+"""Values that a stateful layer carries from batch to batch: the state of each sequence, and its traces.
 
-Kept in the attrs of its node as arrays, so that a checkpoint of the training takes it along. Sequences are told by
-their place in the batch: the third of this batch goes on where the third of the last one ended.
+They are arrays in the attrs of its node, so a checkpoint of the training includes them. Sequences are identified by
+their place in the batch: the third one continues where the third one of the last batch ended.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ ATTR = "carried"
 
 
 def reset_state(model: Model) -> None:
-    """Let all stateful layers of a model begin anew: at the boundary of a document, for example."""
+    """Reset all stateful layers of a model: at the boundary of a document, for example."""
     for node in model.walk():
         if ATTR in node.attrs:
             node.attrs[ATTR] = {}
 
 
 def is_stateful(model: Model) -> bool:
-    """Whether a layer of a model carries something from batch to batch."""
+    """Whether any layer of a model carries values from batch to batch."""
     return any(ATTR in node.attrs for node in model.walk())
 
 
 def begin(node: Model, order: Tensor, zero: State) -> State:
-    """The state with which a batch begins. order (Tensor): The place in the batch of each row. zero: Shape: (B, H)."""
+    """The state at the start of a batch. order (Tensor): The place in the batch of each row. zero: Shape: (B, H)."""
     saved = node.attrs[ATTR].get("state")
     return zero if saved is None else tuple(_rows(s, order, like) for s, like in zip(saved, zero))
 
 
 def begin_traces(traces: ParamDimTraces, carried: Any, order: Tensor) -> None:
-    """Give traces what was carried. carried (dict): Of the batch before."""
+    """Set traces to the carried ones. carried (dict): Of the last batch."""
     if saved := carried.get("traces"):
         now = traces.snapshot()
         rows = {name: [_rows(s, order, like) for s, like in zip(saved[name], now.traces[name])] for name in saved}
@@ -45,20 +45,20 @@ def begin_traces(traces: ParamDimTraces, carried: Any, order: Tensor) -> None:
 
 
 def keep(node: Model, order: Tensor, state: State) -> Any:
-    """Carry the state to the next batch; traces follow when they are known. RETURNS (dict): What is carried now."""
+    """Carry the state to the next batch; traces follow later. RETURNS (dict): The carried values."""
     node.attrs[ATTR] = {"state": [_in_batch_order(s, order) for s in state]}
     return node.attrs[ATTR]
 
 
 def keep_traces(carried: Any, traces: ParamDimTraces, order: Tensor) -> None:
-    """Carry the traces as well. carried (dict): What `keep` gave."""
+    """Carry the traces as well. carried (dict): From `keep`."""
     carried["traces"] = {
         name: [_in_batch_order(t, order) for t in of_states] for name, of_states in traces.snapshot().traces.items()
     }
 
 
 def _in_batch_order(rows: Tensor, order: Tensor) -> Any:
-    """Rows that are not finite begin anew: a bad batch must not spoil all that follow."""
+    """Rows that are not finite begin anew: a bad batch must not spoil later ones."""
     found = torch.zeros_like(rows)
     found[order] = rows
     finite = found.flatten(1).isfinite().all(1)
@@ -66,7 +66,7 @@ def _in_batch_order(rows: Tensor, order: Tensor) -> Any:
 
 
 def _rows(saved: Any, order: Tensor, like: Tensor) -> Tensor:
-    """Carried rows in the order of this batch; zero where there was no such sequence."""
+    """Carried rows in the order of this batch; zero for new sequences."""
     rows = torch.zeros_like(like)
     known = order < len(saved)
     rows[known] = torch.as_tensor(saved).to(like)[order[known]]

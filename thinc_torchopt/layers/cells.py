@@ -1,6 +1,6 @@
-"""Recurrent cells: how one step goes, and closed forms of its derivatives.
+"""Recurrent cells: the definition of one step, and closed forms of its derivatives.
 
-A cell says how one step goes, in terms of its relations (see relations.py), and nothing else:
+A cell defines one step, in terms of its relations (see relations.py), and nothing else:
 
     class Leaky(Cell):
         relations = (Dense("W"),)
@@ -9,14 +9,13 @@ A cell says how one step goes, in terms of its relations (see relations.py), and
             (h,) = state
             return (0.9 * h + 0.1 * torch.tanh(relate("W", x, h)),)
 
-`relate(name, *parts)` gives y of a relation. Samples are the leading dimensions, if there are any. The first state is
-the output. The derivatives that a trace needs,
+`relate(name, *parts)` computes y of a relation. Samples are the leading dimensions, if any. The first state is the
+output. A trace needs the derivatives
 
     decay[a][c]     D:  d s_a[k] / d s_c of the step before, of the same unit k
     reach[name][a]  Df: d s_a[k] / d y[k]
 
-are found by torch.func (functional.py). A cell may also give them in closed form, as those of this file do:
-`linearize`.
+which torch.func computes (functional.py), unless a cell has a closed form, as those of this file do: `linearize`.
 
     rnn         h = act(W)
     gru         h = (1 - z) h + z act(Wh), Wh reads r * h
@@ -27,8 +26,8 @@ are found by torch.func (functional.py). A cell may also give them in closed for
     torch-lstm  torch.nn.LSTM: as lstm, without the 1
 
 In `gru` and `mgu` a gate is multiplied with the state before a matmul, so it reaches all units in the same step. A
-trace holds what a weight does to its own unit. The rest is left out (`truncated`), and little remains of that gate's
-gradient. torch's forms have no such gate.
+trace follows only the effect of a weight on its own unit. The rest is left out (`truncated`), which is nearly all of
+that gate's gradient. torch's forms have no such gate.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _identity(y: Tensor) -> Tensor:
     return y
 
 
-# By name, from the output: the function and its derivative.
+# By name: the function, and its derivative as a function of the output.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "tanh": (torch.tanh, _slope_of_tanh),
     "relu": (torch.relu, _slope_of_relu),
@@ -80,7 +79,7 @@ class Relate(Protocol):
 
 @dataclass
 class Linearized:
-    """A step, and what its derivatives are.
+    """A step and its derivatives.
 
     state (tuple[Tensor, ...]): After the step. Shape of each: (..., H).
     decay (list): D, as [a][c]. None: zero.
@@ -98,9 +97,9 @@ class Cell:
     """A recurrent cell. See the module's docstring.
 
     states (tuple[str, ...]): The numbers that each unit carries from step to step. The first is the output.
-    relations (tuple[Relation, ...]): What holds the weights. Each is used once a step.
-    truncated (tuple[str, ...] | None): Relations that reach other units in the same step, in which a trace does not
-        follow them. None: it is found out.
+    relations (tuple[Relation, ...]): Hold the weights. Each is used once a step.
+    truncated (tuple[str, ...] | None): Relations that reach other units in the same step, which traces don't follow.
+        None: found by `check_cell`.
     """
 
     states: tuple[str, ...] = ("h",)
@@ -294,9 +293,9 @@ CELLS: dict[str, type[_Builtin]] = {
 
 
 def make_cell(cell: str | Cell, activation: str, where: Section) -> Cell:
-    """A cell by its name, or one of your own as it is.
+    """A cell by its name; a cell object is returned unchanged.
 
-    where (Section): Whose argument it is, for errors.
+    where (Section): For errors: the owner of the argument.
     RAISES (ConfigError): An unknown cell or activation.
     """
     if isinstance(cell, Cell):

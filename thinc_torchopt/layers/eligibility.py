@@ -3,13 +3,13 @@
     eps_w^t = D^t eps_w^(t-1) + instant^t             one trace per weight and sample, whatever the length
     grad_w += sum over samples of (dL^t/dh) eps_w^t   at each step, if there is a loss
 
-D and the instant term are those of a unit with itself (SnAp-1). What a weight does to its own unit by way of others is
-left out; that is the approximation. With elementwise recurrence there is nothing to leave out.
+D and the instant term have only the effects of a unit on itself (SnAp-1). Effects through other units are left out;
+that is the approximation. With elementwise recurrence it is exact.
 
 PAPERS: Williams and Zipser 1989 (RTRL); Menick et al. 2021, https://arxiv.org/abs/2006.07232 (SnAp-1);
     Wang et al. 2024 (D-RTRL), whose code is https://github.com/chaobrain/braintrace.
-WHERE WE DIFFER: D is the true diagonal, own recurrent weight included, and each weight is counted once: braintrace's D
-    and LSTM are not so. Several steps can be taken at once: the same numbers, in fewer passes over the traces.
+DIFFERENCES: D is the true diagonal, with the unit's own recurrent weight, and each weight counts once: not so in
+    braintrace's D and LSTM. Several steps can be made at once: the same numbers, in fewer passes over the traces.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .cells import Cell, Linearized, State
 from .functional import check_cell, decay_by_func, instant_by_func, linearize_by_func
 from .relations import Weights, per_unit, read_trace_
 
-# Steps that are taken at once, where all are known. The traces are then read and written once for all of them.
+# Steps made at once, if all are known. The traces are then read and written once for all of them.
 BLOCK = 32
 
-_WHERE = Section("ParamDimTraces", takes_texts=False)
+_WHERE = Section("ParamDimTraces", allows_texts=False)
 
 Traces = list[dict[str, Tensor]]  # by state and weight. Shape of each: (B, ...weight)
 
 
 class ParamDimTraces:
-    """The traces of a cell, and the gradients that were read from them.
+    """The traces of a cell, and the gradients from them.
 
-    cell (Cell): How one step goes. weights (Mapping): Its weights, by name; they may change between steps.
-    batch_size (int): How many sequences at once. Memory: batch_size x weights x states.
+    cell (Cell): Defines a step. weights (Mapping): Its weights, by name; they may change between steps.
+    batch_size (int): Number of sequences. Memory: batch_size x weights x states.
     fast_solve (bool): Closed forms. False: all by torch.func; the same numbers, for tests.
     normalize_matrix_spectrum (bool): Divide D by its largest eigenvalue, and instant terms and traces by their largest
         value, per sample, where these are above 1. Nothing can explode; the gradient is biased.
 
     RAISES (ConfigError): A cell that traces can't follow. (ShapeError): Weights of other names or shapes.
 
-    Public: `grads`, what was read since `clear_grads`; `truncated`, the relations that are followed only in part.
+    Public: `grads` (since `clear_grads`), `truncated` (the relations that are only partly followed).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ParamDimTraces:
         self.init(batch_size)
 
     def init(self, batch_size: int) -> None:
-        """Begin with sequences that have no past."""
+        """Start sequences without a past."""
         self._traces: Traces = [
             {name: weight.new_zeros(batch_size, *weight.shape) for name, weight in self.weights.items()}
             for _ in self.cell.states
@@ -75,7 +75,7 @@ class ParamDimTraces:
         self._is_zero = True
 
     def reset(self, rows: Any = None) -> None:
-        """Forget the past, at the boundary of a document. rows: Which samples. None: all."""
+        """Forget the past, at the boundary of a document. rows: The samples. None: all."""
         for of_state in self._traces:
             for trace in of_state.values():
                 trace[slice(None) if rows is None else rows] = 0.0
@@ -97,14 +97,14 @@ class ParamDimTraces:
 
         RETURNS (tuple[Tensor, ...]): The state after it.
         """
-        return self.take(self.linearize(x, state))
+        return self.apply(self.linearize(x, state))
 
     def linearize(self, x: Tensor, state: State) -> Linearized:
-        """A step and its derivatives, without taking it."""
+        """A step and its derivatives, without applying it."""
         return (linearize if self.fast_solve else linearize_by_func)(self.cell, x, state, self.weights)
 
-    def take(self, step: Linearized) -> State:
-        """Take a step that `linearize` gave."""
+    def apply(self, step: Linearized) -> State:
+        """Apply a step from `linearize`."""
         decay = _bounded(step.decay) if self.normalize else step.decay
         for relation in self.cell.relations:
             names, inputs, reach = relation.weight_names, step.inputs[relation.name], step.reach[relation.name]
@@ -143,10 +143,10 @@ class ParamDimTraces:
 
     # ---------------------------------------------------------------------- several steps
 
-    def take_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
-        """Take several steps at once: the same traces up to rounding. They can't be normalized.
+    def update_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
+        """Apply several steps at once: the same traces up to rounding. They can't be normalized.
 
-        goes_on (Tensor): Which samples have not ended, at each step. Shape: (K, n, 1). None: all.
+        goes_on (Tensor): The samples that have not ended, at each step. Shape: (K, n, 1). None: all.
         """
         n = len(self._traces)
         decay = _filled(step.decay, step.state[0])
@@ -175,7 +175,7 @@ class ParamDimTraces:
         self._is_zero = False
 
     def read_block(self, step: Linearized, dh: Tensor) -> None:
-        """Add the gradients of several steps, before they are taken. dh (Tensor): Shape: (K, n, H)."""
+        """Add the gradients of several steps, before they are applied. dh (Tensor): Shape: (K, n, H)."""
         signal, earlier = back_in_time(step, dh, [torch.zeros_like(dh[0]) for _ in self._traces])
         add_grads_(self.grads, self.cell, step, signal)
         self.solve(*earlier)
@@ -188,7 +188,7 @@ class ParamDimTraces:
         return TracesState(traces, self.grads, self._is_zero)
 
     def go_on_from(self, saved: TracesState) -> None:
-        """Of the same cell, shapes and batch size. The values are copied."""
+        """Copy the values of another object with the same cell, shapes and batch size."""
         for name in self.weights:
             for of_state, trace in zip(self._traces, saved.traces[name]):
                 of_state[name].copy_(trace)
@@ -198,9 +198,9 @@ class ParamDimTraces:
 
 @dataclass
 class TracesState:
-    """The traces of a cell, by weight and state, and the gradients that were read from them.
+    """The traces of a cell, by weight and state, and the gradients from them.
 
-    is_zero (bool): All traces are.
+    is_zero (bool): All traces are zero.
     """
 
     traces: dict[str, list[Tensor]]

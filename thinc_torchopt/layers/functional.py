@@ -1,7 +1,7 @@
-"""What a trace needs of a cell that has no closed form: found by torch.func, one sample at a time under vmap.
+"""The derivatives of a cell without a closed form, by torch.func, one sample at a time under vmap; and checks of a
+cell.
 
-Also the check that a cell can be followed at all. These are the definitions; the closed forms in cells.py are tested
-against them.
+These are the definitions; the closed forms in cells.py are tested against them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .relations import Relation, Weights, concatenated
 
 
 class Recorded:
-    """A `relate` that notes the input of each relation.
+    """A `relate` that records the input of each relation.
 
     offsets (dict[str, Tensor]): Added to y of each relation, to differentiate with respect to it.
     """
@@ -41,7 +41,7 @@ class Recorded:
 
 
 def linearize_by_func(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
-    """A step and its derivatives: the whole Jacobians of each sample, of which the diagonal is kept.
+    """A step and its derivatives: the diagonals of each sample's Jacobians.
 
     x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Shape of each: (..., H).
     """
@@ -73,7 +73,7 @@ def _jacobians(cell: Cell, weights: Weights, x: Tensor, state: list[Tensor]) -> 
 
 
 def instant_by_func(relation: Relation, weights: Weights, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
-    """What the weights of a relation do to the state at this step, as `Relation.instant`: a vjp for each sample."""
+    """The effect of a relation's weights on the state at this step, as `Relation.instant`: a vjp for each sample."""
     own = {name: weights[name] for name in relation.weight_names}
 
     def of_sample(inputs: Tensor, reach: Tensor) -> Any:
@@ -104,8 +104,8 @@ def decay_by_func(decay: list[list[Tensor]], traces: list[dict[str, Tensor]]) ->
 
 
 def check_weights(cell: Cell, weights: Weights, width: int, units: int, where: Section) -> None:
-    """RAISES (ShapeError): A weight is missing, is not one of the cell's, or has another shape. (ConfigError): They are
-    not of floats of one dtype.
+    """RAISES (ShapeError): A weight is missing, unexpected, or of another shape. (ConfigError): They are not floats of
+    one dtype.
     """
     expected: dict[str, tuple[int, ...]] = {}
     for relation in cell.relations:
@@ -127,7 +127,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def input_width(cell: Cell, weights: Weights) -> int:
-    """How wide the input of a cell is, by its weights. 0: no relation reads it."""
+    """The width of a cell's input, from its weights. 0: no relation reads it."""
     for relation in cell.relations:
         weight = weights.get(relation.weight_names[0])
         if weight is not None and weight.ndim == 2 and relation.inputs.count("x") == 1:
@@ -138,9 +138,10 @@ def input_width(cell: Cell, weights: Weights) -> int:
 def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
     """Check that traces can follow a cell, and find the relations that they follow only in part.
 
-    RETURNS (tuple[str, ...]): Relations that reach other units in the same step: that part is left out. Empty for most.
+    RETURNS (tuple[str, ...]): Relations that reach other units in the same step: that part is left out. Empty for most
+        cells.
     RAISES (ConfigError): D or Df is undefined: a relation is used twice, or not at all; the state has other shapes
-        after a step; or torch.func can't differentiate the step. (ShapeError): Weights of other names or shapes.
+        after a step; or torch.func can't differentiate the step. (ShapeError): Weights with wrong names or shapes.
     """
     like = next(iter(weights.values()))
     width, units = input_width(cell, weights), like.shape[-1]
@@ -159,7 +160,7 @@ def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
     except KeyError as error:
         where.refuse("cell", f"relations of {[relation.name for relation in cell.relations]}", error.args[0])
     except RuntimeError as error:
-        where.refuse("cell", "a step of which the shapes fit", f"{type(error).__name__}: {error}")
+        where.refuse("cell", "a step with matching shapes", f"{type(error).__name__}: {error}")
     for relation in cell.relations:
         if (times := relate.used.count(relation.name)) != 1:
             where.refuse(
@@ -188,7 +189,7 @@ def _diagonal(matrices: Tensor) -> Tensor:
 
 
 def warn_of_truncation(truncated: tuple[str, ...], where: Section) -> None:
-    """Say that the gradient of some relations is a small part of the exact one."""
+    """Warn that the gradient of some relations is a small part of the exact one."""
     if truncated:
         warnings.warn(
             ConfigWarning(

@@ -1,4 +1,4 @@
-"""The gradient of a whole batch of sequences by one of the ways: traces, their adjoint, windows, or BPTT."""
+"""The gradient of a batch of sequences: by traces, their adjoint, windows, or BPTT."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .scan import scan
 VjpMethod = Literal["single-step", "multi-step"]
 How = Literal["forward", "adjoint", "auto"]
 
-_WHERE = Section("eligibility_gradients", takes_texts=False)
+_WHERE = Section("eligibility_gradients", allows_texts=False)
 
 
 @dataclass(frozen=True)
 class Method:
-    """How gradients are found. The arguments of `eligibility_gradients`."""
+    """The way to compute gradients. The arguments of `eligibility_gradients`."""
 
     vjp_method: str = "single-step"
     window: int | None = None
@@ -37,7 +37,7 @@ class Method:
     traces: str = "forward"
 
     def check(self, where: Section) -> None:
-        """RAISES (ConfigError): A value that can't be, or two that can't be together."""
+        """RAISES (ConfigError): An invalid value, or two that exclude each other."""
         where.choice("vjp_method", self.vjp_method, ("single-step", "multi-step"))
         where.choice("traces", self.traces, ("forward", "adjoint", "auto"))
         where.flag("fast_solve", self.fast_solve)
@@ -59,11 +59,11 @@ class Method:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether steps can't be taken several at once."""
+        """Whether steps must be made one at a time."""
         return self.normalize_matrix_spectrum or not self.fast_solve
 
-    def takes_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
-        """Whether to carry traces; by "auto", if they are smaller than the states of all steps."""
+    def uses_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
+        """Whether to use traces; by "auto", if they are smaller than the states of all steps."""
         if self.traces == "auto" and not self.needs_steps and self.vjp_method == "single-step":
             units = next(iter(weights.values())).shape[-1]
             return n_steps * units > sum(weight.numel() for weight in weights.values())
@@ -92,15 +92,15 @@ def eligibility_gradients(
     x (Tensor): Inputs. Shape: (T, B, I).
     output_grads (Tensor): dL/dh at each step. Shape: (T, B, H).
     activation (str): "tanh", "relu", "sigmoid" or "linear".
-    vjp_method (str): "single-step": traces alone. "multi-step": exact inside windows of `window` steps, traces before
-        them. One window is back-propagation through time.
+    vjp_method (str): "single-step": traces alone. "multi-step": exact inside windows of `window` steps, traces for
+        earlier steps. One window is back-propagation through time.
     fast_solve (bool): Closed forms. False: all by torch.func, for tests: the same numbers.
     normalize_matrix_spectrum (bool): Keep traces from exploding: see `ParamDimTraces`. Biases the gradient.
     traces (str): "forward": memory that does not grow with T, beside inputs and outputs. "adjoint": the same numbers
-        backwards in time, from the states of all steps. "auto": what takes less memory.
-    lengths (Sequence[int]): Of each sequence, at least 0. Default: all T. What is beyond is not read.
+        backwards in time, from the states of all steps. "auto": the one that needs less memory.
+    lengths (Sequence[int]): Of each sequence, at least 0. Default: all T. Later steps are ignored.
     state (Sequence[Tensor]): Before the first step. Shape of each: (B, H). Default: zero.
-    RETURNS (tuple): Gradients by name, and the outputs, zero where a sequence has ended. Shape: (T, B, H).
+    RETURNS (tuple): Gradients by name, and the outputs, zero after the end of a sequence. Shape: (T, B, H).
     RAISES (ConfigError): An unknown cell or argument, complex numbers, or NaN. (ShapeError): Shapes that don't fit.
     """
     method = Method(vjp_method, window, fast_solve, normalize_matrix_spectrum, traces)
@@ -128,7 +128,7 @@ def eligibility_gradients(
             _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
     begin = _state(cell, None if state is None else given, x.new_zeros(n_batch, units), order)
     check_cell(cell, named, _WHERE)
-    traced = method.takes_traces(cell, named, n_steps)
+    traced = method.uses_traces(cell, named, n_steps)
     with torch.no_grad():
         outputs, _, before = scan(cell, named, x, begin, active, keep=not traced)
         if traced:
@@ -143,7 +143,7 @@ def eligibility_gradients(
 
 
 class TracedGradients:
-    """Gradients of whole sequences by traces: the forward pass once more, and the traces along with it.
+    """Gradients of whole sequences by traces: a second forward pass, with the traces.
 
     Public: `traces`.
     """
@@ -170,12 +170,12 @@ class TracedGradients:
         inputs: bool = False,
         last: bool = True,
     ) -> Tensor:
-        """Read sequences, which go on from where the traces are.
+        """Read sequences, starting with the current traces.
 
         x (Tensor): Shape: (T, B, I). state: Shape of each: (B, H). dh (Tensor): Shape: (T, B, H). active: see `scan`.
-        inputs (bool): Also find dL/dx of each step.
-        last (bool): Nothing follows: the traces need not be brought up to the end.
-        RETURNS (Tensor): dL/dx, Shape: (T, B, I); empty if it is not wanted.
+        inputs (bool): Also compute dL/dx of each step.
+        last (bool): Nothing follows: the traces need not be updated to the end.
+        RETURNS (Tensor): dL/dx, Shape: (T, B, I); empty without `inputs`.
         """
         dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
         size = self._method.window or BLOCK
@@ -199,7 +199,7 @@ class TracedGradients:
     def _read_block(
         self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None, *, last: bool
     ) -> State:
-        """Steps at once, in which `active` may fall. out (Tensor): For dL/dx. RETURNS (tuple): The state after them."""
+        """Several steps; `active` may fall. out (Tensor): For dL/dx. RETURNS (tuple): The state after them."""
         _, after, before = scan(self.cell, self.weights, x, state, active, keep=True)
         step = self.traces.linearize(x, before)
         if self._method.vjp_method == "single-step":
@@ -211,15 +211,15 @@ class TracedGradients:
             if active[-1] < len(state[0]):
                 goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
                 goes_on = goes_on.to(x.device)
-            self.traces.take_block(step, goes_on)
+            self.traces.update_block(step, goes_on)
         return after
 
     def _read_steps(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> State:
-        """The same, one step after another."""
+        """The same, step by step."""
         for t, n in enumerate(active):
             now = tuple(s[:n] for s in state)
             step = self.traces.linearize(x[t, :n], now)
-            self.traces.take(step)
+            self.traces.apply(step)
             if self._method.vjp_method == "single-step":
                 self.traces.solve(dh[t, :n])
                 if out is not None:
@@ -228,7 +228,7 @@ class TracedGradients:
         return state
 
     def _read_window(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> None:
-        """The exact gradient inside a window; and the traces, for what the state before it has to do with its loss."""
+        """The exact gradient inside a window, and traces for the effect of earlier steps."""
         grads, earlier, dx = exact_gradients(self.cell, self.weights, x, state, dh, active)
         for name, grad in grads.items():
             self.traces.grads[name].add_(grad)
@@ -252,11 +252,11 @@ def exact_gradients(
     return dict(zip(leaves, found[:n])), list(found[n:-1]), found[-1]
 
 
-# ---------------------------------------------------------------------- what a user gives
+# ---------------------------------------------------------------------- arguments
 
 
 def order_by_length(lengths: Tensor, n_steps: int) -> tuple[Tensor, list[int]]:
-    """The samples, the longest first, and how many go on at each step."""
+    """The samples, longest first, and the number that have not ended at each step."""
     order = torch.argsort(lengths, descending=True, stable=True)
     active = (lengths[None] > torch.arange(n_steps)[:, None]).sum(1)
     return order, active.tolist()

@@ -29,7 +29,7 @@ _NAMES: dict[type[Cell], str] = {cls: name for name, cls in CELLS.items()}
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one layer in one direction. Kept in its node's attrs."""
+    """The settings of one layer in one direction, in its node's attrs."""
 
     cell: Cell
     learning: str
@@ -40,7 +40,7 @@ class Settings:
 def one_way(
     settings: Settings, nO: Optional[int], nI: Optional[int], *, dropout: float, stateful: bool = False
 ) -> Model[Padded, Padded]:
-    """The node. It has the name of its cell."""
+    """The node. Its name is that of its cell."""
     return Model(
         _NAMES.get(type(settings.cell), type(settings.cell).__name__),
         _forward,
@@ -104,20 +104,20 @@ class _Run:
         self._before: Any = {}
 
     def as_weights(self, steps: Any, width: int) -> Tensor:
-        """In the dtype of the weights: others may compute in half precision.
+        """Convert to the dtype of the weights: other layers may compute in half precision.
 
-        RAISES (ShapeError): Of another width. (ConfigError): Of complex numbers.
+        RAISES (ShapeError): Wrong width. (ConfigError): Complex numbers.
         """
         tensor = check_real("input or gradient", as_tensor(steps), Section(f"layer '{self.model.name}'", verb="use"))
         if len(tensor) and tensor.shape[2] != width:
             raise ShapeError(
                 f"Can't use input or gradient of layer '{self.model.name}': expected {width} numbers for each token, "
-                f"found {tensor.shape[2]}. Set nI and nO to what the layers around it have."
+                f"found {tensor.shape[2]}. Set nI and nO to the widths of the layers around it."
             )
         return tensor.to(next(iter(self.weights.values())).dtype)
 
     def _turn(self, steps: Tensor) -> Tensor:
-        """The steps of each sequence in the order in which this layer reads them; the same undoes it."""
+        """Reverse the steps of each sequence, if this layer reads backwards; the same call undoes it."""
         if self._turned is None:
             return steps
         return torch.gather(steps, 0, self._turned[:, :, None].expand(-1, -1, steps.shape[2]))
@@ -132,7 +132,7 @@ class _Run:
         if len(self.x) == 0:
             return self.x.new_zeros(self._shape)
         self._exact = is_train and self.settings.learning == "bptt"
-        self._traced = carries or self.settings.method.takes_traces(self.cell, self.weights, len(self.x))
+        self._traced = carries or self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
         if self._exact:
             outputs, after = self._forward_exact(state)
         else:
@@ -170,7 +170,7 @@ class _Run:
         return self._turn(dx)
 
     def _traces(self, dh: Tensor) -> tuple[Weights, Tensor]:
-        """The forward pass once more, with traces: nothing that grows with the sequence was kept from the first."""
+        """A second forward pass, with traces: nothing that grows with the sequence was kept from the first."""
         found = TracedGradients(self.cell, self.weights, self._shape[1], self.settings.method)
         carried.begin_traces(found.traces, self._before, self.order)
         carries = self._carried is not None
@@ -184,7 +184,7 @@ class _Run:
 
 
 def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:
-    """For each step and sequence, which step it is backwards; what is beyond the end stays. Shape: (T, B)."""
+    """For each step and sequence, its step backwards; steps after the end stay. Shape: (T, B)."""
     steps = torch.arange(Xp.data.shape[0], device=device)[:, None]
     lengths = torch.as_tensor([int(n) for n in Xp.lengths], device=device)
     return torch.where(steps < lengths, lengths - 1 - steps, steps)
@@ -199,7 +199,7 @@ def recurrent_nodes(model: Model) -> list[Model]:
 
 
 def both_ways(one: Model[Padded, Padded], other: Model[Padded, Padded]) -> Model[Padded, Padded]:
-    """Two layers side by side, the second of which reads backwards."""
+    """Two layers side by side. The second one reads backwards."""
     half = one.maybe_get_dim("nO")
     dims = {"nO": None if half is None else 2 * half, "nI": one.maybe_get_dim("nI")}
     return Model("both_ways", _both_forward, init=_both_init, layers=[one, other], dims=dims)

@@ -3,9 +3,9 @@
     spaCy    [components.tok2vec.model.encode] @architectures = "thinc-torchopt.OnlineRNNEncoder.v1"
     thinc    [model] @layers = "thinc-torchopt.OnlineRNN.v1"
 
-Both ways of learning have the same params. With "d-rtrl", the gradient that goes to the layer below is exact for the
-same step. What an input does to later steps is not in it; the recurrent weights do learn from that, by their traces. In
-a stack, the layers below the last one learn from such gradients.
+Both ways of learning have the same params. With "d-rtrl", the gradient for the layer below is exact for the same step,
+but lacks the effects of an input on later steps; the recurrent weights learn these by their traces. In a stack, the
+layers below the last one learn from such gradients.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ def OnlineRNN(
 ) -> Model[SequencesT, SequencesT]:
     """A recurrent layer. Registered as `thinc-torchopt.OnlineRNN.v1`.
 
-    Takes and gives Padded, Ragged, a list of arrays, or one array (T, B, nI), in float32.
+    Input and output are Padded, Ragged, a list of arrays, or one array (T, B, nI), in float32.
 
-    nO (int): Width of the output; with both directions, half of it is for each. nI (int): Width of the input.
+    nO (int): Width of the output; with both directions, half of it for each.
+    nI (int): Width of the input.
     cell (str | Cell): "torch-gru", "torch-lstm", "rnn", "gru", "mgu", "lstm" or "indrnn", or in Python a cell of your
         own.
     activation (str): "tanh", "relu", "sigmoid" or "linear".
-    depth (int): How many layers, each on the output of the one before.
-    bidirectional (bool): Also read backwards. For texts that are known as a whole.
-    dropout (float): Of the input of each layer, in training. spaCy puts [training] dropout in its place.
+    depth (int): Number of layers, each on the output of the one before.
+    bidirectional (bool): Also read backwards. Only for complete texts.
+    dropout (float): Of the input of each layer, in training. spaCy replaces it by [training] dropout.
     learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time.
-    traces, vjp_method, window, normalize_matrix_spectrum: As for `eligibility_gradients`; only with "d-rtrl".
-    stateful (bool): In training, each sequence goes on where that of the same place in the last batch ended, with its
-        traces. `reset_state` begins anew.
-    RAISES (ConfigError): A value that can't be, or two that can't be together.
+    traces, vjp_method, window, normalize_matrix_spectrum: As in `eligibility_gradients`; only with "d-rtrl".
+    stateful (bool): In training, each sequence continues from the one at the same place in the last batch, with its
+        traces. `reset_state` starts anew.
+    RAISES (ConfigError): An invalid value, or two that exclude each other.
     """
     where = Section("the block of OnlineRNN")
     made = make_cell(cell, activation, where)
@@ -76,7 +77,7 @@ def OnlineRNN(
     if stateful and bidirectional:
         where.refuse("stateful", "false with bidirectional = true: backwards, a text has no last batch", stateful)
     if stateful and traces == "adjoint" and learning == "d-rtrl":
-        where.refuse("traces", '"forward" or "auto" with stateful = true: there are no traces to carry', traces)
+        where.refuse("traces", '"forward" or "auto" with stateful = true, which carries traces', traces)
     if bidirectional and nO is not None and nO % 2:
         where.refuse("nO", "an even number with bidirectional = true, half for each direction", nO)
     if learning == "d-rtrl":
@@ -113,8 +114,8 @@ def OnlineRNNEncoder(
 ) -> Model[List[Floats2d], List[Floats2d]]:
     """OnlineRNN for the `encode` slot of `spacy.Tok2Vec.v2`. Registered as `thinc-torchopt.OnlineRNNEncoder.v1`.
 
-    width (int): Of input and output. depth (int): How many layers. 0: none.
-    Others: as for `OnlineRNN`.
+    width (int): Of input and output.
+    depth (int): Number of layers. 0: none. Others: As in `OnlineRNN`.
     """
     width = Section("the block of OnlineRNNEncoder").whole("width", width, at_least=1)
     if depth == 0:
@@ -137,9 +138,9 @@ def OnlineRNNEncoder(
 
 
 def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
-    """Give an initialized OnlineRNN the weights of torch.nn.GRU, LSTM or RNN. Its outputs are then the same.
+    """Copy the weights of torch.nn.GRU, LSTM or RNN to an initialized OnlineRNN. The outputs are then the same.
 
-    RAISES (ConfigError): Another kind of cell, activation, depth, or number of directions. (ShapeError): Another width.
+    RAISES (ConfigError): Another cell, activation, depth, or number of directions. (ShapeError): Another width.
     """
     where = Section("copy_torch_weights")
     nodes = recurrent_nodes(model)

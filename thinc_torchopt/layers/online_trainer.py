@@ -1,12 +1,12 @@
-"""Learning from a stream, token by token: there is no end to wait for, and nothing grows with what was read.
+"""Learning from a stream, token by token: it needs no end, and its memory does not grow.
 
     trainer = OnlineTrainer(rnn, optimizer, update_every=16)
-    for x, target in stream:                    # one token of each of B texts that are read side by side
+    for x, target in stream:                    # one token of each of B texts, side by side
         h = trainer.predict(x)
         loss, dh = ...                          # of this token
-        trainer.update(x, dh)                   # reads the token; each 16th time, all params are updated
+        trainer.update(x, dh)                   # reads the token; each 16th call updates all params
 
-In a stack, dL/dx of the same step goes to the layer below, which makes its own gradient of it by its traces.
+In a stack, the layer below gets dL/dx of the same step, and computes its own gradient by its traces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .params import add_grads, as_array, as_tensor, check_real, weights_of
 
 _VERSION = 1
 _WHAT = "the state of the online trainer"
-_WHERE = Section("OnlineTrainer", takes_texts=False)
+_WHERE = Section("OnlineTrainer", allows_texts=False)
 
 
 @dataclass
@@ -49,14 +49,14 @@ class _Layer:
 
 @dataclass
 class LayerState(TracesState):
-    """What an online trainer saves of a layer. state (list): Of the last step."""
+    """The saved form of a layer. state (list): Of the last step."""
 
     state: list[Tensor]
 
 
 @dataclass
 class OnlineState:
-    """What an online trainer saves. tokens (int): How many it has read. optimizer (dict): The optimizer's own state."""
+    """The saved form of an online trainer. tokens (int): The number of tokens read. optimizer (dict): Its own state."""
 
     version: Count
     tokens: Count
@@ -67,7 +67,7 @@ class OnlineState:
 
 
 class _Together:
-    """Models as an optimizer knows a pipeline: components with names."""
+    """Models in the form of a pipeline, for an optimizer: components with names."""
 
     @dataclass
     class Component:
@@ -83,14 +83,15 @@ class OnlineTrainer:
     """Train an OnlineRNN on streams. See the module's docstring.
 
     model (Model): An OnlineRNN, initialized, in one direction, with learning = "d-rtrl" and vjp_method = "single-step".
-    optimizer (Optimizer): One of its own: it is told the models. A TorchOptimizer, if the state is to be saved.
-    batch_size (int): How many streams are read side by side.
+    optimizer (Optimizer): For this trainer alone, which passes it the models. A TorchOptimizer, if the state is to be
+        saved.
+    batch_size (int): Number of streams, read side by side.
     update_every (int): Tokens between two updates of the params. The gradient of an update is the sum over these.
-    models (Mapping[str, Model]): All models that are updated together, e.g. {"embed": embed, "rnn": rnn, "output":
-        output}. The names of their params begin with these names. Default: {"online_rnn": model}.
-    RAISES (ConfigError): A layer that can't be trained online. (PipelineError): One that was not initialized.
+    models (Mapping[str, Model]): All models to update together, e.g. {"embed": embed, "rnn": rnn, "output": output}.
+        The names of their params begin with these names. Default: {"online_rnn": model}.
+    RAISES (ConfigError): A layer that can't be trained online. (PipelineError): A layer that was not initialized.
 
-    Public: `tokens`, how many were read from each stream.
+    Public: `tokens` (the number read from each stream).
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class OnlineTrainer:
     # ---------------------------------------------------------------------- tokens
 
     def predict(self, x: Any) -> Any:
-        """What the layer gives for the next token, which is not read yet: nothing changes.
+        """The output for the next token, without reading it: nothing changes.
 
         x (Floats2d): Shape: (B, nI). RETURNS (Floats2d): Shape: (B, nO).
         RAISES (ShapeError): Another shape. (ConfigError): NaN, or complex numbers.
@@ -144,11 +145,11 @@ class OnlineTrainer:
         return as_array(self.model, self._steps(x)[-1].state[0].clone())
 
     def update(self, x: Any, dh: Any = None) -> Any:
-        """Read a token; and learn from it, if there is a loss.
+        """Read a token, and learn from it if there is a loss.
 
         x (Floats2d): Shape: (B, nI). dh (Floats2d): dL/dh of this token. Shape: (B, nO). None: no loss.
         RETURNS (Floats2d): dL/dx. Shape: (B, nI).
-        RAISES (ShapeError): Another shape. (ConfigError): NaN, or complex numbers. Nothing is changed then.
+        RAISES (ShapeError): Another shape. (ConfigError): NaN, or complex numbers. Nothing changes then.
         """
         steps = self._steps(x)
         signal = None if dh is None else self._checked("dh", dh, steps[-1].state[0].shape)
@@ -156,7 +157,7 @@ class OnlineTrainer:
         with threads_for(self._weights()), torch.no_grad():
             for layer, step, read in reversed(list(zip(self._layers, steps, inputs))):
                 before = layer.state
-                layer.state = layer.traces.take(step)
+                layer.state = layer.traces.apply(step)
                 if signal is not None:
                     layer.traces.solve(signal)
                     signal = input_gradient(layer.cell, layer.traces.weights, read, before, signal, step)
@@ -167,7 +168,7 @@ class OnlineTrainer:
         return as_array(self.model, torch.zeros_like(inputs[0]) if signal is None else signal)
 
     def _steps(self, x: Any) -> list[Linearized]:
-        """The step that comes, of each layer."""
+        """The next step of each layer."""
         tensor = self._checked("x", x)
         if self._ahead is not None and torch.equal(self._ahead[0], tensor):
             return self._ahead[1]
@@ -203,8 +204,8 @@ class OnlineTrainer:
         return tensor
 
     def apply(self) -> None:
-        """Update all params with the gradients since the last update. `update` does that by itself; at the end of a
-        stream, tokens may be left.
+        """Update all params with the gradients since the last update, for the last tokens of a stream. `update` calls
+        this every `update_every` tokens.
         """
         self._hand_over()
         joint = getattr(self.optimizer, "joint_step", nullcontext)
@@ -215,13 +216,13 @@ class OnlineTrainer:
         self._ahead = None
 
     def _hand_over(self) -> None:
-        """Add the gradients that were read to those of thinc's params."""
+        """Add the gradients of the traces to those of thinc's params."""
         for layer in self._layers:
             add_grads(layer.node, layer.cell, layer.traces.grads)
             layer.traces.clear_grads()
 
     def reset(self, rows: Any = None) -> None:
-        """Begin anew, without a past: at the boundary of a document. rows: Which streams, e.g. [0, 3]. None: all."""
+        """Forget the past at the boundary of a document. rows: The streams, e.g. [0, 3]. None: all."""
         self.detach(rows)
         chosen = self._chosen(rows)
         for layer in self._layers:
@@ -231,13 +232,13 @@ class OnlineTrainer:
         self._ahead = None
 
     def detach(self, rows: Any = None) -> None:
-        """Keep the state, and forget how it came about: no gradient reaches back. rows: As in `reset`."""
+        """Keep the state, but forget the traces: no gradient reaches back. rows: As in `reset`."""
         chosen = None if rows is None else self._chosen(rows)
         for layer in self._layers:
             layer.traces.reset(chosen)
 
     def _chosen(self, rows: Any) -> Any:
-        """Streams as an index. RAISES (ConfigError): There are no such streams."""
+        """An index of streams. RAISES (ConfigError): No such streams."""
         if rows is None or isinstance(rows, slice):
             return slice(None) if rows is None else rows
         try:
@@ -248,7 +249,7 @@ class OnlineTrainer:
     # ---------------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that another process needs to go on exactly here: params, gradients that wait, states, traces, and the
+        """The whole state, to resume exactly in another process: params, pending gradients, states, traces, and the
         state of the optimizer. Tensors are the trainer's own: copy them to keep them.
 
         RAISES (StateError): The optimizer can't be saved.
@@ -266,10 +267,10 @@ class OnlineTrainer:
         return OnlineState(_VERSION, self.tokens, layers, params, grads, self.optimizer.state_dict())
 
     def load_state_dict(self, saved: Any) -> None:
-        """Go on where another process stood. All is checked first; what fails changes nothing.
+        """Resume from a saved state. Everything is checked first; an error changes nothing.
 
-        RAISES (StateError): It is of other models, widths or settings, or not a state. (ScheduleError): A schedule of
-            the optimizer is further: build it anew.
+        RAISES (StateError): Not a state, or of other models, widths or settings. (ScheduleError): A schedule of the
+            optimizer is ahead of it: build a new optimizer.
         """
         check_version(saved, _VERSION, _WHAT)
         state, here = read(OnlineState, saved, _WHAT), self._snapshot()
@@ -286,7 +287,7 @@ class OnlineTrainer:
                 f"{', '.join(different[:5])}. '{first}' has {_form(expected, first) or 'no place'} here, and "
                 f"{_form(found, first) or 'no value'} there."
             )
-        # Gradients may be: the guard skips an update by such.
+        # Gradients may be infinite or NaN: the guard skips such an update.
         spoiled = sorted(
             name for name, tensor in found.items() if "grads" not in name.split("/") and not tensor.isfinite().all()
         )
@@ -310,11 +311,11 @@ class OnlineTrainer:
         write_folder(Path(path), self.state_dict())
 
     def from_disk(self, path: str | Path) -> None:
-        """Load what `to_disk` wrote. RAISES (StateError): It is damaged, or of other models."""
+        """Load the files of `to_disk`. RAISES (StateError): They are damaged, or of other models."""
         self.load_state_dict(read_folder(Path(path)))
 
     def _params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Params, and gradients where there are any, by lasting names."""
+        """Params, and their gradients if any, by lasting names."""
         params, grads = {}, {}
         for name, owner, param in self._slots():
             if isinstance(param, Tensor):
@@ -338,7 +339,7 @@ class OnlineTrainer:
                 owner.get_grad(param)[...] = 0.0
 
     def _slots(self) -> Iterator[tuple[str, Any, Any]]:
-        """Name, owner, and name in thinc or param of torch, of all that have a value."""
+        """Name, owner, and thinc's name or torch's param, of all params with a value."""
         for prefix, model in self.models.items():
             for found in walk(model, prefix):
                 if found.param is not None:
@@ -369,7 +370,7 @@ def _nodes(model: Model) -> list[Model]:
 
 
 def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a state but for the optimizer's, which checks its own."""
+    """All tensors of a state except the optimizer's, which checks its own."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, Mapping):

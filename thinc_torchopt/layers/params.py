@@ -1,8 +1,8 @@
-"""The params of the layer: how the weights of a cell lie in thinc's arrays.
+"""The params of the layer: the weights of a cell in thinc's arrays.
 
 A dense relation Wz is `W_z` (nO, nI), `U_z` (nO, nO) and `b_z` (nO,) in thinc: rows are units, as in all of thinc's
-layers, and the input and the state have a matrix each, so that either may grow. Those without x have no W, those that
-read x alone have no U. An elementwise relation keeps its name.
+layers, and the input and the state have a matrix each, so either may grow. Relations without x have no W, those with
+only x have no U. An elementwise relation keeps its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Parts = list[tuple[str, tuple[int, ...]]]
 
 
 def param_shapes(cell: Cell, width: int, units: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all params of a layer. RAISES (ConfigError): Two relations would have the same."""
+    """Names and shapes of all params of a layer. RAISES (ConfigError): Two relations have the same name."""
     found: dict[str, tuple[int, ...]] = {}
     for relation in cell.relations:
         for parts in _parts(relation, width, units).values():
@@ -37,7 +37,7 @@ def param_shapes(cell: Cell, width: int, units: int) -> dict[str, tuple[int, ...
 
 
 def _parts(relation: Relation, width: int, units: int) -> dict[str, _Parts]:
-    """The params of which each weight of a relation is made, from the first row to the last."""
+    """The params that make up each weight of a relation, from the first row to the last."""
     (weight, *bias) = relation.weight_names
     if not bias:
         return {weight: [(weight, (units,))]}
@@ -94,7 +94,7 @@ def as_tensor(array: Any) -> Tensor:
 
 
 def check_real(name: str, tensor: Tensor, where: Section) -> Tensor:
-    """RAISES (ConfigError): Complex numbers, of which torch would keep the real part."""
+    """RAISES (ConfigError): Complex numbers: torch would drop their imaginary part."""
     if tensor.is_complex():
         where.refuse(name, "real numbers", str(tensor.dtype))
     return tensor
@@ -111,8 +111,8 @@ _GATES = {torch.nn.GRU: "rzn", torch.nn.LSTM: "ifgo", torch.nn.RNN: ("",)}
 
 
 def params_from_torch(module: torch.nn.RNNBase, layer: int, *, reverse: bool) -> Mapping[str, Tensor]:
-    """The params of one layer and direction of a torch module, by our names. torch has two biases for each gate, of
-    which only the sum matters, but for the last of a GRU.
+    """The params of one layer and direction of a torch module, by our names. torch has two biases for each gate; only
+    their sum matters, except for the last gate of a GRU.
     """
     suffix = f"_l{layer}" + "_reverse" * reverse
     gates = next(gates for cls, gates in _GATES.items() if isinstance(module, cls))

@@ -1,9 +1,9 @@
 """Relations: the parts of a recurrent cell that hold its weights.
 
 *unit*: one of the H numbers of a state; index k. *relation*: y = f(input; weights) with one number per unit, where each
-weight belongs to one unit, the last index of its tensor: it moves y of that unit, and of no other. *trace*: what a
-weight has done to the state of its unit so far, d s[k] / d w[..., k], per sample. With a states per unit (an LSTM has
-two) there are a of them, kept as a list.
+weight belongs to one unit, the last index of its tensor, and affects only y of that unit. *trace*: the past effect of a
+weight on the state of its unit, d s[k] / d w[..., k], per sample. With several states per unit (an LSTM has two) there
+is a list of traces.
 
     Dense        y = input @ weight + bias     "Wz.weight" [in, H], "Wz.bias" [H]
     Elementwise  y = u * input                 "u" [H]
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..checks import Section
 
 Weights = Mapping[str, Tensor]
-# Elements of a trace up to which it is quicker to read all samples at once: what is allocated for that fits the cache.
+# Up to this many elements of a trace, reading all samples at once is quicker: the result fits the cache.
 _SMALL = 262_144
 
 
@@ -29,7 +29,7 @@ class Dense:
     """y = input @ weight + bias.
 
     name (str): Its weights are `<name>.weight`, Shape: (in, H), and `<name>.bias`, Shape: (H,).
-    inputs (tuple[str, ...]): The parts of its input, in the order in which a cell's step gives them. "x" is the input
+    inputs (tuple[str, ...]): The parts of its input, in the order of the arguments of a cell's step. "x" is the input
         of the cell, I wide, and comes first. All others are as wide as the state; their names are for people, e.g.
         "r*h".
     """
@@ -49,7 +49,7 @@ class Dense:
         return f"{self.name}.weight", f"{self.name}.bias"
 
     def shapes(self, width: int, units: int) -> dict[str, tuple[int, ...]]:
-        """Of each weight. width (int): Of the input of the cell. units (int): Of its state."""
+        """Shapes of the weights. width (int): Of the input of the cell. units (int): Of its state."""
         n_in = sum(width if part == "x" else units for part in self.inputs)
         return {f"{self.name}.weight": (n_in, units), f"{self.name}.bias": (units,)}
 
@@ -71,7 +71,7 @@ class Dense:
         }
 
     def instant(self, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
-        """What the weights do to the state at this step: reach * dy/dw. inputs (Tensor): Shape: (B, in). reach
+        """The effect of the weights on the state at this step: reach * dy/dw. inputs (Tensor): Shape: (B, in). reach
         (Tensor): d s[k] / d y[k]. Shape: (B, H).
         """
         return {f"{self.name}.weight": inputs[:, :, None] * reach[:, None], f"{self.name}.bias": reach}
@@ -128,7 +128,7 @@ def per_unit(values: Tensor, like: Tensor) -> Tensor:
 
 
 def read_trace_(grad: Tensor, trace: Tensor, signal: Tensor) -> None:
-    """grad += sum over samples of signal * trace. If the trace is large, nothing of its size is allocated.
+    """grad += sum over samples of signal * trace, without allocating memory of the size of a large trace.
 
     grad (Tensor): Shape: (in, H) or (H,). trace (Tensor): Shape: (B, in, H) or (B, H). signal (Tensor): Shape: (B, H).
     """

@@ -1,7 +1,7 @@
 """The forward pass: a cell over a batch of sequences.
 
-Sequences are in order of length, the longest first, so that at each step the first `active[t]` samples are those that
-still go on. The input half of every matmul is done for many steps at once.
+Sequences are sorted by length, the longest first, so at each step the first `active[t]` samples have not ended. The
+input half of every matmul is computed for many steps at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from .cells import Cell, State
 from .relations import Dense, Weights
 
-# Steps whose input half is computed at once. The memory for it does not grow with the sequence.
+# Steps whose input half is computed at once. Its memory does not grow with the sequence.
 CHUNK = 64
 
 
@@ -25,10 +25,10 @@ def scan(
     """Run a cell over sequences.
 
     x (Tensor): Shape: (T, B, I). state (tuple[Tensor, ...]): Before the first step. Shape of each: (B, H).
-    active (Sequence[int]): How many samples go on, at each step. Never grows.
+    active (Sequence[int]): The number of samples that have not ended, at each step. Never grows.
     keep (bool): Also return the states before each step.
-    RETURNS (tuple): Outputs, zero where a sequence has ended, Shape: (T, B, H); the state of each sample after its last
-        step; with `keep`, the states before each step, Shape of each: (T, B, H).
+    RETURNS (tuple): Outputs, zero after the end of a sequence, Shape: (T, B, H); the state of each sample after its
+        last step; with `keep`, the states before each step, Shape of each: (T, B, H).
     """
     n_batch, units = state[0].shape
     outputs = _Stack(len(x), n_batch, units, like=state[0])
@@ -57,7 +57,7 @@ def _unbound(x: Tensor, relate: _InputsAhead) -> Iterator[Tensor]:
 
 
 class _InputsAhead:
-    """A `relate` that knows the input of the cell for many steps: relations that begin with it find that half done."""
+    """A `relate` with the cell's input for many steps: that half of a relation is computed ahead."""
 
     n: int
 
@@ -89,7 +89,7 @@ class _InputsAhead:
 
 
 class _Stack:
-    """Steps of (B, H), put together as (T, B, H): in place where no gradient is wanted."""
+    """Steps of (B, H), stacked to (T, B, H): in place where no gradient is needed."""
 
     def __init__(self, n_steps: int, n_batch: int, units: int, *, like: Tensor):
         self._n_batch = n_batch

@@ -1,8 +1,9 @@
-"""The control of learning rates. Start reading in writer.py, the only writer of the `lr` of torch's param groups.
+"""The control of learning rates. Start reading in writer.py, the only code that writes the `lr` of torch's param
+groups.
 
-watch.py, groups.py: what optimizers and their groups were like when it left them, and what has changed since.
-watchdog.py: how it fares. history.py: what is kept.
-controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py.
+watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. watchdog.py: counts
+failures and slow work. history.py: past rates. controller.py: the writer for a loop of your own, by policies:
+policies.py, by_name.py.
 """
 
 from .by_name import NAMED, NamedPolicy, settings_of

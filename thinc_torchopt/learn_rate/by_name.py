@@ -1,9 +1,9 @@
-"""What stands for a policy, in a config or in `register_optimizer`: its name, a rate, several rates, a schedule, a
+"""Ways to specify a policy, in a config or in `register_optimizer`: a name, a rate, several rates, a schedule, a
 function.
 
     policy = "cosine"       falls from `max_rate` to `min_rate` along a cosine, in `total_steps`
     policy = "warmup"       rises to `max_rate`, and stays
-    policy = "adaptive"     `max_rate`, lowered when a metric no longer gets better, to `min_rate` at least
+    policy = "adaptive"     `max_rate`, lowered when a metric stops improving, to `min_rate` at least
     policy = "frozen"       0
 
 The first three begin with a warm-up of `warmup_steps`, from `warmup_factor` times `max_rate`.
@@ -39,9 +39,9 @@ ByName = Union["InRates", Adaptive, Cosine, Frozen, Warmup]
 
 NAMED: dict[str, Callable[..., ByName]] = {"adaptive": Adaptive, "cosine": Cosine, "frozen": Frozen, "warmup": Warmup}
 
-# Settings of `InRates`. Where one of these is given by name, the others have the defaults that they have there.
+# Settings of `InRates`. If one of these is given with a name, the others have their defaults there.
 RATE_SETTINGS = ("min_rate", "max_rate", "warmup_steps", "warmup_factor", "warmup_type")
-# Who has them in parts of the base instead.
+# Policies that have them as fractions of the base.
 _IN_PARTS = {"cosine": ("warmup_steps", "min_factor"), "warmup": ("steps", "start_factor"), "adaptive": ("min_factor",)}
 
 
@@ -52,9 +52,9 @@ class InRates:
     min_rate (float): The lowest rate; that of a group with a lower base is its base.
     max_rate (float | None): The highest rate. None: the base.
     warmup_steps (int): Steps of the rise. Default: 100 for "warmup", else 0.
-    warmup_factor (float): The first rate of the rise, as a part of the highest, 0 to 1.
+    warmup_factor (float): The first rate of the rise, as a fraction of the highest, 0 to 1.
     warmup_type ("linear" | "cosine"): The curve of the rise.
-    settings (Any): Those of the class of this name that are no rates, e.g. `total_steps` of Cosine, `metric` of
+    settings (Any): Settings of the class of this name that are not rates, e.g. `total_steps` of Cosine, `metric` of
         Adaptive.
     RAISES (ConfigError): An argument is out of its range.
     """
@@ -104,12 +104,12 @@ class InRates:
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy that is still to be built, by its name.
+    """A policy by name, still to be built.
 
     name (str): Of the policy.
     settings (tuple): Its settings, in pairs of name and value.
     where (str): The config path, for messages.
-    RAISES (ConfigError): There is no such policy, or a setting is out of its range.
+    RAISES (ConfigError): An unknown policy, or a setting is out of its range.
     """
 
     name: str
@@ -124,12 +124,12 @@ class NamedPolicy:
             raise ConfigError(f"Can't read 'policy' in {self.where}. {error}") from None
 
     def build(self) -> ByName:
-        """The policy, at its beginning."""
+        """A new policy."""
         return Frozen() if self.name == "frozen" else InRates(self.name, **dict(self.settings))
 
 
 class PolicyReader:
-    """Makes policies of what stands for them. An iterator that stands in several places is one policy."""
+    """Reads specifications of policies. An iterator that is used in several places is one policy."""
 
     def __init__(self) -> None:
         self._by_iterator: dict[int, Policy] = {}
@@ -145,8 +145,8 @@ class PolicyReader:
 
         value (PolicyLike | Mapping): One for all, or one for each, by the group's index or its own "name".
         where (str): The optimizer, for messages.
-        settings (Mapping[str, Any]): Arguments of a policy that is given by its name.
-        RAISES (ConfigError): As `read`; or a group has none, or a policy no group.
+        settings (Mapping[str, Any]): Settings of a policy given by its name.
+        RAISES (ConfigError): As `read`; or a group without a policy, or a policy without a group.
         """
         if not isinstance(value, Mapping):
             return [self.read(value, where, settings)] * len(groups)
@@ -162,7 +162,7 @@ class PolicyReader:
     def read(self, value: PolicyLike, where: str, settings: Mapping[str, Any] = {}) -> Policy:
         """One policy.
 
-        RAISES (ConfigError): There is no such policy, or no such setting, or a setting is out of its range.
+        RAISES (ConfigError): An unknown policy or setting, or a setting is out of its range.
         """
         if isinstance(value, str):
             return _by_name(value, where, settings)
@@ -190,18 +190,17 @@ class PolicyReader:
 
 
 def settings_of(name: str) -> list[str]:
-    """All settings, in rates, that a policy has by its name."""
+    """All settings, in rates, of a policy given by its name."""
     if name == "frozen":
         return []
     return [*(setting for setting in _own_settings(name) if setting not in _IN_PARTS[name]), *RATE_SETTINGS]
 
 
 def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
-    """A policy by name, with settings that are rates, or parts of the base as its class has them.
+    """A policy by name, with settings that are rates, or fractions of the base as in its class.
 
-    where (str): What it is for, for messages.
-    RAISES (ConfigError): There is no such policy, or no such setting, or one is out of its range, or they are of both
-        kinds.
+    where (str): Its group or optimizer, for messages.
+    RAISES (ConfigError): An unknown policy or setting, settings of both kinds, or one out of its range.
     """
     _check_name(name, where)
     own, in_rates = _own_settings(name), settings_of(name)
@@ -219,7 +218,7 @@ def _by_name(name: str, where: str, settings: Mapping[str, Any]) -> ByName:
 
 
 def _check_name(name: Any, where: str) -> None:
-    """RAISES (ConfigError): There is no policy of that name."""
+    """RAISES (ConfigError): An unknown policy."""
     if not isinstance(name, str) or name not in NAMED:
         raise ConfigError(
             f"Can't set the learn rate policy of '{where}': expected one of {', '.join(map(repr, NAMED))}, found "

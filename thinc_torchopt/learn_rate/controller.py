@@ -1,4 +1,4 @@
-"""The controller of learning rates, for a training loop of your own: any torch optimizers, with a policy for each param
+"""The controller of learning rates for a training loop of your own: any torch optimizers, with a policy for each param
 group.
 
     controller = LearnRateController()
@@ -9,8 +9,8 @@ group.
         optimizer.step()
         optimizer.zero_grad()
 
-It is a `RateWriter` (see writer.py) whose groups are those of the optimizers that are registered, and whose rates are
-those of policies (see policies.py).
+It is a `RateWriter` (see writer.py) for the groups of registered optimizers, with the rates of policies (see
+policies.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WHAT = "the state of the learn rate controller"
 
 
 class LearnRateController(RateWriter):
-    """Owns the learning rates of torch optimizers. Arguments and public attributes are those of `RateWriter`."""
+    """Sets the learning rates of torch optimizers. Arguments and public attributes are those of `RateWriter`."""
 
     @cached_property
     def _reader(self) -> PolicyReader:
-        """Makes policies of what stands for them."""
+        """Reads specifications of policies."""
         return PolicyReader()
 
     # ------------------------------------------------------------------ optimizers
@@ -57,24 +57,22 @@ class LearnRateController(RateWriter):
         keep_groups: bool = False,
         **settings: Any,
     ) -> list[str]:
-        """Take over the rates of an optimizer. They stay what they are until the next `step`.
+        """Take control of an optimizer's rates. They do not change until the next `step`.
 
-        name (str): What ids of its groups begin with.
+        name (str): The prefix of the ids of its groups.
         optimizer (torch.optim.Optimizer): Any.
-        policy (PolicyLike): "cosine" for models that were trained before, "warmup" for new params, "adaptive": lowered
-            by metrics, or "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a
-            dict with any of these for each group, by the group's index or its own "name".
-        moving (Collection[str]): Options of its groups that others may write, e.g. because a schedule moves them.
+        policy (PolicyLike): "cosine" for pretrained models, "warmup" for new params, "adaptive" (lowered by metrics),
+            or "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a dict with any
+            of these for each group, by the group's index or its own "name".
+        moving (Collection[str]): Options of its groups that other code may write, e.g. because a schedule moves them.
         param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
-        watch_steps (bool): Verify before each step of the optimizer too, by a hook, which is also what keeps frozen
-            params from being updated. Without it, call `step` before each, and read of `frozen` only that the rate is
-            0.
-        keep_groups (bool): You hold on to the dicts in `optimizer.param_groups`: after `optimizer.load_state_dict`,
-            which makes new ones, they stand there again with what was loaded, and those that somebody takes out come
-            back.
-        settings (Any): Those of a policy that is given by its name: see by_name.py.
+        watch_steps (bool): Verify also before each step of the optimizer, by a hook, which also keeps frozen params
+            from being updated. False: call `step` before each, and `frozen` only sets the rate to 0.
+        keep_groups (bool): You keep references to the dicts in `optimizer.param_groups`: they stay in use after
+            `optimizer.load_state_dict`, which makes new ones, and come back if other code removes them.
+        settings (Any): Settings of a policy given by its name: see by_name.py.
         RETURNS (list[str]): The ids of the groups.
-        RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate can't be.
+        RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate is invalid.
         """
         if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
@@ -83,9 +81,9 @@ class LearnRateController(RateWriter):
             )
         for other in self._optimizers.values():
             if other.name == name or other.optimizer is optimizer:
-                taken = "name" if other.name == name else f"optimizer, known as '{other.name}'"
+                known = "name" if other.name == name else f"optimizer, known as '{other.name}'"
                 raise ConfigError(
-                    f"Can't register optimizer '{name}': expected a new one, found this {taken}. Unregister it first."
+                    f"Can't register optimizer '{name}': expected a new one, found this {known}. Unregister it first."
                 )
         added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
@@ -96,11 +94,11 @@ class LearnRateController(RateWriter):
             added.groups.append(self._count_in(added, group, of_group, rate))
         added.hook_in(self._before_step)
         self._optimizers[name] = added
-        self._settle(added)
+        self._update_groups(added)
         return [watched.id for watched in added.groups]
 
     def unregister_optimizer(self, name: str) -> None:
-        """Stop managing an optimizer. Its rates stay as they are.
+        """Release an optimizer. Its rates stay as they are.
 
         RAISES (ConfigError): No optimizer has that name.
         """
@@ -116,17 +114,16 @@ class LearnRateController(RateWriter):
         *,
         param_names: Mapping[torch.Tensor, str] | None = None,
     ) -> None:
-        """Let another optimizer take the place of one, because its model has grown for example: under the same name,
-        and each of its groups under the id, policy, position and history of that which stands there in the old one. It
-        gets the rates that were written last.
+        """Replace an optimizer by another one, for example because its model has grown. The new one gets the name, and
+        each of its groups the id, policy, position, history and last rate of the group at the same place.
 
-        Who steps the old one afterwards is warned, once.
+        A later step of the old optimizer gives a warning, once.
 
-        old (str | torch.optim.Optimizer): One that is registered, or its name.
+        old (str | torch.optim.Optimizer): A registered optimizer, or its name.
         new (torch.optim.Optimizer): With as many param groups, in the same order.
         param_names (Mapping[Tensor, str]): Names of its params, if the old one was registered with names.
-        RAISES (ConfigError): The old one is not known, or the new one is, or it has more or fewer groups. Nothing has
-            changed then.
+        RAISES (ConfigError): The old one is unknown, the new one is registered, or the numbers of groups differ.
+            Nothing changes then.
         """
         moved = self._optimizer(old)
         replaced = moved.optimizer
@@ -146,21 +143,21 @@ class LearnRateController(RateWriter):
         if param_names is not None and moved.param_names:
             moved.param_names = param_names
         moved.move_to(new)
-        self._take(moved)
+        self._accept_groups(moved)
         for watched in moved.groups:
             self._write(watched, watched.applied_rate)
         moved.hook_in(self._before_step)
         warn_of_steps(replaced, moved.name, self.step_count)
 
     def refresh(self, name: str) -> None:
-        """Take the groups, params and options of an optimizer as they now are: its owner changed them. Rates are still
+        """Accept changes that the owner of an optimizer made to its groups, params and options. Rates are still
         verified.
 
-        A group that came keeps the rate that it has; for another policy, call `add_group` first.
+        A new group keeps its rate; for another policy, call `add_group` first.
 
-        RAISES (ConfigError): There is no optimizer of that name.
+        RAISES (ConfigError): No optimizer has that name.
         """
-        self._take(self._optimizer(name))
+        self._accept_groups(self._optimizer(name))
 
     # ------------------------------------------------------------------ groups
 
@@ -173,21 +170,21 @@ class LearnRateController(RateWriter):
         id: str | None = None,
         param_names: Mapping[torch.Tensor, str] | None = None,
     ) -> str:
-        """Take in a group that its owner appended to `optimizer.param_groups`.
+        """Add a group that its owner appended to `optimizer.param_groups`.
 
         name (str): The optimizer's.
         id (str): Default: made of the optimizer's name and the group's own "name" or number.
         param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
         RETURNS (str): The id.
-        RAISES (ConfigError): The group is not the optimizer's, or known already, or the id is; or the policy or the
-            rate can't be.
+        RAISES (ConfigError): The group is not the optimizer's, or the group or the id is known already, or the policy
+            or the rate is invalid.
         """
         of = self._optimizer(name)
         place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
         if place is None or any(watched.group is group for watched in of.groups) or id in self._groups:
             raise ConfigError(
-                f"Can't take in a param group of optimizer '{name}': expected one in optimizer.param_groups that is "
-                f"new, and a new id, found {id!r} of {sorted(self._groups)}."
+                f"Can't add a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, "
+                f"and a new id, found {id!r} of {sorted(self._groups)}."
             )
         if param_names is not None:
             of.param_names = param_names
@@ -195,7 +192,7 @@ class LearnRateController(RateWriter):
         base = check_rate(rate_of(group), id)
         made = self._count_in(of, group, self._reader.read(policy, id), base, id=id)
         of.groups.insert(place, made)
-        self._settle(of)
+        self._update_groups(of)
         return made.id
 
     def _count_in(
@@ -208,7 +205,7 @@ class LearnRateController(RateWriter):
         parent: WatchedGroup | None = None,
         id: str | None = None,
     ) -> WatchedGroup:
-        """Count a group in. Its place in `of.groups` is the caller's business.
+        """Register a group. The caller sets its place in `of.groups`.
 
         policy, base, parent: As of `PolicyRate`.
         """
@@ -226,27 +223,27 @@ class LearnRateController(RateWriter):
         policy: PolicyLike | None = None,
         **settings: Any,
     ) -> str:
-        """Give params that arrive in mid-training a group of their own, at a tenth of the rate of its parent, to which
-        they warm up.
+        """Give params that are added in mid-training a group of their own. They warm up to a tenth of its parent's
+        rate.
 
-        optimizer (str | torch.optim.Optimizer): One that is registered.
-        params (Iterable): Tensors, or pairs of name and tensor, as torch takes them.
+        optimizer (str | torch.optim.Optimizer): A registered optimizer, or its name.
+        params (Iterable): Tensors, or pairs of name and tensor, as for torch.
         parent (str | int): Id or index of the group whose options they get, and whose rate they follow. Default: the
             first one.
         warmup_steps (int): Steps of the rise, from a hundredth of that rate.
         options (Mapping[str, Any]): Options that differ from the parent's.
-        policy (PolicyLike): How they go on from there: "adaptive", for example, by its name with the same warm-up. Its
-            base is a tenth of the parent's rate. Default: they stay there.
-        settings (Any): Arguments of a policy that is given by its name.
+        policy (PolicyLike): A policy for them, such as "adaptive", by its name with the same warm-up. Its base is a
+            tenth of the parent's rate. Default: constant after the warm-up.
+        settings (Any): Settings of a policy given by its name.
         RETURNS (str): The id of the group.
-        RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such
-            optimizer, parent or option.
+        RAISES (ConfigError): A param can't be optimized or is in the optimizer already, or there are none; or an
+            unknown optimizer, parent or option.
         """
         started = self.guards.timer()
         to = self._optimizer(optimizer)
         above = _find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
-            # As `Warmup` begins, and as low as its class would go.
+            # The first rate of `Warmup`, and the lowest of its class.
             begin = {"warmup_steps": warmup_steps, "warmup_factor": Warmup().start_factor, "min_rate": 0.0}
             settings = {**begin, **settings}
         if policy is None and not settings:
@@ -256,7 +253,7 @@ class LearnRateController(RateWriter):
         group = _append_group(to, above, list(params), policy, options or {})
         made = self._count_in(to, group, policy, rate_of(group), parent=above)
         to.groups.append(made)
-        self._settle(to)
+        self._update_groups(to)
         self.took("adding_params", started)
         return to.groups[-1].id
 
@@ -267,14 +264,14 @@ class LearnRateController(RateWriter):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Hooked | None:
-        """Runs before each step of an optimizer: verifies, and takes the gradients of frozen params away."""
+        """Runs before each step of an optimizer: verifies, and drops the gradients of frozen params."""
         self._check([watched_optimizer])
         return watched_optimizer.drop_frozen_grads(args, kwargs)
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run needs to continue exactly, for JSON."""
+        """The whole state, to resume exactly, for JSON."""
         groups = {id: write(_saved(watched)) for id, watched in self._groups.items()}
         return {**super().state_dict(), "groups": groups}
 
@@ -282,7 +279,7 @@ class LearnRateController(RateWriter):
         """Load the state of another run, and write its last rates.
 
         state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
-        RAISES (StateError): The state of another controller. Everything is checked before anything is changed.
+        RAISES (StateError): The state of another controller. Nothing changes then.
         """
         saved = read(ControllerState, state, _WHAT)
         check_names(saved.groups, self._groups, _WHAT, "groups")
@@ -299,7 +296,7 @@ class LearnRateController(RateWriter):
         self.write_last_rates()
 
     def _check_groups(self, saved: Mapping[str, GroupState]) -> None:
-        """RAISES (StateError): They are of other groups. A warning: they have other params, shapes or options."""
+        """RAISES (StateError): They are of other groups. Warns if params, shapes or options differ."""
         for id_of, watched in self._groups.items():
             found, rate = saved[id_of], policy_rate_of(watched)
             for name, here, there in (
@@ -314,7 +311,7 @@ class LearnRateController(RateWriter):
         if other and _are_swapped(other, {id: saved[id].checksum for id in other}):
             raise StateError(
                 f"Can't load {_WHAT}: expected param groups {sorted(other)} in the order in which they were saved, "
-                "found them in another. Build the optimizer with the groups in the same order."
+                "found another order. Build the optimizer with the groups in the same order."
             )
         if other:
             warnings.warn(
@@ -326,19 +323,20 @@ class LearnRateController(RateWriter):
             )
 
 
-# ---------------------------------------------------------------------- params that come in mid-training
+# ---------------------------------------------------------------------- params added in mid-training
 
 
 def _append_group(
     to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], policy: Policy, options: Mapping[str, Any]
 ) -> Group:
-    """Put new params into a group of their own, behind the others.
+    """Append a group of new params.
 
     parent (WatchedGroup): The group that they follow.
     given (list): Tensors, or pairs of name and tensor.
     policy (Policy): Gives their rates.
-    options (Mapping[str, Any]): Those that differ from the parent's.
-    RAISES (ConfigError): A param can't be optimized or is already, or there are none; or there is no such option.
+    options (Mapping[str, Any]): Options that differ from the parent's.
+    RAISES (ConfigError): A param can't be optimized or is in the optimizer already, or there are none; or an unknown
+        option.
     """
     tensors = _check_new(to, parent, given, options)
     wanted = {option: parent.group[option] for option in to.all_options if option in parent.group} | dict(options)
@@ -371,11 +369,11 @@ def _find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup
 def _check_new(
     to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]
 ) -> list[torch.Tensor]:
-    """Check that an optimizer can take new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It
+    """Check that an optimizer can get new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It
     can't.
     """
     if isinstance(to.optimizer, torch.optim.LBFGS):
-        _refuse(to, "an optimizer that takes several param groups, found LBFGS")
+        _refuse(to, "an optimizer with several param groups, found LBFGS")
     if not given:
         _refuse(to, "at least one param, found none")
     if unknown := sorted(set(options) - set(to.all_options)):
@@ -407,33 +405,34 @@ def _check_new(
 
 
 def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
-    """Make the state that a class makes when it is built, as Adagrad does, but not when params are added: build, and
-    take it over. options (Mapping[str, Any]): Those of the group that the params will be in, with a `lr`.
+    """Make the state that a class makes only when it is built, as Adagrad does: build one, and copy its state. options
+    (Mapping[str, Any]): Of the params' group, with a `lr`.
     """
     signature = inspect.signature(type(optimizer))
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    taken = {name: value for name, value in options.items() if takes_all or name in signature.parameters}
+    accepts_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = {name: value for name, value in options.items() if accepts_all or name in signature.parameters}
     try:
-        signature.bind(tensors, **taken)
-    except TypeError:  # a class that is built in another way, around other optimizers for example
+        signature.bind(tensors, **accepted)
+    except TypeError:  # a class with other arguments, e.g. around other optimizers
         return
-    optimizer.state.update(type(optimizer)(tensors, **taken).state)
+    optimizer.state.update(type(optimizer)(tensors, **accepted).state)
 
 
 def _refuse(to: WatchedOptimizer, expected_and_found: str) -> NoReturn:
     raise ConfigError(f"Can't add params to optimizer '{to.name}': expected {expected_and_found}.")
 
 
-# ---------------------------------------------------------------------- what is saved
+# ---------------------------------------------------------------------- saved forms
 
 
 @dataclass
 class GroupState:
-    """What a param group is saved as, with its policy. The numbers are those of `WatchedGroup` and `PolicyRate`.
+    """The saved form of a param group, with its policy. The numbers are those of `WatchedGroup` and `PolicyRate`.
 
     parent (str | None): The id of the group that it follows.
     checksum (str): Of its identity.
-    policy (str): What kind it is. policy_state (Any): Of its own, or of its source.
+    policy (str): Its kind.
+    policy_state (Any): Its own state, or that of its source.
     """
 
     rate: NotNegative
@@ -450,7 +449,7 @@ class GroupState:
 
 @dataclass
 class ControllerState(WriterState):
-    """What a controller is saved as. groups (dict[str, GroupState]): By id."""
+    """The saved form of a controller. groups (dict[str, GroupState]): By id."""
 
     groups: dict[str, GroupState]
 
@@ -472,7 +471,7 @@ def _saved(watched: WatchedGroup) -> GroupState:
 
 
 def _are_swapped(groups: Mapping[str, WatchedGroup], saved: Mapping[str, str]) -> bool:
-    """Whether each saved checksum is that of another group. Both are by id."""
+    """Whether each saved checksum belongs to another group. Both are by id."""
     left = list(groups.values())
     for id in groups:
         found = next((watched for watched in left if saved[id] == watched.checksum_as(id)), None)

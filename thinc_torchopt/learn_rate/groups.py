@@ -1,7 +1,7 @@
-"""Param groups as the writer of learning rates left them: what each one is, and where its rates come from.
+"""Param groups as the writer of learning rates left them, and the sources of their rates.
 
-*identity*: what a group is: the names and shapes of its params, and its options. Its rate and its place are not part of
-it. A checksum stands for it.
+*identity*: the names and shapes of a group's params, and its options, but not its rate and its place. Its checksum
+stands for it.
 
 Nothing here writes a rate.
 """
@@ -22,18 +22,18 @@ from .policies import Frozen, Policy, check_rate, kind_of, source_of
 
 Group = dict[str, Any]
 
-# Two rates are the same within the larger of these: relative to the larger rate, and absolute.
+# Tolerances for equal rates: relative to the larger rate, and absolute. The larger one counts.
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-12
-# Params that come in mid-training learn at this part of their parent's rate.
+# The rate of params added in mid-training, as a fraction of their parent's.
 NEW_PARAMS_FACTOR = 0.1
 
 
 class RateSource(Protocol):
-    """Where the rates of a group come from.
+    """The source of a group's rates.
 
-    policy (Policy | None): What has to be told of metrics and steps, if there is something.
-    is_frozen (bool): The group is not to be updated at all.
+    policy (Policy | None): Gets metrics and steps, if it wants them.
+    is_frozen (bool): The group must not be updated at all.
     """
 
     @property
@@ -46,37 +46,37 @@ class RateSource(Protocol):
         """The rate of a step. step (int): The writer's."""
 
     def heeds_metrics(self, step: int) -> bool:
-        """Whether metrics count for its policy: not while that warms up."""
+        """Whether its policy uses metrics at this step: not while it warms up."""
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:
-        """Let the rates to come follow one that other code wrote.
+        """Continue from a rate that other code wrote.
 
-        ratio (float | None): That to the rate which stood there. None: there is none.
+        ratio (float | None): Of the new rate to the old one. None: undefined.
         """
 
 
 class WatchedGroup:
     """A param group under the writer.
 
-    id (str): Stays the same as long as there is the group, wherever it stands.
+    id (str): Does not change while the group exists, wherever it is.
     source (RateSource): Gives its rates.
-    rate (float): The rate that it has.
+    rate (float): Its current rate.
     """
 
     def __init__(self, id: str, source: RateSource, rate: float):
         self.id = id
         self.source = source
         self.rate = rate  # of the last step, without the step's scale
-        self.applied_rate = rate  # what stands in the group
+        self.applied_rate = rate  # the value in the group
         self.lr_tensor: torch.Tensor | None = None
         self.warned_of: set[str] = set()  # kinds of differences
 
     def bind(self, group: Group, option_names: Collection[str], names: tuple[str, ...]) -> None:
-        """Take the group as it is now.
+        """Record the group as it is now.
 
         group (Group): Of `optimizer.param_groups`.
         option_names (Collection[str]): Keys that belong to its identity.
-        names (tuple[str, ...]): Of its params.
+        names (tuple[str, ...]): The names of its params.
         """
         self.group = group
         self.names = names
@@ -89,26 +89,26 @@ class WatchedGroup:
 
     @cached_property
     def checksum(self) -> str:
-        """Of its identity, the same in every process. 16 characters."""
+        """The checksum of its identity, the same in every process. 16 characters."""
         return self.checksum_as(self.id if any(map(str.isdigit, self.names)) else "")
 
     def checksum_as(self, id: str) -> str:
-        """The checksum that it would have under another id, which tells groups apart whose params have no names.
+        """Its checksum under another id, which distinguishes groups of unnamed params.
 
-        id (str): Empty: that which tells no groups apart.
+        id (str): Empty: distinguish no groups.
         """
         shapes = (tuple(param.shape) for param in self.params)
-        # In any order: the params of a run that is resumed may be in another.
+        # In any order: params may have another order in a resumed run.
         content = (sorted(zip(self.names, shapes)), _lasting(self.options), *([id] if id else ()))
         return blake2b(repr(content).encode("utf8"), digest_size=8).hexdigest()
 
     def rate_at(self, step: int) -> float:
-        """The rate that its source wants. step (int): The writer's. RAISES (ConfigError): It is no rate."""
+        """The rate of its source. step (int): The writer's. RAISES (ConfigError): Not a rate."""
         rate = self.source.rate_at(step)
         return rate if type(rate) is float and 0.0 <= rate < math.inf else check_rate(rate, self.id)
 
     def adopt(self, rate: float) -> None:
-        """Let its source continue from a rate that other code wrote."""
+        """Continue from a rate that other code wrote."""
         ratio = rate / self.applied_rate if self.applied_rate else math.inf
         is_finite = math.isfinite(ratio)
         self.source.go_on_from(rate, ratio if is_finite else None)
@@ -116,7 +116,7 @@ class WatchedGroup:
         self.applied_rate = rate
 
     def is_untouched(self, group: Group) -> bool:
-        """Whether this is the group, as it was left. Runs at every step."""
+        """Whether this is the group, unchanged. Runs at every step."""
         return (
             group is self.group
             and self.has_params(group)
@@ -137,9 +137,9 @@ class PolicyRate:
 
     policy (Policy): Gives the rates.
     base (float): The group's rate when it was registered.
-    start (int): The writer's step at which it was registered.
+    start (int): The writer's step when it was registered.
     where (str): The group, for errors.
-    parent (WatchedGroup | None): For params that came in mid-training: the base is then a tenth of the parent's rate.
+    parent (WatchedGroup | None): For params added in mid-training: the base is then a tenth of the parent's rate.
     """
 
     def __init__(self, policy: Policy, base: float, start: int, where: str, parent: WatchedGroup | None = None):
@@ -148,7 +148,7 @@ class PolicyRate:
         self.start = start
         self.parent = parent
         self._where = where
-        # What adopted rates made of the policy's: a factor, or a rate that replaces them.
+        # The effect of adopted rates: a factor, or a rate that replaces the policy's.
         self.factor = 1.0
         self.held_rate: float | None = None
 
@@ -176,18 +176,18 @@ class PolicyRate:
 
     @property
     def kind(self) -> str:
-        """What states call the policy."""
+        """The name of the policy in saved states."""
         return kind_of(self.policy)
 
     @property
     def keeper(self) -> Any:
-        """What keeps a state: the policy, or its source, which other groups may share. None: nothing does."""
+        """The object with a state: the policy, or its source, which other groups may share. None: neither has one."""
         source = source_of(self.policy)
         return source if hasattr(source, "state_dict") else None
 
 
 def policy_rate_of(watched: WatchedGroup) -> PolicyRate:
-    """The source of a group's rates, for which a policy was registered."""
+    """The source of the rates of a group with a policy."""
     assert isinstance(watched.source, PolicyRate)
     return watched.source
 
@@ -201,7 +201,7 @@ def rate_of(group: Group) -> float:
 
 
 def _own(value: Any) -> Any:
-    """A value that stays what it is when its owner changes it in place. A tensor may move to another value unseen."""
+    """A value that does not change with its owner's. A tensor becomes another value."""
     return value.copy() if isinstance(value, (list, dict)) else value
 
 

@@ -14,10 +14,10 @@ MAX_SNAPSHOTS = 1000
 class Snapshot(NamedTuple):
     """One step of the controller.
 
-    epoch (float | None): What the caller said.
+    epoch (float | None): From the caller.
     step (int): Counted from 0.
-    rates (dict[str, float]): What was applied, by group.
-    checksums (dict[str, str]): The identities of the groups. All steps until a change share one.
+    rates (dict[str, float]): The applied rates, by group.
+    checksums (dict[str, str]): The identities of the groups. All steps until a change share one dict.
     time (float): By the controller's clock.
     """
 
@@ -39,7 +39,7 @@ class History(deque[Snapshot]):
 
     @property
     def state(self) -> HistoryState:
-        """All snapshots, with what they share kept once."""
+        """All snapshots, with shared values kept once."""
         places: dict[tuple[tuple[str, str], ...], int] = {}
         snapshots = []
         for epoch, step, rates, checksums, time in self:
@@ -49,7 +49,9 @@ class History(deque[Snapshot]):
 
     @classmethod
     def of(cls, state: HistoryState, what: str) -> History:
-        """RAISES (StateError): Snapshots have other groups than they say. what (str): Whose state, for the error."""
+        """RAISES (StateError): Snapshots have the wrong number of groups. what (str): For the error: the owner of the
+        history.
+        """
         history = cls()
         for i, found in enumerate(state.snapshots):
             layout = state.layouts[found.layout] if found.layout < len(state.layouts) else {}
@@ -61,7 +63,7 @@ class History(deque[Snapshot]):
 
 @dataclass
 class SavedSnapshot:
-    """A snapshot without what others share. layout (int): Which one of the groups' ids and checksums."""
+    """A snapshot without shared values. layout (int): The index of its groups' ids and checksums."""
 
     epoch: Optional[float]
     step: Count
@@ -72,7 +74,7 @@ class SavedSnapshot:
 
 @dataclass
 class HistoryState:
-    """What a history is saved as. layouts (list): Checksums by the ids of groups."""
+    """The saved form of a history. layouts (list): Checksums by the ids of groups."""
 
     layouts: list[dict[str, str]]
     snapshots: list[SavedSnapshot]

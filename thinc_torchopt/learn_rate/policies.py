@@ -1,17 +1,16 @@
 """Policies: the learning rate of a param group at each step.
 
-A policy has a method `rate(step, base)`: the step is counted from 0, from when the group was registered, and `base` is
-the rate that the group had then. It may also have
-- `observe(metrics)`: called with the metrics that a step of the controller is given, before the rates of that step are
-  asked for;
-- `is_warming_up(step)`: whether metrics do not count yet at a step: `observe` is not called then;
+A policy has a method `rate(step, base)`: the step is counted from 0 since the group was registered, and `base` is the
+rate that the group had then. It may also have
+- `observe(metrics)`: called with the metrics of a step of the controller, before the rates of that step are computed;
+- `is_warming_up(step)`: whether metrics are ignored at a step: `observe` is not called then;
 - `advance()`: called once after each step of the controller, however many groups share the policy;
-- `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises what loading would;
-- `source`: another policy, which is told and saved in its place, once however many policies have it;
-- `kind`: what states call it, if that is not its class.
+- `state_dict()` and `load_state_dict(state)`, for JSON; and `check_state_dict(state)`, which raises the same errors;
+- `source`: another policy, which is called and saved in its place, once however many policies share it;
+- `kind`: its name in saved states, if that is not its class.
 
-`Cosine`, `Warmup`, `Adaptive` and `Frozen` give the base times a factor; `Constant`, `FromSchedule` and `FromFunction`
-rates of their own. by_name.py has the policies that a config names, which go between two rates.
+`Cosine`, `Warmup`, `Adaptive` and `Frozen` multiply the base by a factor; `Constant`, `FromSchedule` and `FromFunction`
+have rates of their own. by_name.py has the policies that a config names, which go between two rates.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ..errors import ConfigError, ScheduleError
 from ..schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
 from ..schema import Count, read, write
 
-# Adaptive remembers the rates of so many bases.
+# Adaptive caches the rates of this many bases.
 _MAX_BASES = 100
 
 
@@ -36,24 +35,24 @@ class Policy(Protocol):
     def rate(self, step: int, base: float) -> float: ...
 
 
-# What may be given for a policy. A float is a constant rate, a list or iterator one rate a step, a function one of the
+# Specifications of a policy. A float is a constant rate, a list or iterator one rate a step, a function one of the
 # step.
 PolicyLike = Union[str, float, list[float], Iterator[Any], Callable[[int], float], Policy]
 
 
 class Frozen:
-    """Rate 0, and no updates: no moments are kept, and no weight decays."""
+    """Rate 0 and no updates: no moments, and no weight decay."""
 
     def rate(self, step: int, base: float) -> float:
         return 0.0
 
 
 class Cosine:
-    """Rise from 0 to the base in a line, then fall along a cosine, once. For models that were trained before.
+    """Rise linearly from 0 to the base, then fall along a cosine, once. For pretrained models.
 
-    total_steps (int): Step from which on the rate stays lowest, at least `warmup_steps`.
-    warmup_steps (int): Steps before the fall begins.
-    min_factor (float): The lowest rate, as a part of the base, 0 to 1.
+    total_steps (int): The first step at the lowest rate, at least `warmup_steps`.
+    warmup_steps (int): Steps before the fall.
+    min_factor (float): The lowest rate, as a fraction of the base, 0 to 1.
     RAISES (ConfigError): An argument is out of its range.
     SOURCE: warmup_cosine in schedules/curves.py.
     """
@@ -71,10 +70,10 @@ class Cosine:
 
 
 class Warmup:
-    """Rise to the base in a line, then stay. For new params.
+    """Rise linearly to the base, then stay. For new params.
 
-    steps (int): Step at which the base is reached.
-    start_factor (float): The first rate, as a part of the base, 0 to 1.
+    steps (int): The step that reaches the base.
+    start_factor (float): The first rate, as a fraction of the base, 0 to 1.
     RAISES (ConfigError): An argument is out of its range.
     SOURCE: torch.optim.lr_scheduler.LinearLR.
     """
@@ -91,18 +90,19 @@ class Warmup:
 
 
 class Adaptive:
-    """Lower the rate when a metric no longer gets better.
+    """Lower the rate when a metric stops improving.
 
-    It counts the observations of the metric, not steps. Metrics without it are passed over.
+    It counts observations of the metric, not steps. Metrics without it are ignored.
 
-    metric (str): Which one to watch.
+    metric (str): The metric to watch.
     mode (str): Whether lower ("min") or higher ("max") is better.
-    factor (float): What the rate is multiplied by, below 1.
-    patience (int): So many observations in a row may be no better. The next one lowers the rate.
-    threshold (float): By how much a better one is better: a part of the best so far ("rel"), or a difference ("abs").
-    cooldown (int): So many observations after a reduction are not counted.
-    min_factor (float): The lowest rate, as a part of the base, 0 to 1.
-    eps (float): A reduction by no more than this is left out.
+    factor (float): Multiplies the rate, below 1.
+    patience (int): Observations in a row without improvement before the next one lowers the rate.
+    threshold (float): The smallest improvement that counts: a fraction of the best value ("rel"), or a difference
+        ("abs").
+    cooldown (int): Observations after a reduction that don't count.
+    min_factor (float): The lowest rate, as a fraction of the base, 0 to 1.
+    eps (float): The rate is not lowered by less than this.
     RAISES (ConfigError): An argument is out of its range.
     SOURCE: plateau in schedules/plateau.py; torch.optim.lr_scheduler.ReduceLROnPlateau, whose min_lr is a rate.
     """
@@ -135,7 +135,7 @@ class Adaptive:
             # Unlike a score of `plateau`, an infinite metric may be the best, as for torch.
             return beats(value, best) if best != worst else not math.isnan(value) and value != worst
 
-        # It counts reductions: what they make of a rate depends on its base.
+        # It counts reductions: their effect on a rate depends on its base.
         self._plateau = PlateauSchedule(0, worst, patience, cooldown, is_better, lambda reductions: reductions + 1)
         self._worst = worst
         self._rates: dict[float, float] = {}  # by base, until the next reduction
@@ -192,7 +192,7 @@ class Adaptive:
 
 @dataclass
 class AdaptiveState:
-    """What `Adaptive` is saved as."""
+    """The saved form of `Adaptive`."""
 
     best: Optional[float]
     bad: Count
@@ -221,28 +221,28 @@ class FromFunction:
 
 
 class FromSchedule:
-    """The rates of a schedule, one a step. It moves once a step of the controller, also if several groups share it.
+    """The rates of a schedule, one a step. It moves once a step of the controller, even if several groups share it.
 
-    source (list | Iterator): Yields the rates. If it watches a score, it is told the metric of that name.
-    name (str): What to call it in messages.
-    metric (str | None): The score that it watches, if it does. None: that of the source, or else "score".
-    RAISES (ScheduleError): It yields nothing, or no number, or is without `total_steps`.
+    source (list | Iterator): Yields the rates. If it watches a score, it gets the metric of that name.
+    name (str): Its name in messages.
+    metric (str | None): The score that it watches. None: the source's own, or "score".
+    RAISES (ScheduleError): It yields nothing, or something else than numbers, or lacks `total_steps`.
     """
 
     def __init__(self, source: list[float] | Iterator[Any], name: str = "learn_rate", metric: str | None = None):
         self._schedule = Schedule(name, iter(source))
         if self._schedule.spans_training and self._schedule.total_steps is None:
             raise ScheduleError(
-                f"Can't use the schedule of '{name}' as a policy without total_steps: expected a number, found none. "
-                "Set it: a controller of learning rates is not told when the training ends."
+                f"Can't use the schedule of '{name}' as a policy without total_steps: a controller of learning rates "
+                "does not know when the training ends. Set it."
             )
         self._is_due = False
         self._metric = metric
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule, at the step that comes. It moves no sooner than it must, so as not to warn of an end at the
-        very last step.
+        """The schedule, at the next step. It moves as late as possible, to give no warning of its end at the very last
+        step.
         """
         if self._is_due:
             self._is_due = False
@@ -281,31 +281,31 @@ class FromSchedule:
 
 @dataclass
 class FromScheduleState:
-    """What `FromSchedule` is saved as. is_due (bool): The schedule is still to move."""
+    """The saved form of `FromSchedule`. is_due (bool): The schedule has yet to move."""
 
     schedule: dict[str, Any]
     is_due: bool
 
 
 def source_of(policy: Policy) -> Any:
-    """Who is told metrics, moves on, and keeps a state: the policy, or its source."""
+    """The object that gets metrics, moves on, and has a state: the policy, or its source."""
     return getattr(policy, "source", policy)
 
 
 def kind_of(policy: Policy) -> str:
-    """What states call a policy."""
+    """The name of a policy in saved states."""
     return getattr(policy, "kind", type(policy).__name__)
 
 
 def policy_section(name: str) -> Section:
     """Checks the settings of a policy. name (str): Its name."""
-    return Section(f"the learn rate policy '{name}'", takes_texts=False)
+    return Section(f"the learn rate policy '{name}'", allows_texts=False)
 
 
 def check_rate(value: Any, where: str) -> float:
     """Check a rate.
 
-    value (Any): What a policy gives, or a group holds.
+    value (Any): From a policy, or in a group.
     where (str): The group, for messages.
     RETURNS (float): The rate.
     RAISES (ConfigError): It is not a number, or negative, or not finite.

@@ -1,5 +1,4 @@
-"""A torch optimizer as the writer of learning rates left it: which groups there are, and in which order; and what other
-code changed since.
+"""A torch optimizer as the writer of learning rates left it: its groups and their order; and changes by other code.
 
 Nothing here writes a rate.
 """
@@ -25,12 +24,11 @@ Pairs = list[tuple[Optional[WatchedGroup], Group]]
 
 _NOT_OPTIONS = {"self", "params", "lr", "defaults", "args", "kwargs"}
 
-# What is said of each kind of difference, and what to do. `what` of the errors is the kind, or "group" for one that
-# came or is gone.
+# The messages for each kind of change. `what` of the errors is the kind, or "group" for added or removed groups.
 _SAID = {
     "learn_rate": (
         "Learn rate of param group '{group}' was changed outside its schedule",
-        'Something else writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".',
+        'Other code writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".',
     ),
     "order": (
         "Param group '{group}' was moved to another place in optimizer '{optimizer}'",
@@ -54,11 +52,11 @@ _SAID = {
         "Call add_params instead, which also warms new params up.",
     ),
     "gone": (
-        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
         "Call unregister_optimizer for an optimizer that is no longer used.",
     ),
     "taken_out": (
-        "Param group '{group}' was taken out of optimizer '{optimizer}'",
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
         "The code that owns the optimizer needs it. To stop training params, freeze them in its settings.",
     ),
 }
@@ -67,12 +65,12 @@ _SAID = {
 class WatchedOptimizer:
     """A torch optimizer under the controller.
 
-    name (str): What ids of its groups begin with.
+    name (str): The prefix of the ids of its groups.
     optimizer (torch.optim.Optimizer): Any.
-    moving (Collection[str]): Options that its owner moves, which are not part of the groups' identity.
-    param_names (Mapping[Tensor, str]): Names for params. Others are named by torch, if at all, or by their position.
+    moving (Collection[str]): Options that its owner moves, and that are not part of the groups' identity.
+    param_names (Mapping[Tensor, str]): Names for params. Other params have torch's names, if any, or their positions.
     watch_steps (bool): Whether it is verified before each of its steps.
-    keep_groups (bool): Its owner holds on to the dicts of its groups: they stay the ones that count.
+    keep_groups (bool): Its owner keeps references to the dicts of its groups: they stay in use.
     """
 
     def __init__(
@@ -86,14 +84,14 @@ class WatchedOptimizer:
         keep_groups: bool = False,
     ):
         self.name = name
-        self.groups: list[WatchedGroup] = []  # in the order in which they stand
-        self.policy: Policy | None = None  # that was given for all of its groups
+        self.groups: list[WatchedGroup] = []  # in order
+        self.policy: Policy | None = None  # for all of its groups
         self.param_names: Mapping[torch.Tensor, str] = {} if param_names is None else param_names
         self.watch_steps = watch_steps
         self.keep_groups = keep_groups
         self.hooks: list[RemovableHandle] = []
         self._moving = moving
-        self._count = 0  # of groups that there ever were
+        self._count = 0  # of all groups, including removed ones
         self._use(optimizer)
 
     def _use(self, optimizer: torch.optim.Optimizer) -> None:
@@ -102,19 +100,19 @@ class WatchedOptimizer:
         self._option_names = [option for option in self.all_options if option not in self._moving]
 
     def bind(self, watched: WatchedGroup, group: Group) -> WatchedGroup:
-        """Take a group as it is now."""
+        """Record a group as it is now."""
         watched.bind(group, self._option_names, self._names(group))
         return watched
 
     def watch(self, watched: WatchedGroup, group: Group) -> WatchedGroup:
-        """Count a new group in. Its place in `groups` is the caller's business."""
+        """Register a new group. The caller sets its place in `groups`."""
         self._count += 1
         return self.bind(watched, group)
 
     def move_to(self, new: torch.optim.Optimizer) -> None:
-        """Let another optimizer take the place of this one: each of its groups becomes what stands there in this one.
+        """Replace this optimizer by another one: each of its groups takes the record at the same place.
 
-        new (torch.optim.Optimizer): With as many groups. Their rates are the caller's business.
+        new (torch.optim.Optimizer): With as many groups. The caller sets their rates.
         """
         standing = [watched for watched, _ in self.pairs()]
         self.groups = []
@@ -125,7 +123,7 @@ class WatchedOptimizer:
                 self.groups.append(self.bind(watched, group))
 
     def new_id(self, group: Group, taken: Collection[str], *, later: int = 0) -> str:
-        """An id for a group. later (int): How many new groups come before it."""
+        """An id for a group. later (int): The number of new groups before it."""
         label, index = group.get("name"), self._count + later
         if isinstance(label, str) and label:
             id = f"{self.name}/{label}"
@@ -138,15 +136,14 @@ class WatchedOptimizer:
         return unique
 
     def is_untouched(self) -> bool:
-        """Whether all is as it was left. Runs at every step."""
+        """Whether nothing has changed. Runs at every step."""
         groups = self.optimizer.param_groups
         return len(groups) == len(self.groups) and all(map(WatchedGroup.is_untouched, self.groups, groups))
 
     def pairs(self) -> Pairs:
-        """Each group that there is now, with what we know of it.
+        """Each current group, with its record.
 
-        The same dict is the same group. So is a new dict around the same params: `optimizer.load_state_dict` makes
-        such.
+        A group is identified by its dict, or by its params: `optimizer.load_state_dict` makes new dicts.
         """
         groups = self.optimizer.param_groups
         by_dict = {id(watched.group): watched for watched in self.groups}
@@ -157,16 +154,16 @@ class WatchedOptimizer:
         ]
 
     def only_moved(self, pairs: Pairs) -> bool:
-        """Whether the groups have the same params as before, if not each its own."""
+        """Whether the groups have the same params as before, but exchanged."""
         if len(pairs) != len(self.groups) or any(watched is None for watched, _ in pairs):
             return False
         before = sorted(id(param) for watched in self.groups for param in watched.params)
         return before == sorted(id(param) for _, group in pairs for param in group["params"])
 
-    # ------------------------------------------------------------------ what other code changed
+    # ------------------------------------------------------------------ changes by other code
 
     def differences(self, step: int) -> list[LearnRateIntegrityError]:
-        """All that is not as it was left. Changes nothing. step (int): How many the writer has made, for messages."""
+        """All changes since. Changes nothing. step (int): The writer's number of steps, for messages."""
         if self.is_untouched():
             return []
         pairs, found = self.pairs(), []
@@ -200,7 +197,7 @@ class WatchedOptimizer:
         return found
 
     def rate_differences(self, step: int) -> list[LearnRateIntegrityError]:
-        """The learning rates that are not as they were left, also of groups that are not in the optimizer just now."""
+        """Changed learning rates, also of groups that are not in the optimizer just now."""
         return [
             self._difference("learn_rate", watched.id, step, watched.applied_rate, rate_of(watched.group))
             for watched in self.groups
@@ -214,7 +211,7 @@ class WatchedOptimizer:
         return LearnRateIntegrityError(fact, advice, group=group, step=step, what=what, expected=expected, found=found)
 
     def _labels(self, watched: WatchedGroup, group: Group) -> tuple[list[str], list[str]]:
-        """What a group should have and has not, and the other way round; or all, if it is only in another order."""
+        """Missing and unexpected values of a group; or all, if only their order has changed."""
         known: dict[int, str] = {}
         for other in self.groups:
             named = zip(other.params, other.names)
@@ -233,7 +230,7 @@ class WatchedOptimizer:
     # ------------------------------------------------------------------ undoing
 
     def put_back(self) -> None:
-        """Undo what can be: the order of the groups, and params that were moved between groups."""
+        """Undo what is possible: the order of the groups, and params that were moved between groups."""
         pairs = self.pairs()
         if self.only_moved(pairs):
             for watched, group in pairs:
@@ -246,9 +243,7 @@ class WatchedOptimizer:
             self.optimizer.param_groups[:] = [group_of[watched] for watched in in_order] + came
 
     def reclaim(self) -> None:
-        """Where a new dict took the place of one that its owner keeps, put its content into that, and that in its
-        place.
-        """
+        """Where a new dict replaced one that its owner keeps, copy its content into the old dict, and put that back."""
         groups = self.optimizer.param_groups
         for place, (watched, group) in enumerate(self.pairs()):
             if watched is not None and group is not watched.group:
@@ -257,30 +252,30 @@ class WatchedOptimizer:
                 groups[place] = watched.group
 
     def bring_back(self) -> None:
-        """Put groups that were taken out, and that its owner keeps, in again."""
+        """Put back groups that its owner keeps and other code removed."""
         pairs = self.pairs()
         if {watched for watched, _ in pairs} < {*self.groups, None}:
             came = [group for watched, group in pairs if watched is None]
             self.optimizer.param_groups[:] = [watched.group for watched in self.groups] + came
 
-    def accept(self, take_in: Callable[[Group], WatchedGroup]) -> None:
-        """Take all groups as they now are, except for their rates.
+    def accept(self, watch_new: Callable[[Group], WatchedGroup]) -> None:
+        """Accept all groups as they are, except for their rates.
 
-        take_in (Callable): Makes a WatchedGroup of a group that came.
+        watch_new (Callable): Makes a WatchedGroup of a new group.
         """
         pairs = self.pairs()
         for watched, group in pairs:
             if watched is not None:
                 self.bind(watched, group)
-        self.groups = [take_in(group) if watched is None else watched for watched, group in pairs]
+        self.groups = [watch_new(group) if watched is None else watched for watched, group in pairs]
 
     # ------------------------------------------------------------------ steps of the optimizer
 
     def hook_in(self, before_step: Callable[..., Hooked | None] | None = None) -> None:
-        """Get to know of its steps, and of states that it loads.
+        """Register hooks for its steps and for loaded states.
 
-        before_step (Callable | None): If its steps are watched: called before each step, with this and with what torch
-            gives to such a hook.
+        before_step (Callable | None): If its steps are watched: called before each step, with this object and the
+            hook's arguments from torch.
         """
         self.hooks.clear()
         if self.watch_steps and before_step is not None:
@@ -289,20 +284,20 @@ class WatchedOptimizer:
             self.hooks.append(self.optimizer.register_load_state_dict_post_hook(lambda _: self.reclaim()))
 
     def unhook(self) -> None:
-        """Leave the optimizer alone."""
+        """Remove the hooks."""
         for hook in self.hooks:
             hook.remove()
 
     def have_the_last_word(self) -> None:
-        """Let the verification before each step run after the hooks of others, which may write rates."""
+        """Let the verification before each step run after the hooks of other code, which may write rates."""
         if self.watch_steps:
             run_last(self.optimizer, self.hooks[0])
 
     def drop_frozen_grads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hooked | None:
-        """Take the gradients of frozen params away, so that a step has nothing to update them by. Runs before each.
+        """Drop the gradients of frozen params, so that a step does not update them. Runs before each.
 
         args, kwargs (tuple, dict): Of the optimizer's step, with the optimizer first.
-        RETURNS (tuple | None): Others to use, if a closure is among them, which makes new gradients.
+        RETURNS (tuple | None): Replacements, if a closure is among them, which makes new gradients.
         """
         frozen = [param for watched in self.groups if watched.source.is_frozen for param in watched.params]
         if not frozen:
@@ -330,9 +325,7 @@ class WatchedOptimizer:
 
 
 def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
-    """What an optimizer is built with. Keys of its groups that are not among these are its own, counters for
-    example.
-    """
+    """The arguments of an optimizer. Other keys of its groups are its own, counters for example."""
     names: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -341,7 +334,7 @@ def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
 
 
 def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None:
-    """Warn once if an optimizer is stepped after another took its place. step (int): At which that was."""
+    """Warn once if an optimizer is stepped after it was replaced. step (int): The step of the replacement."""
     _warn_at_step(
         replaced,
         lambda: (
@@ -355,9 +348,9 @@ def warn_of_steps(replaced: torch.optim.Optimizer, name: str, step: int) -> None
 def warn_of_steps_without(
     drives: Callable[[torch.optim.Optimizer], bool], old: torch.optim.Optimizer, new: torch.optim.Optimizer
 ) -> None:
-    """Warn once if an optimizer is stepped that was made of another, which a controller still drives then.
+    """Warn once if an optimizer is stepped whose predecessor a controller still drives.
 
-    drives (Callable): Whether it drives an optimizer.
+    drives (Callable): Whether the controller drives an optimizer.
     """
     _warn_at_step(
         new,
@@ -373,11 +366,11 @@ def warn_of_steps_without(
 
 
 def _warn_at_step(optimizer: torch.optim.Optimizer, message: Callable[[], str | None]) -> None:
-    """Warn at the next step of an optimizer. message (Callable): What of; None: of nothing."""
+    """Warn at the next step of an optimizer. message (Callable): Returns the message, or None for no warning."""
     left = [message]
 
     def warn(*_: Any) -> None:
-        # A hook must not remove itself while torch goes through them.
+        # A hook must not remove itself while torch iterates over hooks.
         if left and (text := left.pop()()) is not None:
             warnings.warn(LearnRateWarning(text), stacklevel=4)
 

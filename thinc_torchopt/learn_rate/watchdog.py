@@ -1,8 +1,8 @@
-"""How the writer of learning rates fares: what other code writes to param groups, and work that takes too long.
+"""Watch over the writer of learning rates: counts writes by other code to param groups, and slow work.
 
-Others who write several times in a row turn conservative mode on. That is counted in steps and not in seconds: a run
-that is resumed, or made on a slower machine, has the same rates. What the machine is to blame for is only counted, and
-opens the circuit breaker, which changes nothing.
+Several writes by other code in a row turn on conservative mode. That depends on steps and not on seconds: a resumed
+run, or one on a slower machine, has the same rates. Slow work is only counted: it opens the circuit breaker, which
+changes nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from ..schema import Count, read, write
 
-# The clean steps, in a row, after which conservative mode ends.
+# Clean steps in a row that end conservative mode.
 CLEAN_STEPS = 100
-# For so many steps, from its beginning, rates may not rise.
+# For this many steps from its beginning, rates may not rise.
 HELD_STEPS = 100
-# It says how often others wrote every so many steps.
+# Steps between reports of the number of writes.
 REPORT_STEPS = 1000
 
 State = Literal["closed", "open", "half-open"]
@@ -45,18 +45,18 @@ logger = logging.getLogger("thinc_torchopt.learn_rate")
 class CircuitBreaker:
     """Counts failures, and clean steps.
 
-    `state` says how it went of late. "closed": well. "open": too much failed. "half-open": too much failed, but some
-    time ago; a clean step closes it, a failure opens it again. Nothing depends on it: it is there to be looked at.
+    `state` describes the recent past. "closed": good. "open": too many failures. "half-open": too many failures some
+    time ago; a clean step closes it, a failure opens it again. It is for inspection only.
 
-    `conservative` says whether learning rates are. That begins when other code wrote to param groups several times in a
-    row, and ends after a hundred clean steps. At first rates may fall, but not rise (`holds_rates`).
+    `conservative` is set after several writes by other code in a row, and ends after a hundred clean steps. At first
+    rates may fall, but not rise (`holds_rates`).
 
-    failures (int): So many in a row, without a clean step in between, open it, or begin conservative mode.
+    failures (int): Failures in a row, without a clean step in between, that open it, or begin conservative mode.
     recovery_seconds (float): How long it stays open.
-    clock (Callable): The time in seconds, of which only differences count.
+    clock (Callable): The time in seconds; only differences count.
     RAISES (ConfigError): An argument is out of its range.
 
-    Public: `times` (how often conservative mode has begun), and what it counts: see `BreakerState`.
+    Public: `times` (how often conservative mode has begun), and the counters in `BreakerState`.
     """
 
     def __init__(self, failures: int = 3, recovery_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
@@ -95,17 +95,17 @@ class CircuitBreaker:
         """Whether rates may fall, but not rise."""
         return self.conservative and self.steps < HELD_STEPS
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def failed(self) -> None:
-        """Count a failure that conservative mode does not care for."""
+        """Count a failure that does not matter for conservative mode."""
         state = self.state
         self.failures_in_a_row += 1
         if state == "half-open" or (state == "closed" and self.failures_in_a_row >= self.failures):
             self._opened_at = self._clock()
 
     def succeeded(self) -> None:
-        """Count a success, which while it is open says nothing."""
+        """Count a success. It has no effect while the breaker is open."""
         if self.state != "open":
             self.reset()
 
@@ -115,12 +115,12 @@ class CircuitBreaker:
         self._opened_at = None
 
     def was_slow(self) -> None:
-        """Count what takes too long again and again."""
+        """Count work that is slow again and again."""
         self._slow_since_step = True
         self.failed()
 
     def was_written_to(self, step: int) -> None:
-        """Count that other code wrote. Several may come between two steps. step (int): For the log."""
+        """Count a write by other code. Several may come between two steps. step (int): For the log."""
         self.failed()
         self.wrote_since_step = True
         self.clean_steps = 0
@@ -142,7 +142,7 @@ class CircuitBreaker:
         )
 
     def end_step(self, step: int) -> None:
-        """Count a step, which is clean if nothing failed since the one before. step (int): For the log."""
+        """Count a step, which is clean without a failure since the last one. step (int): For the log."""
         written, self.wrote_since_step = self.wrote_since_step, False
         slow, self._slow_since_step = self._slow_since_step, False
         if not written:
@@ -174,18 +174,18 @@ class CircuitBreaker:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes, for JSON. Times are kept as durations: clocks differ between processes."""
+        """The state, for JSON. Times are kept as durations: clocks differ between processes."""
         return write(self, BreakerState)
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from where another one was.
+        """Resume from a saved state.
 
-        RAISES (StateError): It is not the state of a circuit breaker. Nothing has changed then.
+        RAISES (StateError): Not the state of a circuit breaker. Nothing changes then.
         """
         self.load(read(BreakerState, state, "the state of the circuit breaker"))
 
     def load(self, state: BreakerState) -> None:
-        """As `load_state_dict`, what was read."""
+        """As `load_state_dict`, with the parsed state."""
         self._opened_at = None if state.seconds_open is None else self._clock() - state.seconds_open
         for name in vars(state).keys() - {"seconds_open"}:
             setattr(self, name, getattr(state, name))
@@ -193,7 +193,7 @@ class CircuitBreaker:
 
 @dataclass
 class BreakerState:
-    """What a circuit breaker is saved as: attributes of its own."""
+    """The saved form of a circuit breaker: its attributes."""
 
     conservative: bool
     times: Count
@@ -207,16 +207,16 @@ class BreakerState:
 
 
 class RuntimeGuards:
-    """Budgets of CPU time of the thread, in which a machine that is busy with other things does not count.
+    """Budgets for the thread's CPU time, which does not depend on the machine's other work.
 
-    What exceeds them is counted, and told to the log, where nobody has to do anything about it.
+    Overruns are counted, and logged for information.
 
     enabled (bool): Whether integrity is checked at all.
     budgets (Mapping[str, float]): Milliseconds by kind, in place of those in `BUDGETS`.
     timer (Callable): Seconds of the thread's work, by a clock that never goes back.
-    RAISES (ConfigError): There is no such budget, or it is no time.
+    RAISES (ConfigError): An unknown budget, or not a time.
 
-    Public: `overruns` (how many there were, by kind; only kinds that had some).
+    Public: `overruns` (their number by kind; only kinds with overruns).
     """
 
     def __init__(
@@ -240,12 +240,12 @@ class RuntimeGuards:
         self._last_was_over: set[str] = set()
 
     def ended(self, kind: str, started: float, size: Callable[[], tuple[int, int]], step: int) -> bool:
-        """Look how long something took.
+        """Compare the time of some work with its budget.
 
         kind (str): A key of `BUDGETS`.
-        started (float): When it began, by `timer`.
-        size (Callable): Of how many groups and params. For the log, as is `step`.
-        RETURNS (bool): Whether it took too long, and did so the time before as well.
+        started (float): Its start, by `timer`.
+        size (Callable): The number of groups and params. For the log, as is `step`.
+        RETURNS (bool): Whether it exceeded its budget, and did so the time before as well.
         """
         milliseconds = 1000.0 * (self.timer() - started)
         if milliseconds <= self.budgets[kind]:

@@ -1,11 +1,11 @@
 """The one writer of learning rates: nothing else in the package writes the `lr` of a torch param group.
 
-Each `step` first compares every param group with what it was when the writer left it, then writes the rates that the
-groups' sources give. What it finds changed it puts back, adopts, or raises: `on_outside_write`.
+Each `step` first compares every param group with its last state, then writes the rates of the groups' sources. It
+restores, adopts, or raises changes by other code: `on_outside_write`.
 
-Beside it stands a watch over how it fares. *conservative mode*: begins when other code keeps writing and a circuit
-breaker opens. Writes are then undone without warnings, and counted. For a hundred steps rates may fall but not rise;
-then they follow their sources again. The mode ends after a hundred clean steps.
+*conservative mode*: begins when other code keeps writing and a circuit breaker opens. Writes are then undone without
+warnings, and counted. For a hundred steps rates may fall but not rise; then they follow their sources again. The mode
+ends after a hundred clean steps.
 """
 
 from __future__ import annotations
@@ -30,35 +30,33 @@ from .policies import Constant, check_rate, source_of
 from .watch import WatchedOptimizer
 from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
 
-# In conservative mode the history keeps one step in so many.
+# In conservative mode, the history keeps one step of this many.
 SAMPLED_STEPS = 10
 
-# All that have, or had, an optimizer to drive.
+# All writers that have, or had, an optimizer.
 _known: WeakSet[RateWriter] = WeakSet()
 
 
 def driver_of(optimizer: torch.optim.Optimizer) -> RateWriter | None:
-    """Who drives an optimizer, if somebody does."""
+    """The writer of an optimizer's rates, if any."""
     return next((writer for writer in _known if writer.drives(optimizer)), None)
 
 
 class RateWriter:
-    """Writes the learning rates of torch optimizers. Not for several threads, and not pickled.
+    """Writes the learning rates of torch optimizers. Not thread-safe, and can't be pickled.
 
-    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Put the value back, and
-        warn once per group; or let the source go on from the value found; or raise LearnRateIntegrityError.
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Restore the value, and
+        warn once per group; or let the source continue from the new value; or raise LearnRateIntegrityError.
     breaker (CircuitBreaker): Opens after three failures in a row, by default.
     clock (Callable): The time of snapshots, in seconds.
-    enable_runtime_guards (bool): False: integrity is not checked. Rates that other code writes are then used, up to the
-        next `step`.
-    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see
-        watchdog.py.
-    timer (Callable): The time that these are measured by, in seconds: a clock that never goes back.
+    enable_runtime_guards (bool): Check integrity. False: rates that other code writes are used until the next `step`.
+    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see watchdog.py.
+    timer (Callable): Measures this time, in seconds: a clock that never goes back.
     RAISES (ConfigError): An invalid argument.
 
-    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (how many changes by
-    others were found), `guards` (budgets of CPU time), `scale` (multiplies all rates from the next step on; 1 unless
-    it is set).
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (the number of changes
+        by other code), `guards` (budgets of CPU time), `scale` (multiplies all rates from the next step on; 1 by
+        default).
     """
 
     def __init__(
@@ -82,10 +80,10 @@ class RateWriter:
         self._clock = clock
         self._optimizers: dict[str, WatchedOptimizer] = {}
         self._groups: dict[str, WatchedGroup] = {}
-        # Policies, or their sources, that have such a method, each once.
+        # Policies, or their sources, with these methods, each once.
         self._observing: list[Any] = []
         self._advancing: list[Any] = []
-        self._checksums: dict[str, str] | None = None  # of the groups as they are now, when they were asked for
+        self._checksums: dict[str, str] | None = None  # cache: of the current groups
         _known.add(self)
 
     # ------------------------------------------------------------------ one step
@@ -93,14 +91,14 @@ class RateWriter:
     def step(
         self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0
     ) -> dict[str, float]:
-        """Write the rates of the step that comes.
+        """Write the rates of the next step.
 
         epoch (float): For the history.
-        metrics (Mapping[str, float]): For policies that go by them.
+        metrics (Mapping[str, float]): For policies that use them.
         scale (float): Multiplies all rates, of this step only; beside `self.scale`.
-        RETURNS (dict[str, float]): The rates that were written, by group.
-        RAISES (ConfigError): A source gives an invalid rate. Nothing was written. (LearnRateIntegrityError): Other code
-            wrote to a group, and `on_outside_write` is "raise".
+        RETURNS (dict[str, float]): The written rates, by group.
+        RAISES (ConfigError): A source gives an invalid rate. Nothing is written then. (LearnRateIntegrityError): Other
+            code wrote to a group, and `on_outside_write` is "raise".
         """
         started = self.guards.timer()
         self._check(self._optimizers.values())
@@ -133,10 +131,10 @@ class RateWriter:
         return rates
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Tell policies that go by metrics how the training goes, between two steps. An evaluation, for example. Those
-        that still warm up are not told.
+        """Pass metrics, for example of an evaluation, to policies that use them and are not warming up, between two
+        steps.
 
-        RAISES (ConfigError): Not a dict, or a metric that a policy goes by is no number.
+        RAISES (ConfigError): Not a dict, or a policy's metric is not a number.
         """
         if not isinstance(metrics, Mapping):
             raise ConfigError(
@@ -154,7 +152,7 @@ class RateWriter:
 
     @property
     def goes_by_metrics(self) -> bool:
-        """Whether there is a policy that looks at metrics."""
+        """Whether any policy uses metrics."""
         return bool(self._observing)
 
     @property
@@ -164,33 +162,31 @@ class RateWriter:
 
     @property
     def times_conservative(self) -> int:
-        """How often conservative mode has begun so far."""
+        """The number of times that conservative mode has begun."""
         return self.breaker.times
 
     @property
     def overruns(self) -> dict[str, int]:
-        """What took longer than its budget, and how often: of "rate_step", "integrity_check", "state_preservation",
-        "adding_params".
-        """
+        """The number of budget overruns, of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
         return dict(self.guards.overruns)
 
     def verify(self) -> list[LearnRateIntegrityError]:
-        """Find what other code changed. Empty: nothing. Changes nothing itself."""
+        """Find changes by other code. Changes nothing."""
         return [error for of in self._optimizers.values() for error in of.differences(self.step_count)]
 
     @property
     def rates(self) -> dict[str, float]:
-        """The rate that was last written to each group; before the first step, that which it came with."""
+        """The last written rate of each group; before the first step, its initial rate."""
         return {id: watched.applied_rate for id, watched in self._groups.items()}
 
     def rate_to_come(self, watched: WatchedGroup) -> float:
-        """The rate that the next step will write to a group."""
+        """The rate of a group at the next step."""
         rate = watched.rate_at(self.step_count)
         return (min(rate, watched.rate) if self.breaker.holds_rates else rate) * self.scale
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The identity of each group: the names and shapes of its params, and its options. Another dict after each
+        """The identity of each group: the names and shapes of its params, and its options. A new dict after each
         change.
         """
         if self._checksums is None:
@@ -198,28 +194,27 @@ class RateWriter:
         return self._checksums
 
     def took(self, kind: str, started: float) -> None:
-        """Look how long something took that has a budget: what is too slow twice in a row, or more often, is told to
-        the breaker.
+        """Compare the time of some work with its budget. Two overruns in a row, or more, are passed to the breaker.
 
-        kind (str): A key of `overruns`. started (float): When it began, by `guards.timer`.
+        kind (str): A key of `overruns`. started (float): Its start, by `guards.timer`.
         """
         if self.guards.ended(kind, started, self._size, self.step_count):
             self.breaker.was_slow()
 
     def _size(self) -> tuple[int, int]:
-        """How many groups and params there are."""
+        """The number of groups and of params."""
         return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
 
-    # ------------------------------------------------------------------ what is written to
+    # ------------------------------------------------------------------ optimizers and groups
 
     def drives(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it writes the rates of an optimizer."""
         return any(watched.optimizer is optimizer for watched in self._optimizers.values())
 
     def watch(self, of: WatchedOptimizer, groups: Sequence[tuple[WatchedGroup, Group]]) -> None:
-        """Take the groups of an optimizer as they are now: its owner made or changed them. Rates are still verified.
+        """Set the groups of an optimizer, after its owner made or changed them. Rates are still verified.
 
-        groups (Sequence): All that its owner has, each with torch's dict. Those that others have put in stay.
+        groups (Sequence): All groups of its owner, each with torch's dict. Groups that other code added stay.
         """
         own = {id(group) for _, group in groups}
         there = {id(group) for group in of.optimizer.param_groups}
@@ -230,10 +225,10 @@ class RateWriter:
             if watched not in before:
                 self._write(watched, watched.applied_rate)
         self._optimizers[of.name] = of
-        self._settle(of)
+        self._update_groups(of)
 
     def note_ids(self) -> None:
-        """Groups have got other ids."""
+        """Update after ids of groups have changed."""
         self._collect()
 
     def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
@@ -246,9 +241,9 @@ class RateWriter:
             f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first."
         )
 
-    def _settle(self, of: WatchedOptimizer) -> None:
-        """The groups of an optimizer have changed. Each gets a tensor of its own for its rate: torch puts the one that
-        it was given into all groups.
+    def _update_groups(self, of: WatchedOptimizer) -> None:
+        """Update after the groups of an optimizer have changed. Each gets its own tensor for its rate: torch shares one
+        between all groups.
         """
         seen: set[int] = set()
         for watched in of.groups:
@@ -259,7 +254,7 @@ class RateWriter:
         self._collect()
 
     def _collect(self) -> None:
-        """Find out what depends on the set of groups."""
+        """Update everything that depends on the set of groups."""
         self._checksums = None
         groups = {watched.id: watched for of in self._optimizers.values() for watched in of.groups}
         self._groups = {id: groups[id] for id in (*(id for id in self._groups if id in groups), *groups)}
@@ -268,18 +263,17 @@ class RateWriter:
         self._observing = [source for source in sources.values() if hasattr(source, "observe")]
         self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
 
-    def _take(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
-        """Take the groups of an optimizer as they now are, except for their rates.
+    def _accept_groups(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
+        """Accept the groups of an optimizer as they are, except for their rates.
 
-        at_default (bool): Groups that came get the policy that holds for all of its groups, or else that of the first
-            one.
+        at_default (bool): Added groups get the policy of all its groups, or else that of the first one.
         """
         first = next(iter(of.groups), None)
         beside = None if first is None or not isinstance(first.source, PolicyRate) else first.source
         policy = of.policy if of.policy is not None or beside is None else beside.policy
         ids = set(self._groups)
 
-        def take_in(group: Group) -> WatchedGroup:
+        def watch_new(group: Group) -> WatchedGroup:
             id, rate, step = of.new_id(group, ids), rate_of(group), self.step_count
             ids.add(id)
             if not at_default or policy is None:
@@ -291,22 +285,22 @@ class RateWriter:
             self._write(made, made.rate)
             return made
 
-        of.accept(take_in)
-        self._settle(of)
+        of.accept(watch_new)
+        self._update_groups(of)
 
     # ------------------------------------------------------------------ integrity
 
     def check_rates(self, name: str) -> None:
-        """Handle rates that other code wrote since `step`: for owners who show torch some of the groups only while it
+        """Handle rates that other code wrote since `step`: for owners that give torch some of the groups only while it
         steps.
 
-        RAISES (LearnRateIntegrityError): There are, and `on_outside_write` is "raise".
+        RAISES (LearnRateIntegrityError): Rates have changed, and `on_outside_write` is "raise".
         """
         if self.guards.enabled and (found := self._optimizer(name).rate_differences(self.step_count)):
             self._handle(found, ())
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
-        """Verify, and deal with what is found."""
+        """Verify, and handle changes."""
         if not self.guards.enabled:
             return
         started = self.guards.timer()
@@ -321,13 +315,13 @@ class RateWriter:
             self._handle(found, optimizers)
         else:  # the same groups in new dicts
             for watched in optimizers:
-                self._take(watched)
+                self._accept_groups(watched)
 
     def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[WatchedOptimizer]) -> None:
-        """Deal with differences.
+        """Handle changes.
 
-        optimizers (Collection[WatchedOptimizer]): Those that are to be as before, or are taken as they are.
-        RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". It knows of the others.
+        optimizers (Collection[WatchedOptimizer]): The optimizers to restore or to accept.
+        RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". Its `others` are the other changes.
         """
         self.outside_writes += len(errors)
         conservative = self.breaker.conservative
@@ -343,11 +337,11 @@ class RateWriter:
                 optimizer.bring_back()
             if how == "restore":
                 optimizer.put_back()
-            self._take(optimizer, at_default=how == "restore")
+            self._accept_groups(optimizer, at_default=how == "restore")
         for error in errors:
             if error.what == "learn_rate":
                 watched = self._groups[error.group]
-                # What can't be a rate is put back in any case.
+                # Invalid rates are restored in any case.
                 if how == "restore" or not 0.0 <= error.found < math.inf:
                     self._write(watched, watched.applied_rate)
                 else:
@@ -357,7 +351,7 @@ class RateWriter:
                 self._warn(error, restores=how == "restore")
 
     def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
-        """Say what was done, once for each kind of change of a group."""
+        """Warn once for each kind of change of a group, with what was done."""
         watched = self._groups.get(error.group)
         if watched is not None:
             if error.what in watched.warned_of:
@@ -375,17 +369,17 @@ class RateWriter:
     # ------------------------------------------------------------------ writing
 
     def write_last_rates(self) -> None:
-        """Write the rates again that were written last: a state was loaded."""
+        """Write the last rates again, after a state was loaded."""
         for watched in self._groups.values():
             self._write(watched, watched.applied_rate)
 
     def _write(self, watched: WatchedGroup, rate: float) -> float:
-        """Write a rate. RETURNS (float): What then stands in the group: a tensor may be of less precision."""
+        """Write a rate. RETURNS (float): The value in the group: a tensor may have less precision."""
         value: float | torch.Tensor = rate
         if watched.lr_tensor is not None:
             value = watched.lr_tensor
             with torch.no_grad():
-                value.fill_(rate)  # in place: a captured graph reads this one
+                value.fill_(rate)  # in place: a captured graph reads this tensor
             rate = torch.tensor(rate, dtype=value.dtype).item()
         watched.group["lr"] = value
         watched.applied_rate = rate
@@ -394,7 +388,7 @@ class RateWriter:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run needs to continue exactly, beside the groups, for JSON."""
+        """The state beside the groups, for JSON."""
         return {
             "step_count": self.step_count,
             "outside_writes": self.outside_writes,
@@ -404,10 +398,10 @@ class RateWriter:
         }
 
     def load(self, state: WriterState, what: str) -> None:
-        """Go on from where another one was. Rates are written by `write_last_rates`.
+        """Resume from a saved state. Rates are written by `write_last_rates`.
 
-        what (str): Whose state it is, for errors.
-        RAISES (StateError): Snapshots have other groups than they say. Nothing has changed then.
+        what (str): The owner of the state, for errors.
+        RAISES (StateError): Snapshots have the wrong number of groups. Nothing changes then.
         """
         self.history = History.of(state.history, what)
         self.step_count, self.outside_writes, self.scale = state.step_count, state.outside_writes, state.scale
@@ -416,7 +410,7 @@ class RateWriter:
 
 @dataclass
 class WriterState:
-    """What a writer is saved as."""
+    """The saved form of a writer."""
 
     step_count: Count
     outside_writes: Count

@@ -44,7 +44,7 @@ IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_lo
 
 def block_of(logger: str) -> Section:
     """The block of a logger, by its name in the config."""
-    return Section(f"the block of '{logger}'", takes_texts=False)
+    return Section(f"the block of '{logger}'", allows_texts=False)
 
 
 def check_path(block: Section, name: str, path: Any, expected: str) -> Path:

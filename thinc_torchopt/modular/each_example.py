@@ -37,7 +37,7 @@ def clip_each_example(
     drop, losses: As for `nlp.update`.
     RAISES (ConfigError): `sclip` is not above 0.
     """
-    Section("clip_each_example", takes_texts=False).number("sclip", sclip, above=0.0)
+    Section("clip_each_example", allows_texts=False).number("sclip", sclip, above=0.0)
     total: dict[Any, torch.Tensor] = {}
     clear(nlp)
     for example in examples:

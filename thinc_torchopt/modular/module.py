@@ -78,7 +78,7 @@ class Part:
         label: Optional[str] = None,
     ):
         self.where = where_it_stands.get() or f"the {self.kind} '{label or self.name}'"
-        section = Section(self.where, takes_texts=False)
+        section = Section(self.where, allows_texts=False)
         if params is not None and not (
             isinstance(params, (list, tuple)) and params and all(isinstance(text, str) for text in params)
         ):
@@ -113,7 +113,7 @@ class Part:
 
         RAISES (ConfigError): It is not in its range.
         """
-        section, kind = Section(self.where, takes_texts=False), self.ranges[option]
+        section, kind = Section(self.where, allows_texts=False), self.ranges[option]
         if kind == "flag":
             section.flag(option, value)
         elif kind == "beta":

@@ -39,7 +39,7 @@ from .train_step import train_step
 
 Decay = Literal["adamw", "declearn"]
 Normalize = Literal["words", "examples"]
-_SECTION = Section("Modular", takes_texts=False)
+_SECTION = Section("Modular", allows_texts=False)
 _CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules")
 _CONFIG_OF_DECLEARN = ("lrate", "w_decay", "regularizers", "modules")
 # Keys of param groups that are no options of ours: torch's own, and those of its schedulers.

@@ -43,7 +43,7 @@ def train_step(
             value = compute_loss(model, batch, loss)
             value.backward()
     else:
-        Section("run_train_step", takes_texts=False).number("sclip", sclip, above=0.0)
+        Section("run_train_step", allows_texts=False).number("sclip", sclip, above=0.0)
         refuse_batch_norm(model)
         trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
         value, grads = clipped_grads(model, trained, batch, sclip, loss)

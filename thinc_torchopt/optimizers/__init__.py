@@ -1,6 +1,6 @@
 """The optimizer, as thinc and spaCy know it. Open torch_optimizer.py first.
 
-trained.py is all that an optimizer has of its params, drop_ins.py offers thinc's own optimizers at torch's speed.
+trained.py has everything that an optimizer keeps about its params; drop_ins.py has thinc's optimizers at torch's speed.
 """
 
 from .drop_ins import SGD, Adam, RAdam

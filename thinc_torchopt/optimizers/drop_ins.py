@@ -1,7 +1,7 @@
 """Drop-ins for thinc's `Adam.v1`, `RAdam.v1` and `SGD.v1`: the same arguments and defaults, torch's speed.
 
-Adam and SGD compute what thinc's do: see algorithms/thinc.py. RAdam is torch's: thinc's counts its steps one ahead, and
-adds `L2` before clipping when it is no weight decay.
+Adam and SGD compute the same as thinc's: see algorithms/thinc.py. RAdam is torch's: thinc's counts its steps one ahead,
+and adds `L2` before clipping when it is no weight decay.
 
 Better than thinc's: averages reach torch models, an update with a gradient that is not finite is skipped, a gradient of
 the whole pipeline is applied at once.

@@ -1,6 +1,6 @@
-"""One thread at a time: several may update one pipeline.
+"""A lock for each optimizer: several threads may update one pipeline.
 
-A lock, and no decorator that holds it: warnings tell the line that called, and count the frames up to it.
+No decorator holds the lock: warnings name the line that called, and count the frames up to it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ _all: WeakSet[Any] = WeakSet()
 
 
 def lock_for(holder: Any) -> Any:
-    """A lock for an object, which has it as `_lock`; the thread that holds it may take it again. In a forked process
-    the object gets another one: there is no other thread that would release this.
+    """A reentrant lock for an object that keeps it as `_lock`.
+
+    In a forked process the object gets a new lock: the thread that would release this one does not exist there.
     """
     _all.add(holder)
     return RLock()

@@ -55,17 +55,14 @@ from .lock import lock_for
 from .trained import TrainedParams
 
 _A_CHECKPOINT = (
-    'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python what the function checkpoint.Checkpoint returns'
+    'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python the result of checkpoint.Checkpoint()'
 )
-_A_BUDGET = 'a block with @misc = "thinc-torchopt.Budget.v1", or in Python what the function training.Budget returns'
+_A_BUDGET = 'a block with @misc = "thinc-torchopt.Budget.v1", or in Python the result of training.Budget()'
 _A_CONTROLLER = (
-    'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python what the function '
-    "controller.trainer_controller returns"
+    'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
+    "controller.trainer_controller()"
 )
-_SEVERAL = (
-    'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python what the function distributed.Distributed '
-    "returns"
-)
+_SEVERAL = 'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of distributed.Distributed()'
 
 
 class TorchOptimizer(Optimizer):
@@ -74,49 +71,49 @@ class TorchOptimizer(Optimizer):
     algorithm (Algorithm): A block with `@torch_optimizers`.
     learn_rate (float | schedule): The learning rate.
     grad_clip (float | schedule): Largest 2-norm of the gradients. 0: no clipping.
-    clip_by (str): Whose norm: "global": of all gradients together; "component": of each component's; "param": of each
-        tensor's. Or "value": each number; "adaptive": each unit's norm, `grad_clip` being its largest part of the norm
-        of the unit's weights.
-    use_averages (bool): Keep averages of all params by thinc's formula, and evaluate and save those.
-    averages (AverageSettings): The same as a block with `@misc = "thinc-torchopt.EMA.v1"` or `"thinc-torchopt.SWA.v1"`
-        says.
-    max_nonfinite (int): An update with a NaN or infinite gradient is skipped; training stops after so many in a row. 0:
-        such updates are made; without clipping, that saves a pass over the gradients.
-    spike_factor (float): An update whose gradient norm is above so many times its moving average is a spike. 0: nothing
-        is.
-    on_spike ("skip" | "clip"): Spikes are skipped, or scaled down to `spike_factor` times the average.
-    rollback_after (int): After so many updates in a row that were not finite, or spikes, go back to the last
-        checkpoint. 0: never.
-    rollback_factor (float): What all learning rates are multiplied with then.
-    max_rollbacks (int): After so many times the training stops.
-    param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:"
-        and a regular expression), and any of `algorithm` (of its own), `learn_rate`, `lr_scale`, `freeze`,
-        `unfreeze_at` (step) and the algorithm's options. Where several blocks set the same for a param, the last one
-        wins.
-    per_param_lr (dict): Learning rates by pattern, in short.
-    layer_decay (dict): By pattern, by how much the learning rate falls from each layer to the one below.
+    clip_by (str): The norm that `grad_clip` limits. "global": of all gradients together; "component": of each
+        component's gradients; "param": of each tensor. "value" limits each number. "adaptive" limits each unit's
+        gradient norm to `grad_clip` times the norm of the unit's weights.
+    use_averages (bool): Keep averages of all params by thinc's formula; evaluate and save the averages.
+    averages (AverageSettings): Averages by another formula: a block with `@misc = "thinc-torchopt.EMA.v1"` or
+        `"thinc-torchopt.SWA.v1"`.
+    max_nonfinite (int): Updates with a NaN or infinite gradient are skipped. Training stops after this many in a row.
+        0: never skip or stop; without clipping, that saves a pass over the gradients.
+    spike_factor (float): An update is a spike if its gradient norm exceeds this many times the moving average of the
+        norms. 0: no update is a spike.
+    on_spike ("skip" | "clip"): Skip spikes, or scale them down to `spike_factor` times the average.
+    rollback_after (int): Go back to the last checkpoint after this many non-finite updates or spikes in a row. 0:
+        never.
+    rollback_factor (float): Each rollback multiplies all learning rates by this.
+    max_rollbacks (int): Training stops after this many rollbacks.
+    param_groups (dict): Blocks of settings for some of the params. Each has `params` (a list of patterns over names, or
+        "re:" and a regular expression), and any of `algorithm`, `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (a
+        step) and the algorithm's options. Where several blocks set the same for a param, the last one wins.
+    per_param_lr (dict): Learning rates by pattern: short for `param_groups` that set only `learn_rate`.
+    layer_decay (dict): By pattern, the factor between the learning rates of a layer and the layer above it.
     skip_decay ("bias_and_norm"): No weight decay for biases and the params of normalization layers.
-    on_outside_write ("restore" | "adopt" | "raise"): What happens when something else writes learning rates.
-    on_growth ("mean" | "zero" | "reset"): When a param grows, because labels were added for example, its state grows
-        with it: what new cells get. "reset": the param starts anew.
-    new_params_warmup (int): Params that come in mid-training learn at a tenth of the rate of others, to which they warm
-        up in so many updates. 0: at the full rate from the start.
-    enable_runtime_guards (bool): False: learning rates are not checked for changes by other code.
-    runtime_budgets (dict): Milliseconds of CPU time that the learn rate controller may take: `rate_step` (5),
-        `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are only counted.
+    on_outside_write ("restore" | "adopt" | "raise"): What to do when other code writes learning rates.
+    on_growth ("mean" | "zero" | "reset"): How to fill the new cells of the state of a param that grows, for example
+        because labels were added. "reset": drop its state.
+    new_params_warmup (int): Params added in mid-training start at a tenth of the learning rate, and warm up to the full
+        rate in this many updates. 0: the full rate from the start.
+    enable_runtime_guards (bool): Check learning rates for changes by other code.
+    runtime_budgets (dict): Milliseconds of CPU time for the work on learning rates: `rate_step` (default 5),
+        `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are counted, and change
+        nothing.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
-        go on from it.
-    distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: how several processes
-        train one pipeline.
-    budget (BudgetSettings): A block with `@misc = "thinc-torchopt.Budget.v1"`: train for so long, and let the learning
-        rate fall in time.
+        resume from it.
+    distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: train one pipeline in
+        several processes.
+    budget (BudgetSettings): A block with `@misc = "thinc-torchopt.Budget.v1"`: train for a given time, and let the
+        learning rate fall before it ends.
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `checkpoint`, `rollback`, `rules`, `distributed` and
-    `budget` (settings, for the training loop; or None). `controller` is that of the learning rates. `batch_size`
-    (`types.BatchSize`, or None): for algorithms that normalize gradients; spaCy's loop sets it for each step, others
-    set it before an update.
+    Public beside thinc's attributes: `params`, `grad_norm`; `checkpoint`, `rollback`, `rules`, `distributed` and
+    `budget` (settings for the training loop, or None); `controller` (of the learning rates); `batch_size`
+    (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
+    loops set it before an update.
     """
 
     def __init__(
@@ -183,17 +180,17 @@ class TorchOptimizer(Optimizer):
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
         for found in () if chosen is None else self._cascade.candidates:
-            found.algorithm.check_takes_averages()
+            found.algorithm.check_allows_averages()
         if budget is not None:
             OPTIMIZER.kind("budget", budget, BudgetSettings, _A_BUDGET)
             self._check_budget()
         self.budget = budget
         self._joint = False
         self.batch_size: BatchSize | None = None
-        self._meet_no_params()
+        self._reset()
 
     def _check_budget(self) -> None:
-        """RAISES (ConfigError): There is something missing without which there can be no budget."""
+        """RAISES (ConfigError): A setting that the budget needs is missing."""
         if self.checkpoint is None:
             raise ConfigError(
                 "Can't use [training.optimizer.budget]: expected a block [training.optimizer.checkpoint], found none. "
@@ -202,19 +199,19 @@ class TorchOptimizer(Optimizer):
             )
         if not self.can_begin_decay:
             raise ConfigError(
-                "Can't use [training.optimizer.budget]: expected a schedule that can be told to fall, found none. Set "
+                "Can't use [training.optimizer.budget]: expected a schedule that can decay, found none. Set "
                 "learn_rate to thinc-torchopt.warmup_stable_decay.v1, or let a command do it: spacy torchopt train "
                 "--budget."
             )
 
-    def _meet_no_params(self) -> None:
-        self._is_settled = False
+    def _reset(self) -> None:
+        self._is_over = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
-        self._trained = self._no_params(self._settings.step_count)
+        self._trained = self._without_params(self._settings.step_count)
 
-    def _no_params(self, step: int) -> TrainedParams:
+    def _without_params(self, step: int) -> TrainedParams:
         return TrainedParams(
             self._cascade,
             lambda: self.learn_rate,
@@ -227,51 +224,47 @@ class TorchOptimizer(Optimizer):
     # ------------------------------------------------------------------ the pipeline
 
     def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
-        """Take in all params of a pipeline under their lasting names. Params that turn up later are taken in then.
+        """Add all params of a pipeline under their lasting names. Params that appear later are added then.
 
-        An optimizer that knew another pipeline begins anew with this one: no moments, averages or counts pass from one
-        to the other. Only its schedules go on, which can't go back.
+        With another pipeline than before, the optimizer begins anew: no moments, averages or counts are kept. Only its
+        schedules go on.
 
         nlp (Language): The pipeline, initialized.
         exclude (Collection[str]): Components that are not trained.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in
-            the settings that matches no param.
+            the settings matches no param.
         """
         with self._lock:
             self._trained.plan.check(all_names(nlp))
-            self._meet(nlp)
-            self._is_settled = False
-            self._trained.table.take_in(nlp, exclude)
+            self._reset_if_other(nlp)
+            self._is_over = False
+            self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
-        """As `initialize`, for spaCy, which calls this before all is ready: what is wrong is said when training begins.
+        """Call `initialize` for spaCy, before everything is ready: errors are raised when training begins.
 
-        anew (bool): The pipeline has got new weights, to which nothing of what was learned before belongs.
+        anew (bool): The pipeline has new weights: forget everything that was learned before.
         """
         with self._lock:
-            self._meet(nlp, anew)
+            self._reset_if_other(nlp, anew)
             with suppress(PipelineError):
-                self._trained.table.take_in(nlp, ())
+                self._trained.table.add_all(nlp, ())
                 self._keep_all_buffers()
 
     def knows(self, nlp: Language) -> bool:
-        """Whether this is the pipeline that it was told last."""
+        """Whether this is the current pipeline."""
         return self._trained.table.pipeline.is_(nlp)
 
-    def settle(self) -> None:
-        """The training is over, and params are now what is to be evaluated and saved: no averages are told of, until
-        another one begins.
-        """
-        self._is_settled = True
+    def end_training(self) -> None:
+        """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
+        self._is_over = True
 
-    def _meet(self, nlp: Language, anew: bool = False) -> None:
-        """Begin anew if this is another pipeline than before, or the same with new weights: so in cross-validation, for
-        example.
-        """
+    def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
+        """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
         known = self._trained.table.pipeline
         if anew or (known.was_told and not known.is_(nlp)):
-            self._meet_no_params()
+            self._reset()
             self._step.guard.begin_anew()
 
     def _keep_all_buffers(self) -> None:
@@ -280,9 +273,7 @@ class TorchOptimizer(Optimizer):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop; afterwards all is
-        as before.
-        """
+        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop."""
         with (
             self._frozen_grads.stopping(self._trained.plan.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
@@ -297,26 +288,25 @@ class TorchOptimizer(Optimizer):
     ) -> None:
         """Register a param and its gradient for the next `step`. Computes nothing.
 
-        param (Any): NumPy or CuPy array, or torch tensor, of floats. Arrays are viewed by torch in place, once each.
-        grad (Any): Its gradient, of the same kind. The step sets it to zero in place; that of a `torch.nn.Parameter`
-            becomes None.
-            Shape: as the param.
-        callback (Callable): For params that are kept elsewhere: values are copied into a buffer of ours, allocated
-            once, and the callback gets the array or tensor with the new values after the step.
-        key (Key): What the param is known by when its array is replaced. Default: the object `param` itself.
-        RAISES (ParamError): The param is not of floats. (ShapeError): It has another shape than before, or than its
-            gradient.
+        param (Any): NumPy or CuPy array, or torch tensor, of floats. torch works on the memory of arrays, in place.
+        grad (Any): Its gradient, of the same kind. The step sets it to zero in place, or to None for a
+            `torch.nn.Parameter`. Shape: as the param.
+        callback (Callable): For params that are stored elsewhere: the values are copied into a buffer, allocated once,
+            and the callback gets the new values after each step.
+        key (Key): Identifies the param when its array is replaced. Default: the object `param` itself.
+        RAISES (ParamError): The param is not of floats. (ShapeError): Its shape differs from before, or from its
+            gradient's.
         """
         with self._lock:
             self._noted.note(self._trained.table, id(param) if key is None else key, param, grad, callback)
 
     def finish_update(self, model: Model) -> None:
-        """Take the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
+        """Collect the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
         this.
 
-        model (Model): A component's model, or any other. `set_grad` sees each of its params that has a gradient, if a
-            subclass has its own.
-        RAISES (ParamError): Averages are in place of its params.
+        model (Model): A component's model, or any other. In a subclass with its own `set_grad`, that gets each param
+            with a gradient.
+        RAISES (ParamError): The averages are in use in place of its params.
         """
         with self._lock:
             check_not_in_use(model, self._trained.table.names)
@@ -337,15 +327,15 @@ class TorchOptimizer(Optimizer):
         epoch: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> Iterator[None]:
-        """Inside, `finish_update` only notes gradients; at the end all params are updated together. Other threads wait.
+        """Inside, `finish_update` only collects gradients; at the end all params are updated together. Other threads
+        wait.
 
-        spoiled_by (Exception | None): What a component raised because of a value that is not finite. The update is
-            skipped then.
+        spoiled_by (Exception | None): A component's error about a value that is not finite. The update is skipped.
         epoch (float): For the history of learning rates.
-        metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that go by them.
+        metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that follow them.
         """
         with self._lock:
-            if self._joint:  # inside another one, whose end is the end
+            if self._joint:  # nested: the outer one updates
                 yield
                 return
             self._joint = True
@@ -359,7 +349,7 @@ class TorchOptimizer(Optimizer):
     def step(
         self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """Update every param whose gradient was noted since the last step.
+        """Update every param with a gradient collected since the last step.
 
         spoiled_by, epoch, metrics: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
@@ -375,7 +365,7 @@ class TorchOptimizer(Optimizer):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings.schedules.check_end_is_known()
-        params, shims = self._noted.take()
+        params, shims = self._noted.pop_all()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             is_made = self._step.make(
                 params,
@@ -396,11 +386,11 @@ class TorchOptimizer(Optimizer):
         """Update one param at once: thinc's own interface.
 
         key (Key): Thinc's `(node.id, name)`.
-        weights (Any): Array of floats, updated in place where it can be.
+        weights (Any): Array of floats, updated in place if possible.
         gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
         lr_scale (float): Scales the learning rate.
         RETURNS (tuple[Any, Any]): Weights and gradient.
-        RAISES (DistributedError): In a joint step of several processes, whose updates would be of this one alone.
+        RAISES (DistributedError): Called during a joint step of several processes.
         """
         with self._lock:
             if len(gradient) < 1:
@@ -410,9 +400,9 @@ class TorchOptimizer(Optimizer):
             if self._joint and self._step.reduce is not None:
                 raise DistributedError(
                     f"Can't update param {key!r} by itself in one of several processes: expected "
-                    "thinc.model.Model.finish_update to give all gradients to the optimizer at once, found a call for "
-                    "one param. Something has replaced that function, or a component calls the optimizer itself. Train "
-                    "in one process."
+                    "thinc.model.Model.finish_update to pass all gradients to the optimizer at once, found a call for "
+                    "one param. Other code has replaced that function, or a component calls the optimizer itself. "
+                    "Train in one process."
                 )
             waiting = self._noted, self._joint
             self._noted, self._joint = NotedGrads(), False
@@ -422,7 +412,7 @@ class TorchOptimizer(Optimizer):
             finally:
                 self._noted, self._joint = waiting
             if self._joint:
-                self._step.grad_norm = None  # this was one param's
+                self._step.grad_norm = None  # it was this one param's
             return weights, gradient
 
     def step_schedules(self) -> None:
@@ -432,12 +422,12 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.move_to_step(self._settings.step_count)
 
     def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
-        """Tell schedules and learning rates that go by the score how the last evaluation went. spaCy's training loop
-        does that.
+        """Pass the scores of an evaluation to schedules and learning rates that follow them. spaCy's training loop
+        calls this.
 
         score (float): The main score. Higher is better.
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".
-        RAISES (ScheduleError, ConfigError): A schedule or a policy goes by a score that is not there.
+        RAISES (ScheduleError, ConfigError): A schedule or a policy follows a score that is missing.
         """
         with self._lock:
             found = {**(scores or {}), "score": score}
@@ -448,64 +438,63 @@ class TorchOptimizer(Optimizer):
 
     @property
     def spans_training(self) -> bool:
-        """Whether there is a schedule that ends where the training ends: one without `total_steps`."""
+        """Whether any schedule ends with the training: one without `total_steps`."""
         return self._settings.schedules.span_training
 
     def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
-        """Tell schedules without `total_steps` how many steps the training has, before its first update. spaCy's
-        training loop does that.
+        """Set the length of the training for schedules without `total_steps`, before the first update. spaCy's training
+        loop calls this.
 
-        may_change (bool): Also if they were told something else before. They go on where the step that comes is on the
-            new curve.
-        RAISES (ConfigError): Not a number of steps. (ScheduleError): A warm-up does not fit. (StateError): They were
-            told something else before, perhaps in the run that goes on.
+        may_change (bool): Also change a length that was set before. Schedules go on at the current step of the new
+            curve.
+        RAISES (ConfigError): Not a number of steps. (ScheduleError): A warm-up does not fit. (StateError): Another
+            length was set before, perhaps in the saved run.
         """
         with self._lock:
             self._settings.set_total_steps(total_steps, may_change=may_change)
 
     def begin_decay(self, decay_steps: int | None = None) -> bool:
-        """Let the learning rate fall from here on, if its schedule is `warmup_stable_decay`: all schedules of that kind
-        do. spaCy's training loop evaluates and ends the training when all are down. SIGUSR1 does the same.
+        """Start the decay of all `warmup_stable_decay` schedules now, as SIGUSR1 does. spaCy's training loop evaluates
+        and ends the training when the decay is over.
 
-        decay_steps (int): In so many steps. None: as the config says.
-        RETURNS (bool): Whether any of them begins to fall: not if all are falling already.
-        RAISES (ScheduleError): There is no such schedule, or such a number of steps can't be.
+        decay_steps (int): Length of the decay. None: as in the config.
+        RETURNS (bool): Whether any schedule starts to decay: False if all have started before.
+        RAISES (ScheduleError): No schedule has a decay to start, or the number of steps is not valid.
         """
         with self._lock:
             return self._settings.begin_decay(decay_steps)
 
-    def take_back_decay(self) -> None:
-        """Let schedules that were told to fall stay, as if they had not been."""
+    def cancel_decay(self) -> None:
+        """Cancel the decays that `begin_decay` started."""
         with self._lock:
-            self._settings.take_back_decay()
+            self._settings.cancel_decay()
 
     @property
     def can_begin_decay(self) -> bool:
-        """Whether there is a schedule that can be told to fall."""
+        """Whether any schedule has a decay to start."""
         return bool(self._settings.schedules.of_decay)
 
     @property
     def decay_is_over(self) -> bool:
-        """Whether schedules were told to fall, and all that were are down."""
+        """Whether decays were started, and all of them are over."""
         return self._settings.decay_is_over
 
     def reduce_by(self, reduce: Reduce | None) -> None:
-        """From now on let joint updates be those of several processes. None: of this one."""
+        """Reduce the gradients of several processes in joint updates from now on. None: only this process."""
         self._step.reduce = reduce
 
     def keep_buffers(self) -> None:
-        """Note what the buffers of torch modules hold: an update that is skipped brings that back. Done after each
-        update that is made.
+        """Save the buffers of torch modules: skipped updates restore them. Every other update saves them again.
 
-        Call it before the forward pass if something else may have written to them since.
+        Call it before the forward pass if other code may have written to the buffers since.
         """
         self._step.buffers.keep()
 
     # ------------------------------------------------------------------ changes in the course of a training
 
     def freeze(self, params: Sequence[str]) -> None:
-        """Train params no longer, from the next update on. What was learned stays; moments and averages are forgotten.
-        They stay frozen under any name, and params that come later are frozen if a pattern matches them.
+        """Freeze params from the next update on. Their values stay; their moments and averages are dropped. The
+        patterns also hold for params that are renamed or added later.
 
         params (Sequence[str]): Patterns over their names.
         RAISES (ConfigError): One matches no param.
@@ -514,7 +503,7 @@ class TorchOptimizer(Optimizer):
             self._trained.freeze(params, frozen=True)
 
     def unfreeze(self, params: Sequence[str]) -> None:
-        """Train frozen params again, from the next update on: those that the settings freeze, too.
+        """Train frozen params again from the next update on, also those that the settings freeze.
 
         params (Sequence[str]): Patterns over their names.
         RAISES (ConfigError): One matches no param.
@@ -527,60 +516,60 @@ class TorchOptimizer(Optimizer):
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
         factor, min_rate (float): As in `Plan.change_rates`.
-        RAISES (ConfigError): There is no such group, or such a factor can't be.
+        RAISES (ConfigError): No such group, or an invalid factor.
         """
         with self._lock:
             self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
-        """Set the learning rates of param groups, from the next step on, in place of their schedules.
+        """Set the learning rates of param groups from the next step on, in place of their schedules.
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
-        RAISES (ConfigError): There is no such group, or such a rate can't be.
+        RAISES (ConfigError): No such group, or an invalid rate.
         """
         with self._lock:
             self._trained.plan.set_rates(groups, rate)
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
-        """RAISES (ConfigError): One matches no param group."""
+        """RAISES (ConfigError): A pattern matches no param group."""
         self._trained.plan.check_group_names(patterns)
 
     def check_param_names(self, patterns: Sequence[str]) -> None:
-        """RAISES (ConfigError): One matches no param."""
+        """RAISES (ConfigError): A pattern matches no param."""
         self._trained.check_patterns(patterns)
 
-    # ------------------------------------------------------------------ what can be looked at
+    # ------------------------------------------------------------------ for inspection
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """The params that are optimized, by lasting name. Thinc's arrays as tensors that share their memory. Frozen
-        ones are left out.
+        """The trained params by lasting name. Thinc's arrays are tensors that share their memory. Without frozen
+        params.
         """
         return {param.name: param.tensor for param in self._trained.params if param.group is not None}
 
     @property
     def controller(self) -> RateWriter:
-        """The controller of the learning rates: their history, changes by other code, and more. A new object after
-        loading a state.
+        """The controller of the learning rates, with their history and changes by other code. Loading a state replaces
+        it.
         """
         return self._trained.writer
 
     @property
     def learn_rates(self) -> dict[str, float]:
-        """The learning rate of the last step by param group: its name in the config, or several joined by "+"; else
+        """The learning rate of the last step by param group: the name in the config, several joined by "+", or
         "default".
         """
         return self._trained.plan.learn_rates() or {"default": self.learn_rate}
 
     @property
     def rate_names(self) -> set[str]:
-        """All names that `learn_rates` may ever have."""
+        """All names that `learn_rates` can have."""
         return {"default", *self._trained.plan.rate_names()}
 
     def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
         """Describe each param, frozen ones too: its group, learning rate and options at this step.
 
-        names (Collection[str]): Only of these. None: of all.
+        names (Collection[str]): Only these. None: all.
         """
         return [
             self._trained.plan.describe(param) for param in self._trained.params if names is None or param.name in names
@@ -593,44 +582,44 @@ class TorchOptimizer(Optimizer):
 
     @property
     def algorithms(self) -> dict[str, Algorithm]:
-        """All algorithms of the settings, by what the config calls them, e.g. "torch.AdamW.v1"."""
+        """All algorithms of the settings by their config names, e.g. "torch.AdamW.v1"."""
         return {found.algorithm.label: found.algorithm for found in self._cascade.candidates}
 
     @property
     def torch_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The torch optimizers inside by config path: "algorithm", "param_groups.embeddings.algorithm",
-        "algorithm.fallback". Each is built when its first param comes.
+        """The torch optimizers by config path: "algorithm", "param_groups.embeddings.algorithm", "algorithm.fallback".
+        Each is built when its first param is added.
         """
         return {found.name: found.optimizer for found in self._trained.plan.algorithms}
 
     @property
     def clip_by(self) -> ClipBy:
-        """What `grad_clip` limits."""
+        """The norm that `grad_clip` limits."""
         return self._step.clip_by
 
     @property
     def grad_norm(self) -> float | None:
-        """The 2-norm over all gradients of the last update, before clipping. None: it was not measured."""
+        """The 2-norm of all gradients of the last update, before clipping. None: it was not measured."""
         return self._step.grad_norm
 
     @property
     def skipped_updates(self) -> int:
-        """How many updates were skipped because of a gradient that was not finite, or of a spike."""
+        """The number of updates skipped because of a non-finite gradient or a spike."""
         return self._step.guard.skipped
 
     @property
     def grad_spikes(self) -> int:
-        """How many spikes were found, skipped or scaled down."""
+        """The number of spikes, skipped or scaled down."""
         return self._step.guard.spikes
 
     @property
     def bad_updates_in_a_row(self) -> int:
-        """How many of the last updates in a row had gradients that were not finite, or a spike."""
+        """The number of updates with non-finite gradients or spikes since the last good one."""
         return self._step.guard.bad_in_a_row
 
     @property
     def stopped_grads(self) -> set[int]:
-        """The ids of torch params for which, inside `training`, no gradients are computed."""
+        """The ids of torch params without gradients inside `training`."""
         return self._frozen_grads.ids
 
     # ------------------------------------------------------------------ thinc's attributes
@@ -655,18 +644,16 @@ class TorchOptimizer(Optimizer):
 
     @property
     def averages(self) -> dict[Any, Any]:
-        """The averages, for `nlp.use_params` and `Model.use_params`; empty while there are none. See
-        `Averages.as_thinc`.
-        """
+        """The averages for `nlp.use_params` and `Model.use_params`; perhaps empty. See `Averages.as_thinc`."""
         with self._lock:
-            return AveragedParams() if self._is_settled else self._trained.averages_for_thinc()
+            return AveragedParams() if self._is_over else self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:
         if value is not None:
             raise ConfigError(
                 f"Can't set 'averages' of the optimizer: expected None, found {type(value).__name__}. None drops the "
-                "averages and keeps no more; to keep some, build the optimizer with use_averages = true."
+                "averages for good. To keep averages, build the optimizer with use_averages = true."
             )
         with self._lock:
             self._average_settings = None
@@ -674,12 +661,12 @@ class TorchOptimizer(Optimizer):
 
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]
-        """The sources of all schedules by config path, e.g. "learn_rate", "algorithm.weight_decay"."""
+        """The schedules by config path, e.g. "learn_rate", "algorithm.weight_decay", in thinc's form."""
         return {name: schedule.source for name, schedule in self._settings.schedules.by_name.items()}
 
     @property
     def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
-        """How many updates each param had."""
+        """The number of updates of each param."""
         return {key: param.steps for key, param in self._trained.table.by_key.items()}
 
     @property
@@ -708,13 +695,10 @@ class TorchOptimizer(Optimizer):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that another process needs to go on exactly where this one stands, by lasting names: see
-        state/by_name.py.
+        """The whole state by lasting names, to resume exactly in another process: see state/by_name.py.
 
-        RETURNS (dict): Dicts, lists, numbers, texts, and tensors, which are the optimizer's own: copy them to keep
-            them.
-        RAISES (PipelineError): The optimizer does not know its pipeline. (StateError): It trains a model that is not in
-            the pipeline.
+        RETURNS (dict): Dicts, lists, numbers, texts, and the optimizer's own tensors: copy them to keep them.
+        RAISES (PipelineError): The optimizer has no pipeline. (StateError): It trains a model outside the pipeline.
         """
         with self._lock:
             guard = {"guard": self._step.guard.state_dict()}
@@ -727,16 +711,17 @@ class TorchOptimizer(Optimizer):
         on_growth: Literal["mean", "zero"] | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Go on where another process stood. Everything is checked first; what fails changes nothing.
+        """Resume from a saved state. Everything is checked first; an error changes nothing.
 
         saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
-        on_growth ("mean" | "zero" | None): The pipeline has changed since. Where labels were added, old rows keep their
-            state, and new ones get this; state of what is gone or frozen is dropped, what came begins anew, and a
-            warning lists both. None: all is as it was.
-        renamed (Mapping[str, str]): The new names of components, or of parts of names of params, by their old ones.
-        RAISES (StateError): It is of another pipeline, or of other settings, or not a state. (ScheduleError): A
-            schedule is further than the state: build the optimizer anew. (ConfigError): An argument that can't be.
-            (PipelineError): The optimizer does not know its pipeline.
+        on_growth ("mean" | "zero" | None): For a pipeline that has changed since. Where labels were added, old rows
+            keep their state and new ones get this; state of removed or frozen params is dropped, new params begin anew,
+            and a warning lists both. None: nothing may have changed.
+        renamed (Mapping[str, str]): New names of components, or of parts of names of params, by the old ones.
+        RAISES (StateError): Not a state, or of another pipeline or other settings. (ScheduleError): A schedule is ahead
+            of the state: build a new optimizer. (ConfigError): An invalid argument. (PipelineError): The optimizer has
+            no
+                pipeline.
         """
         nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
@@ -748,7 +733,7 @@ class TorchOptimizer(Optimizer):
         state = read(SavedState, saved, WHAT)
         with self._lock:
             # Built beside the current one, and replaces it once everything has succeeded.
-            trained, guard = self._no_params(state.step), copy(self._step.guard)
+            trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
                 trained.load(nlp, exclude, state, on_growth, paths)
@@ -761,14 +746,14 @@ class TorchOptimizer(Optimizer):
             self._trained, self._step.guard = trained, guard
 
     def roll_back(self, saved: Mapping[str, Any], *, lower_rates: bool = True) -> None:
-        """Give all params the state and the averages that they had before. The values of params are the caller's
-        affair: see rollback.py.
+        """Restore the state and the averages of all params from a checkpoint. The caller restores their values: see
+        rollback.py.
 
-        Learning rates go on at `rollback_factor` times what they are; schedules, history and counters go on as they
-        are.
+        Schedules, history and counters are not restored.
+
         saved (Mapping): From `state_dict`, of this run.
-        lower_rates (bool): False: learning rates go on as they are.
-        RAISES (StateError): Params have come or grown since. Nothing is changed then.
+        lower_rates (bool): Multiply the learning rates by `rollback_factor`.
+        RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         with self._lock:
             self._trained.table.pipeline.get()
@@ -788,13 +773,13 @@ class TorchOptimizer(Optimizer):
         on_growth: Literal["mean", "zero"] | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Load what `to_disk` wrote. RAISES (StateError): It is damaged. Arguments and others: as `load_state_dict`."""
+        """Load the files of `to_disk`. Arguments as in `load_state_dict`. RAISES (StateError): Also if they are
+        damaged.
+        """
         self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and schedules. Params and their state stay behind: a copied pipeline has other arrays, under other
-        keys.
-        """
+        """Settings and schedules, without params and state: a copied pipeline has other arrays and keys."""
         left_behind = ("_lock", "_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
         return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
@@ -802,7 +787,7 @@ class TorchOptimizer(Optimizer):
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
         self._lock = lock_for(self)
-        self._meet_no_params()
+        self._reset()
 
 
 create_optimizer = signed(

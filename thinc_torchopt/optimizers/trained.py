@@ -1,7 +1,6 @@
 """Everything that an optimizer keeps about its params: their names, groups, learning rates, torch's state, averages.
 
-It is one whole, because it is built anew as one: when a state is loaded, and in a copy of the optimizer, which has met
-no params.
+They are built anew together: when a state is loaded, and in a copy of the optimizer, which has no params yet.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ..update import FrozenGrads, Plan
 
 
 class TrainedParams:
-    """The params of an optimizer. There are none at first.
+    """The params of an optimizer; none at first.
 
-    cascade (Cascade): What the settings say of each param.
+    cascade (Cascade): The settings of each param.
     default_rate (Callable): The learning rate of params without one of their own.
-    step (int): The step that comes.
+    step (int): The next step.
     frozen_grads (FrozenGrads): The optimizer's.
     average_settings (AverageSettings | None): None: keep no averages.
     on_outside_write, on_growth, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
@@ -63,13 +62,11 @@ class TrainedParams:
 
     @property
     def params(self) -> list[Param]:
-        """All of them, frozen ones too."""
+        """All params, frozen ones too."""
         return list(self.table.by_key.values())
 
     def averages_for_thinc(self) -> AveragedParams:
-        """See `Averages.as_thinc`. If the algorithm has values of its own that are to be used instead of those that it
-        trains, these.
-        """
+        """See `Averages.as_thinc`. If the algorithm evaluates other values than it trains, these."""
         self.table.follow()
         averages = self.averages
         if averages is None:
@@ -79,9 +76,9 @@ class TrainedParams:
         return averages.as_thinc(self.table.shims.values())
 
     def freeze(self, patterns: Sequence[str], *, frozen: bool) -> None:
-        """Train params no longer, or again. They begin anew then: moments and averages are forgotten.
+        """Freeze params, or train them again. Their moments and averages are dropped when they are frozen.
 
-        RAISES (ConfigError): A pattern matches no param. Nothing has changed then.
+        RAISES (ConfigError): A pattern matches no param. Nothing changes then.
         """
         self.check_patterns(patterns)
         for param in self.plan.freeze(patterns, frozen=frozen):
@@ -89,22 +86,22 @@ class TrainedParams:
                 self.averages.release(param)
 
     def check_patterns(self, texts: Sequence[str]) -> None:
-        """Check patterns over the names of params. RAISES (ConfigError): One matches no param; or not a list."""
+        """RAISES (ConfigError): Not a list of patterns, or a pattern matches no param."""
         check_texts("freeze or unfreeze params", texts, 'a list of patterns over their names, as in ["tagger/*"]')
         names = [name for param in self.params for name in param.names]
         for text in texts:
-            Pattern(text, "what is to be frozen").check(names)
+            Pattern(text, "the params to freeze").check(names)
 
     def drop_averages(self) -> None:
-        """Forget the averages, and keep none from now on."""
+        """Drop the averages for good."""
         self.averages = self.table.averages = None
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it by lasting names. Tensors are shared.
+        """The whole state by lasting names. Tensors are shared.
 
-        RAISES (StateError): There are params without a lasting name.
+        RAISES (StateError): A param has no lasting name.
         """
         self.table.pipeline.get()
         self.table.follow()
@@ -125,11 +122,11 @@ class TrainedParams:
         on_growth: Literal["mean", "zero"] | None = None,
         paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Meet the params of a pipeline, and take their saved states. Gradient scalers are the models' own, and not
-        among them.
+        """Add the params of a pipeline, and load their saved states. Gradient scalers are the models' own, and not
+        loaded here.
 
-        saved (SavedState): What fails leaves this one half loaded: throw it away.
-        on_growth: As in `TorchOptimizer.load_state_dict`.
+        saved (SavedState): An error leaves this object half loaded: throw it away. on_growth: As in
+        `TorchOptimizer.load_state_dict`.
         paths (Mapping[str, str]): New names by old ones: see state/match.py.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
@@ -138,14 +135,14 @@ class TrainedParams:
         self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
             saved = match.rename(saved, paths)
-        self.table.take_in(nlp, exclude, saved=saved.params, joins_now=may_grow)
+        self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)
         if may_grow:
             saved, changes = match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
             for param in self.params:
-                if param.group is None:  # it is frozen now, and will begin anew
+                if param.group is None:  # frozen now: it will begin anew
                     param.steps = 0
         known = [param for param in self.params if not may_grow or param.name in saved.params]
         by_name.restore(self.plan, known, saved, on_growth)
@@ -162,11 +159,10 @@ class TrainedParams:
             )
 
     def roll_back(self, saved: SavedState) -> None:
-        """Take back the states and averages of all params, and gradient scalers. Learning rates and their history go on
-        as they are.
+        """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on.
 
         saved (SavedState): Of this run.
-        RAISES (StateError): Params have come or grown since. Nothing is changed then.
+        RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         by_name.check_params(self.params, saved.params)
         if self.averages is not None and saved.averages is not None:
@@ -178,7 +174,7 @@ class TrainedParams:
             param.steps = 0
             if param.group is not None:
                 param.group.owner.begin_anew(param)
-        # Those that are frozen now have no state, and have to count as never updated when they are unfrozen.
+        # Params that are frozen now have no state: they must count as never updated when they are unfrozen.
         goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
         self.plan.forget_lists()
         for param in goes_on:

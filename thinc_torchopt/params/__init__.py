@@ -1,9 +1,8 @@
-"""Params: who they are. Every param of a pipeline, thinc's array or torch's tensor, as one torch tensor under a lasting
-name.
+"""The params of a pipeline: each is one torch tensor, on thinc's array or torch's param, with a lasting name.
 
-Open param.py first, then table.py, which knows them all. names.py says how a name comes about, pipeline.py where params
-are found, succession.py what becomes of one that has grown, shims.py how params of other libraries join,
-mixed_precision.py what thinc does to gradients of torch modules there.
+Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py finds the components,
+succession.py handles params that were replaced or grew, shims.py handles params of other libraries, mixed_precision.py
+thinc's scaling of the gradients of torch modules.
 """
 
 from .layers import layers_of

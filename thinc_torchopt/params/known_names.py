@@ -18,10 +18,10 @@ from .spelling import clean
 class KnownNames:
     """Names by key.
 
-    pipeline (KnownPipeline): Whose names last.
+    pipeline (KnownPipeline): The pipeline whose params have lasting names.
 
-    Public: `by_key`: all names of each param by its key, its first one first. `in_use`: the first names of all params
-    of the pipeline.
+    Public: `by_key` (all names of each param by its key, the first one first), `in_use` (the first names of all params
+        of the pipeline).
     """
 
     def __init__(self, pipeline: KnownPipeline):
@@ -29,7 +29,7 @@ class KnownNames:
         self.in_use: set[str] = set()
         self._pipeline = pipeline
         self._biases_and_norms: set[Key] = set()
-        # Whose the names under an `id` are: that of a param that is gone may be another's.
+        # The owners of the names under an `id`: after a param is gone, another may get its `id`.
         self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
         self._of_pipeline: set[Key] = set()
 
@@ -38,29 +38,29 @@ class KnownNames:
         return key in self._biases_and_norms
 
     def is_of_pipeline(self, key: Key) -> bool:
-        """Whether a param was in the pipeline when its names were taken last."""
+        """Whether a param was in the pipeline when `update` was called last."""
         return key in self._of_pipeline
 
-    def take(self, names: Mapping[Key, tuple[str, ...]]) -> None:
-        """Take the names of all params of the pipeline: of those that it no longer has, only those of shims stay."""
+    def update(self, names: Mapping[Key, tuple[str, ...]]) -> None:
+        """Set the names of all params of the pipeline. Names of removed params are dropped, except those of shims."""
         self.by_key.update(names)
         self._of_pipeline = {*names, *(key for key in self._of_pipeline if is_key_of_shim(key) and key in self.by_key)}
         self.in_use = {first for first, *_ in names.values()}
 
     def add(self, key: Key, name: str, *, is_of_pipeline: bool) -> None:
-        """Add that of a param which a shim keeps elsewhere."""
+        """Add the name of a param that a shim keeps elsewhere."""
         self.by_key[key] = (name,)
         if is_of_pipeline:
             self._of_pipeline.add(key)
 
     def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
-        """Whether a name is that of a param of the pipeline. paths (Collection[str]): Of its shims."""
+        """Whether a param of the pipeline has this name. paths (Collection[str]): Of the pipeline's shims."""
         return key in self._of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
 
     def outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
-        """Keys that are no longer in the pipeline, and whether another one has the name now.
+        """Keys that are no longer in the pipeline, and whether another param has the name now.
 
-        now (Collection[Key]): The keys that are there. names_now (Collection[str]): The first name of each.
+        now (Collection[Key]): The current keys. names_now (Collection[str]): The first name of each.
         """
         if any(is_key_of_shim(key) for key in self._of_pipeline):
             shims = {shim.id for _, shim in self._pipeline.shim_paths()}
@@ -72,7 +72,7 @@ class KnownNames:
         ]
 
     def note(self, walked: Iterable[NamedParam]) -> dict[Key, tuple[str, ...]]:
-        """Note what a walk found. RETURNS (dict): The names of each param by its key, its first one first."""
+        """Add the params of a walk. RETURNS (dict): The names of each param by its key, the first one first."""
         names: dict[Key, tuple[str, ...]] = {}
         for found in walked:
             names[found.key] = *names.get(found.key, ()), found.name
@@ -85,12 +85,12 @@ class KnownNames:
         self._torch_params[id(param)] = weakref.ref(param)
 
     def has_noted(self, param: torch.nn.Parameter) -> bool:
-        """Whether the names under the `id` of a param are its own."""
+        """Whether the names under the `id` of a param belong to it."""
         noted = self._torch_params.get(id(param))
         return noted is not None and noted() is param
 
     def prefix_of(self, model: Model) -> str:
-        """What the names of a model's params begin with: its component's name, or the name of its root layer."""
+        """The common prefix of the names of a model's params: its component's name, or the name of its root layer."""
         for name, found in self._pipeline.components:
             if found is model:
                 return name

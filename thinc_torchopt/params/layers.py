@@ -1,26 +1,26 @@
-"""Where a param stands in a stack of layers, for `layer_decay`."""
+"""The layer of each param in a stack of layers, for `layer_decay`."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import takewhile
 from typing import Optional
 
-# A further stack of layers counts if its layers have at least this part of the params of those of the largest: a
-# decoder, and not a head.
+# A second stack counts if its layers have at least this fraction of the params of the largest stack's layers: a decoder
+# does, a head does not.
 _PART_OF_LAYER = 0.5
 
 
 def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[str, tuple[int, int]]:
-    """In which layer each param is.
+    """The layer of each param.
 
-    A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`; of several such stacks
-    the one with most params, and those with layers like it: the other of an encoder and a decoder. Each stack counts
-    for itself. Embeddings count as layer 0, what stands above the layers as their number, the depth; of the stack
-    nearest to them, or the deepest.
+    A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`. Of several such stacks,
+    the one with most params counts, and those with similar layers, such as the decoder beside an encoder. Each stack is
+    numbered by itself. Embeddings are layer 0 of the nearest or deepest stack; params above the layers get the number
+    of layers, the depth.
 
     names (Iterable[str]): All names.
-    embeddings (Collection[str]): Those of embeddings. So is what has "embed" in its name: the norm of the embeddings,
-        for example.
+    embeddings (Collection[str]): The names of embeddings. Names with "embed" in them count too, e.g. the norm of the
+        embeddings.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """
     of_component: dict[str, list[str]] = {}
@@ -51,15 +51,13 @@ def _place_in_stack(name: str) -> Optional[tuple[str, int]]:
 
 
 def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """How many layers each stack has that counts, by its path. placed (Mapping): The place of each name that has
-    one.
-    """
+    """The number of layers of each stack that counts, by its path. placed (Mapping): Path and number, by name."""
     numbers: dict[str, set[int]] = {}
     for stack, number in placed.values():
         numbers.setdefault(stack, set()).add(number)
     sizes = Counter(stack for stack, _ in placed.values())
     params_per_layer = {stack: sizes[stack] / len(numbers[stack]) for stack in sizes}
-    # Layers are counted from 0, and have parts with params of their own; a head of numbered Linear layers has not.
+    # Layers are numbered from 0 and have several params below them, unlike a head of numbered Linear layers.
     composed = {stack for name, (stack, number) in placed.items() if "/" in name.removeprefix(f"{stack}/{number}/")}
     composed = {stack for stack in composed if numbers[stack] == set(range(len(numbers[stack])))}
     largest = max(sizes, key=lambda stack: sizes[stack], default="")
@@ -72,10 +70,10 @@ def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:
 
 
 def _parts_in_common(name: str, other: str) -> int:
-    """How many parts of two names are the same, from their beginning on."""
+    """The number of common parts at the beginning of two names."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name.split("/"), other.split("/"))))
 
 
 def _says_embed(name: str) -> bool:
-    """Whether a name says that it is of embeddings. That of the component does not count."""
+    """Whether a name mentions embeddings, except in the component's name."""
     return "embed" in name.partition("/")[2].lower()

@@ -1,9 +1,9 @@
 """Mixed precision: the gradients of a torch module when thinc scales them.
 
-thinc scales gradients up before each backward pass, and scales down after it what is in `.grad` then: the sum of all
-passes since the last update. With several passes for one update (gradient accumulation, a module that is used twice in
-a forward pass) all but the last would be scaled down more than once. Here each pass has `.grad` to itself, and the sums
-are made afterwards.
+thinc scales gradients up before each backward pass, and after it scales `.grad` down: the sum of all passes since the
+last update. With several passes for one update (gradient accumulation, a module that is used twice in a forward pass)
+all but the last would be scaled down more than once. Here `.grad` is empty for each pass, and the sums are made
+afterwards.
 SOURCE: thinc/shims/pytorch.py (8.3.14), `begin_update`.
 """
 
@@ -24,7 +24,7 @@ _trained: WeakSet[Shim] = WeakSet()
 
 
 class _Inside(threading.local):
-    """In how many blocks of `scaling_all_apart` this thread is."""
+    """The number of nested `scaling_all_apart` blocks in this thread."""
 
     depth = 0
 
@@ -33,9 +33,9 @@ _inside = _Inside()
 
 
 def scale_passes_apart(shim: Shim) -> None:
-    """From now on scale each backward pass of a shim by itself. For shims whose gradients come to an optimizer of ours.
+    """Scale each backward pass of a shim by itself from now on. For shims that one of our optimizers trains.
 
-    Its scale becomes a float: with a whole number as `init_scale`, torch can't update it.
+    The scale becomes a float: torch can't update an integer `init_scale`.
     """
     if isinstance(shim, PyTorchShim):
         _trained.add(shim)
@@ -45,7 +45,7 @@ def scale_passes_apart(shim: Shim) -> None:
 
 @contextmanager
 def scaling_all_apart() -> Iterator[None]:
-    """Inside, scale each backward pass of any shim by itself: an optimizer of ours trains them all, also new ones."""
+    """Inside, scale each backward pass of any shim by itself: one of our optimizers trains them all, also new ones."""
     _inside.depth += 1
     try:
         yield
@@ -54,8 +54,8 @@ def scaling_all_apart() -> Iterator[None]:
 
 
 def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What is to take the place of the backward pass that `PyTorchShim.begin_update` returns: the same, unless the shim
-    scales gradients for an optimizer of ours.
+    """Wrap the backward pass from `PyTorchShim.begin_update`. Unchanged unless the shim scales gradients for one of our
+    optimizers.
     """
 
     def backprop_alone(grads: Any) -> Any:

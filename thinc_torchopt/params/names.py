@@ -4,18 +4,16 @@
 *name*: `component/.../param`, for example `ner/tok2vec/encode/2/maxout/W`. The same in every process, after save and
 load, and after labels were added.
 
-How a name comes about. From the root of a component's model, each step down adds the name of the layer. It is shortened
-so:
+From the root of a component's model, each step down adds the name of the layer, with two exceptions:
 
-- A layer to which an outer layer holds a ref (`tok2vec`, `encode`, `output_layer`) starts anew behind the outer layer's
-  name.
-- A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) is told by
-  its index among its siblings, or left out where no sibling has params. So is a wrapper around a torch module.
+- A layer that an outer layer refers to (`tok2vec`, `encode`, `output_layer`) follows directly after that layer's name.
+- A layer that only combines others (`chain`, `residual`, `with_array`: their names hold `>>` or brackets) has its index
+  among its siblings as its name, or none if no sibling has params. So has a wrapper around a torch module.
 
 Torch's dots become slashes.
 
-Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so that different names
-stay different: `ä` is `+e4+`. In names of layers and params they are all `_`.
+Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so different names stay
+different: `ä` is `+e4+`. In names of layers and params they become `_`.
 """
 
 import re
@@ -35,7 +33,7 @@ _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
 
 
 class NamedParam(NamedTuple):
-    """A param that a walk over a model finds: where it is, and its name."""
+    """A param that a walk over a model finds, with its place and its name."""
 
     name: str
     key: Key
@@ -46,7 +44,7 @@ class NamedParam(NamedTuple):
 
     @property
     def values(self) -> Any:
-        """The array or tensor that is there. None: none yet."""
+        """Its array or tensor. None: none yet."""
         if self.param is not None:
             return None if torch.nn.parameter.is_lazy(self.param) else self.param
         name = self.key[1]  # type: ignore[index]
@@ -57,9 +55,9 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
     """Find all params below a model.
 
     model (Model): The root.
-    prefix (str): What names begin with: the component's name.
+    prefix (str): The component's name, the first part of all names.
     YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are
-        unique; a torch param that stands in several places of its module has several.
+        unique; a torch param that is used in several places of its module has several.
     """
     taken: set[str] = set()
     for node, path in paths_of(model, clean(prefix)):
@@ -78,7 +76,7 @@ def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
 
 
 def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
-    """Every shim below a model with its path, whose last part tells it from others of its node."""
+    """Every shim below a model with its path, which is unique among the shims of its node."""
     if not any(node.shims for node in model.walk()):
         return  # without the paths, which take longer
     for node, path in paths_of(model, clean(prefix)):
@@ -87,9 +85,7 @@ def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
 
 
 def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The params of the torch module in a shim, if there is one. remove_duplicate (bool): Each once, by its first
-    name.
-    """
+    """The params of the torch module in a shim, if any. remove_duplicate (bool): Each once, by its first name."""
     if isinstance(shim, PyTorchShim) and module_of(shim) is not None:
         yield from module_of(shim).named_parameters(remove_duplicate=remove_duplicate)
 
@@ -98,18 +94,17 @@ def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.P
     owner, _, last = name.rpartition(".")
     if "norm" in type(module.get_submodule(owner)).__name__.lower():
         return True
-    # Matrices of biases, one for each head and distance, are learned as weights are. torch's own are (1, 1, width) at
-    # most.
+    # Matrices of biases, one for each head and distance, are learned like weights. torch's own biases are (1, 1, width)
+    # at most.
     is_matrix = not torch.nn.parameter.is_lazy(param) and sum(size > 1 for size in param.shape) > 1
     return _BIAS.fullmatch(last) is not None and not is_matrix
 
 
 def _torch_embeddings(shim: Shim) -> set[int]:
-    """The `id` of each param of the torch module in a shim that is an embedding, whatever its name.
+    """The `id` of each embedding in the torch module of a shim.
 
-    These are the params of torch's embedding layers, under all of their names if they are tied; and single vectors,
-    such as the class token and positions of a ViT, which stand beside a stack of layers, with a first dimension of 1
-    for the batch.
+    These are the params of torch's embedding layers, under all names if they are tied; and single vectors, such as the
+    class token and positions of a ViT, beside a stack of layers, with a first dimension of 1 for the batch.
     """
     if not isinstance(shim, PyTorchShim) or module_of(shim) is None:
         return set()

@@ -1,4 +1,4 @@
-"""One param: a torch tensor on the memory of thinc's array, copied nowhere."""
+"""One param: a torch tensor on the memory of thinc's array, without a copy."""
 
 from __future__ import annotations
 
@@ -21,40 +21,38 @@ if TYPE_CHECKING:
     from ..update import Group
 
 
-# Elements that BLAS sums at once. torch's own norm of 20M elements is off by a thousandth, and slower
+# Elements in one sum by BLAS. torch's own norm of 20M elements is off by a thousandth, and slower
 # (benchmarks/README.md).
 CHUNK = 1 << 20
 
 
 class Param:
-    """One param: a torch tensor that shares its memory with whatever the model holds.
+    """One param: a torch tensor that shares its memory with the model's array or tensor.
 
     name (str): Its lasting name.
-    aliases (tuple[str, ...]): Its other names, if it stands in several places: in two components, or tied within a
-        module.
+    aliases (tuple[str, ...]): Its other names, if it is used in several places: in two components, or tied in a module.
     key (Key): Its key in this process.
-    source (Any): What the model holds: a NumPy or CuPy array, or a torch tensor.
-    holder (Model | Shim | None): Who has it, in the pipeline. None: it is not there.
-    module (torch.nn.Module | None): The module that its shim had then.
-    tensor (torch.Tensor): What torch optimizes: a view of `source`, `source` itself, or a buffer of ours if `callback`
-        is set.
-    callback (Callable): Receives the values after the update, for models that keep their params elsewhere.
+    source (Any): The model's NumPy or CuPy array, or torch tensor.
+    holder (Model | Shim | None): The node or shim of the pipeline that has it. None: it is outside the pipeline.
+    module (torch.nn.Module | None): The module of its shim, as last seen.
+    tensor (torch.Tensor): The tensor that torch optimizes: a view of `source`, `source` itself, or a buffer of ours if
+        `callback` is set.
+    callback (Callable): Gets the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_array (bool): Whether `source` is an array.
-    is_torch (bool): Whether `source` is a param of a torch module, whose gradients are torch's.
-    settings (ParamSettings): What the config says for it.
-    group (Group | None): The torch param group that it is in, by the plan. None: it is frozen.
-    rate_factor (float): What rules, and rates of others that were adopted, made of its learning rate: by what that is
-        multiplied.
-    held_rate (float | None): Its learning rate, if rules or others set one.
-    frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen in the course of the
-        training, whatever the settings say; infinite: none.
-    lineage (int): Tells apart what was in different groups of an algorithm that keeps a state in each.
-    row_size (int): Of flat weights, whose rows lie one behind the other: how many cells a row has. Else 1.
-    joined_at (int | None): After how many updates of the pipeline it came, if it came in mid-training.
-    steps (int): How many updates it had.
-    flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: it is torch's, a
-        copy, too large to be summed at once, or on another device than the CPU.
+    is_torch (bool): Whether `source` is a param of a torch module, whose gradients torch computes.
+    settings (ParamSettings): Its settings in the config.
+    group (Group | None): Its torch param group. None: it is frozen.
+    rate_factor (float): Multiplies its learning rate: set by rules, or adopted from other code.
+    held_rate (float | None): Replaces its learning rate: set by rules or other code.
+    frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
+        whatever the settings say; infinite: none.
+    lineage (int): Separates params from different groups of an algorithm that keeps state by group.
+    row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.
+    joined_at (int | None): The number of updates before it was added, if in mid-training.
+    steps (int): The number of its updates.
+    flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: the gradient is
+        torch's, a copy, too large for one sum, or not on the CPU.
     """
 
     __slots__ = (
@@ -104,7 +102,7 @@ class Param:
         self.flat_grad: Optional[torch.Tensor] = None
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
-        self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan has looked at it
+        self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan sets it
         self.group: Group | None = None
         self.rate_factor = 1.0
         self.held_rate: Optional[float] = None
@@ -115,27 +113,25 @@ class Param:
         self.steps = 0
 
     def hold(self, source: Any) -> None:
-        """Note what the model holds now."""
+        """Set the model's array or tensor."""
         self.source = source
         self.is_array = not isinstance(source, torch.Tensor)
         self.is_torch = isinstance(source, torch.nn.Parameter)
 
     def be_held_by(self, holder: Model | Shim | None) -> None:
-        """Note where it was found."""
+        """Set the node or shim that has it."""
         self.holder = holder
         self.module = module_of(holder) if isinstance(holder, PyTorchShim) else None
 
     @property
     def values(self) -> Any:
-        """The array or tensor that its holder has now: another one than `source` if it was replaced since the last
-        update.
-        """
+        """The array or tensor that its holder has now: not `source` if it was replaced since the last update."""
         if isinstance(self.holder, Model) and self.holder.has_param(name := self.key[1]):  # type: ignore[index]
             return self.holder.get_param(name)
         return self.source
 
     def is_on(self, source: Any) -> bool:
-        """Whether this is the array or tensor that the param was on, in the state in which it was."""
+        """Whether the param is on this array or tensor, with the shape, dtype, device and strides that it had."""
         tensor = self.tensor
         return (
             self.source is source
@@ -146,30 +142,30 @@ class Param:
         )
 
     def in_form(self, tensor: torch.Tensor) -> Any:
-        """A tensor in the form in which the model holds the param: as it is, or as an array on its memory."""
+        """A tensor in the model's form of the param: as it is, or as an array on its memory."""
         return array_of(tensor) if self.is_array else tensor.detach()
 
     def scale_rate(self, factor: float) -> None:
-        """Multiply all learning rates that are to come."""
+        """Multiply all future learning rates."""
         if self.held_rate is None:
             self.rate_factor *= factor
         else:
             self.held_rate *= factor
 
     def put_on(self, tensor: torch.Tensor) -> None:
-        """Go over to a tensor on another device, of another dtype, or in another memory order."""
-        # A torch param is the same one as before: its gradient is torch's, and may be about to be noted.
+        """Move to a tensor on another device, of another dtype, or in another memory order."""
+        # A torch param keeps its identity: torch's gradient may already be on it.
         self.grad_source = self.grad_copy = self.flat_grad = None
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names, to each of which it answers in a pattern."""
+        """All its names. A pattern may match any of them."""
         return self.name, *self.aliases
 
     @property
     def is_of_shim(self) -> bool:
-        """Whether a shim keeps it elsewhere, and calls its optimizer with it: see `shims.foreign_grads`."""
+        """Whether a shim keeps it elsewhere, and passes it to its optimizer: see `shims.foreign_grads`."""
         return is_key_of_shim(self.key)
 
     @property
@@ -177,24 +173,22 @@ class Param:
         """The first part of the name."""
         return self.name.partition("/")[0]
 
-    def has_taken(self, grad: Any) -> bool:
-        """Whether `set_grad` has taken this array before, and torch works on its memory since: nobody has taken it
-        away, as torch's `zero_grad` does.
-        """
+    def has_grad(self, grad: Any) -> bool:
+        """Whether this array is its gradient from `set_grad`, not dropped since, as by torch's `zero_grad`."""
         return self.grad_source is grad and self.grad_copy is None and self.tensor.grad is not None
 
     def set_grad(self, grad: Any) -> None:
-        """Make `grad` the gradient of the tensor, without a copy wherever torch can work on it as it is.
+        """Make `grad` the gradient of the tensor, without a copy where torch can work on its memory.
 
         grad (Any): Array or tensor. Shape: as the param.
-        RAISES (ShapeError): Its shape is another one.
+        RAISES (ShapeError): Its shape differs from the param's.
         """
         own = self.tensor.grad
         if own is not None and grad is own and own.stride() == self.strides:
             return  # torch's
         if tuple(grad.shape) != tuple(self.shape):
             raise ShapeError(
-                f"Can't take the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found "
+                f"Can't use the gradient of param '{self.name}': expected shape {tuple(self.shape)}, found "
                 f"{tuple(grad.shape)}. The backward pass of its layer is wrong, or the param was resized between "
                 "forward and backward pass."
             )
@@ -202,19 +196,19 @@ class Param:
         is_plain = isinstance(grad, torch.Tensor) or not hasattr(grad, "flags") or is_viewable(grad)
         source = grad if is_plain else own_copy(grad)
         view = (
-            source if isinstance(source, torch.Tensor) else view_of(source, f"take the gradient of param '{self.name}'")
+            source if isinstance(source, torch.Tensor) else view_of(source, f"use the gradient of param '{self.name}'")
         )
         like = self.tensor
         if is_plain and view.dtype == like.dtype and view.device == like.device and view.stride() == like.stride():
             self.grad_copy = None
             like.grad = view
-            # Of torch's it would keep the memory of a gradient that is gone.
+            # A view of torch's array would keep the memory of a dropped gradient.
             self.flat_grad = None if source is view else as_one_vector(view)
         else:
-            # Rare: a layer that computes in another precision or memory order. torch's kernels want both alike.
+            # Rare: a layer that computes in another precision or memory order. torch's kernels need both alike.
             if view.layout != torch.strided:
                 raise ParamError(
-                    f"Can't take the gradient of param '{self.name}': expected a dense tensor, found one of layout "
+                    f"Can't use the gradient of param '{self.name}': expected a dense tensor, found one of layout "
                     f"{view.layout}. Build the layer without sparse gradients: torch.nn.Embedding has sparse = False."
                 )
             self.flat_grad = None
@@ -223,33 +217,29 @@ class Param:
             like.grad = self.grad_copy.copy_(view)
 
     def drop_grad(self) -> None:
-        """Have no gradient."""
+        """Drop the gradient."""
         self.tensor.grad = self.grad_source = self.grad_copy = self.flat_grad = None
 
     @property
     def grad(self) -> torch.Tensor:
-        """The gradient on which torch works."""
+        """The gradient that torch uses."""
         assert self.tensor.grad is not None
         return self.tensor.grad
 
 
 def is_key_of_shim(key: Key) -> bool:
-    """Whether a key is one that `PipelineNames.name_shim_param` made: ("shim", id of the shim, name of the param
-    there).
-    """
+    """Whether a key is from `ParamTable.name_shim_param`: ("shim", id of the shim, name of the param there)."""
     return isinstance(key, tuple) and len(key) == 3 and key[0] == "shim"
 
 
 def as_one_vector(grad: torch.Tensor) -> torch.Tensor | None:
-    """A gradient as a vector on the same memory, if its norm is that of this vector summed at once."""
+    """A gradient as a vector on the same memory, if the vector can be summed at once."""
     is_plain = grad.is_cpu and grad.dtype.itemsize >= 4 and grad.numel() <= CHUNK and grad.is_contiguous()
-    return grad.reshape(-1) if is_plain else None  # a view, in two thirds of the time that `view` takes
+    return grad.reshape(-1) if is_plain else None  # a view, and faster than `view`
 
 
 def clear_grads(params: Sequence[Param]) -> None:
-    """Be done with gradients, as thinc and torch are: arrays become zero in place, torch's params have none until there
-    is a new one.
-    """
+    """Clear gradients, as thinc and torch do: arrays become zero in place, gradients of torch params become None."""
     arrays: list[Any] = []
     for param in params:
         if param.is_torch:
@@ -262,10 +252,9 @@ def clear_grads(params: Sequence[Param]) -> None:
 
 
 def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.Tensor:
-    """What torch is to optimize of what a model holds.
+    """The tensor that torch optimizes for a param.
 
-    source (Any): Array or tensor. name (str): The param's, for the error. is_copied (bool): It will be copied before it
-        is optimized.
+    source (Any): Array or tensor. name (str): The param's name, for errors. is_copied (bool): It will be copied first.
     RETURNS (torch.Tensor): Shares memory with the source, unless it is to be copied.
     RAISES (ParamError): It can't be optimized in place.
     """
@@ -273,13 +262,13 @@ def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.T
     if isinstance(source, torch.Tensor):
         if is_lazy(source):
             raise ParamError(
-                f"Can't {purpose}: expected a param with a shape, found one that its module will make in the first "
-                "forward pass. Let a batch go through the module first."
+                f"Can't {purpose}: expected a param with a shape, found one that its module creates in the first "
+                "forward pass. Run the module on a batch first."
             )
         if source.is_meta:
             raise ParamError(
                 f"Can't {purpose}: expected a tensor with values, found one on the device 'meta', which has none. Load "
-                "the module on a device that has: module.to_empty(device='cpu'), and then its weights."
+                "the module on another device: module.to_empty(device='cpu'), and then its weights."
             )
         view = source
     else:
@@ -294,8 +283,8 @@ def view_of_param(source: Any, name: str, *, is_copied: bool = False) -> torch.T
     if not is_copied and kernels.may_overlap(view):
         raise ParamError(
             f"Can't {purpose}: expected a tensor without overlapping memory, found shape {tuple(view.shape)} with "
-            f"strides {view.stride()}, where several elements share one place. It was made by expand() or "
-            "as_strided(): clone it before it becomes a param."
+            f"strides {view.stride()}, where several elements share memory. It was made by expand() or as_strided(): "
+            "clone it before it becomes a param."
         )
     return view
 
@@ -304,9 +293,9 @@ def view_of(array: Any, purpose: str) -> torch.Tensor:
     """A torch tensor on the memory of an array.
 
     array (Any): NumPy or CuPy array of floats. Shape: any.
-    purpose (str): What it is for, by the param's name, for the error: "optimize param 'ner/output/W'".
+    purpose (str): For errors: "Can't {purpose}", e.g. "optimize param 'ner/output/W'".
     RETURNS (torch.Tensor): Shares memory; writable. Shape: as the array.
-    RAISES (ParamError): Not an array of floats, or of a float type that torch does not have.
+    RAISES (ParamError): Not an array of floats, or of a float type that torch lacks.
     """
     dtype: Any = getattr(array, "dtype", None)
     if getattr(dtype, "kind", None) != "f":
@@ -335,9 +324,9 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 
 def saved_tensor(array: Any, name: str) -> torch.Tensor:
-    """The values of an array of numbers as a tensor for a file, which shares memory with it where torch can.
+    """The values of an array of numbers as a tensor for a file. Shares memory with the array where torch can.
 
-    name (str): The param's, for the error.
+    name (str): The param's name, for errors.
     RAISES (ParamError): torch has no such dtype.
     """
     if hasattr(array, "__cuda_array_interface__"):
@@ -350,7 +339,7 @@ def saved_tensor(array: Any, name: str) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise ParamError(
-            f"Can't save param '{name}': expected numbers that torch has, found dtype {array.dtype}. Convert it: "
+            f"Can't save param '{name}': expected a dtype that torch has, found dtype {array.dtype}. Convert it: "
             "array.astype('float32')."
         ) from error
 
@@ -366,5 +355,5 @@ def own_copy(array: Any) -> Any:
 
 
 def _full_name(dtype: Any) -> str:
-    """NumPy's name of a dtype, which says nothing of the byte order, or its code, which does."""
+    """NumPy's name of a dtype, or its code if the byte order is not the machine's: names don't show it."""
     return str(dtype) if dtype.isnative else str(dtype.str)

@@ -1,4 +1,4 @@
-"""Where a node stands in its model, as a path that lasts; also in a copy."""
+"""The path of a node in its model, which lasts, also in a copy of the model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,8 @@ from .spelling import _PLAIN, clean
 
 
 def name_as_original(original: Model, copied: Model) -> None:
-    """Name the layers of a copied model as those of the original: thinc's `Model.copy` does not copy refs, after which
-    layers are named.
+    """Name the layers of a copied model like the original's: thinc's `Model.copy` does not copy refs, which name
+    layers.
     """
     nodes = list(original.walk())
     copies = {node.id: copy for node, copy in zip(nodes, copied.walk())}
@@ -23,9 +23,9 @@ def name_as_original(original: Model, copied: Model) -> None:
 
 
 def _refs_of(node: Model, nodes: list[Model]) -> list[tuple[str, Model]]:
-    """The refs of a node by their names, also those that it has from the node of which it is a copy.
+    """The refs of a node by name, including those of the node that it is a copy of.
 
-    nodes (list[Model]): Among which their targets are.
+    nodes (list[Model]): The possible targets.
     """
     found = {ref: target for ref in node.ref_names if (target := node.maybe_get_ref(ref)) is not None}
     if lent := lent_refs_of(node):
@@ -58,7 +58,7 @@ def paths_of(root: Model, prefix: str) -> Iterator[tuple[Model, str]]:
 
 
 def _without_indices(path: str) -> str:
-    """A path up to its last part that is no index."""
+    """A path without the indices at its end."""
     parts = path.split("/")
     while len(parts) > 1 and parts[-1].isdigit():
         parts.pop()
@@ -66,7 +66,7 @@ def _without_indices(path: str) -> str:
 
 
 def _part(layer: Model, index: int, siblings: Mapping[str, int], *, alone: bool) -> Optional[str]:
-    """What a layer adds to the path of its params. siblings (Mapping): How many of the layers with params have each
+    """The part that a layer adds to the path of its params. siblings (Mapping): The number of layers with params, by
     name.
     """
     if not _PLAIN.fullmatch(layer.name):

@@ -11,8 +11,8 @@ from .spelling import unescape
 
 
 class Pattern:
-    """A pattern over names: called with a name, it says whether the name matches. The component may stand in it as the
-    user calls it.
+    """A pattern over names: called with a name, it returns whether the name matches. It may contain the component's
+    name unescaped.
 
     text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that
         is searched for in the name, e.g. "re:layer/[0-3]/".
@@ -54,7 +54,7 @@ class Pattern:
             )
 
     def _meant(self, names: Sequence[str]) -> str:
-        """What may have been meant: the pattern with another component, or a name."""
+        """A suggestion: the pattern with another component, or a name."""
         head, slash, rest = self.text.partition("/")
         components = {name.partition("/")[0] for name in names}
         near = [f"{component}{slash}{rest}" for component in near_misses(head, components)]

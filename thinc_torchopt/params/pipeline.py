@@ -1,4 +1,4 @@
-"""Where params are found: the pipeline that an optimizer was told, its components and their models."""
+"""The pipeline of an optimizer, its components and their models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .spelling import escape
 
 
 class KnownPipeline:
-    """The pipeline that an optimizer was told, if it was. It is not kept alive.
+    """The pipeline of an optimizer, if it has one. It is not kept alive.
 
     Public: `was_told` (whether there ever was one).
     """
@@ -25,23 +25,23 @@ class KnownPipeline:
         self._exclude: Collection[str] = ()
 
     def tell(self, nlp: Language, exclude: Collection[str]) -> None:
-        """From now on it is this one. exclude (Collection[str]): Components that are not trained."""
+        """Set the pipeline. exclude (Collection[str]): Components that are not trained."""
         self._nlp, self.was_told = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
 
     @property
     def is_there(self) -> bool:
-        """Whether it was told one."""
+        """Whether there is a pipeline."""
         return self._nlp() is not None
 
     def is_(self, nlp: Language) -> bool:
-        """Whether this is the pipeline that it was told."""
+        """Whether this is the pipeline."""
         return self._nlp() is nlp
 
     def get(self) -> tuple[Language, Collection[str]]:
-        """The pipeline, and which components of it are not trained.
+        """The pipeline, and its excluded components.
 
-        RAISES (PipelineError): It was told none.
+        RAISES (PipelineError): There is none.
         """
         nlp = self._nlp()
         if nlp is None:
@@ -53,7 +53,7 @@ class KnownPipeline:
 
     @property
     def components(self) -> list[tuple[str, Model]]:
-        """See `components_with_model`. Empty: it was told none."""
+        """See `components_with_model`. Empty without a pipeline."""
         nlp = self._nlp()
         return [] if nlp is None else components_with_model(nlp)
 
@@ -63,12 +63,12 @@ class KnownPipeline:
             yield from shim_paths(model, name)
 
     def walk(self) -> list[NamedParam]:
-        """All params of the pipeline, disabled components' too."""
+        """All params of the pipeline, including disabled components."""
         return [found for name, model in self.components for found in walk(model, name)]
 
 
 def all_names(nlp: Language) -> list[str]:
-    """The names of all params of a pipeline, also of what is disabled or not trained."""
+    """The names of all params of a pipeline, including disabled and frozen components."""
     return [found.name for name, model in components_with_model(nlp) for found in walk(model, name)]
 
 
@@ -87,13 +87,13 @@ def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[t
 def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[str, Model]]:
     """As `trainable_components`.
 
-    RAISES (PipelineError): There is none, or one was not initialized.
+    RAISES (PipelineError): None is left, or one was not initialized.
     """
     components = trainable_components(nlp, exclude)
     if not components:
         raise PipelineError(
-            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that is "
-            f"not excluded ({list(exclude)}). Add one to [nlp] pipeline, or take it out of [training] "
+            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none beside "
+            f"the excluded ones, {list(exclude)}. Add one to [nlp] pipeline, or take it out of [training] "
             "frozen_components."
         )
     for name, model in components:
@@ -107,8 +107,6 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
 
 
 def components_with_model(nlp: Language) -> list[tuple[str, Model]]:
-    """Each component that has a thinc model, disabled ones too, by its name as it stands in names of params:
-    escaped.
-    """
+    """Each component with a thinc model, including disabled ones, by its escaped name, as in names of params."""
     named = [(escape(name), getattr(proc, "model", None)) for name, proc in nlp.components]
     return [(name, model) for name, model in named if isinstance(model, Model)]

@@ -1,7 +1,7 @@
-"""How thinc's shims hand gradients to an optimizer, and get the result.
+"""Pass gradients from thinc's shims to an optimizer, and the result back.
 
-thinc's PyTorch shim and its subclasses: torch params, which are updated where they are. All other shims keep their
-params in a store of another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
+The params of thinc's PyTorch shim and its subclasses are updated in place. All other shims keep their params in a store
+of another library (thinc's for TensorFlow and MXNet, or a user's own), in a form that only they know.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Call = Callable[..., tuple[Any, Any]]
 
 
 def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each torch param of a shim that has a gradient, with the gradient. What else the shim does in its `finish_update`
-    is done.
+    """Each torch param of a shim that has a gradient, with the gradient. Does everything else that the shim's
+    `finish_update` does.
 
-    shim (PyTorchShim): The shim. If its gradient scaler found an overflow, it has no gradients for this update.
-    update_alone (Call): Updates arrays that a subclass hands to its optimizer and that are not params of its module.
+    shim (PyTorchShim): The shim. After an overflow in its gradient scaler, it yields nothing.
+    update_alone (Call): Updates arrays that a subclass passes to its optimizer but that are not params of its module.
     """
     if type(shim).finish_update is not PyTorchShim.finish_update:
         yield from _custom_torch_grads(shim, update_alone)
@@ -48,7 +48,7 @@ def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple
 
     def record(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         if key[1] in params:
-            # A copy: the shim sets its own to zero as soon as it has its answer.
+            # A copy: the shim zeroes its own as soon as the call returns.
             given[key[1]] = torch.as_tensor(gradient, device=params[key[1]].device).clone()
             return weights, gradient
         return update_alone(("shim", *key), weights, gradient, lr_scale=lr_scale)
@@ -59,10 +59,9 @@ def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple
 
 @contextmanager
 def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
-    """Inside, the backward pass of a torch module whose params are all frozen does nothing, where torch would raise an
-    error.
+    """Inside, the backward pass of a torch module with frozen params only does nothing; torch would raise an error.
 
-    shims (Iterable[Shim]): Those whose modules may have frozen params.
+    shims (Iterable[Shim]): Shims with modules that may have frozen params.
     """
     modules = [module_of(shim) for shim in shims if module_of(shim) is not None]
     handles = [module.register_forward_hook(_let_outputs_take_grads) for module in modules]
@@ -74,9 +73,7 @@ def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
 
 
 def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Let each tensor of an output that depends on nothing trainable be an end of the graph, which takes its
-    gradient.
-    """
+    """Let outputs that depend on no trainable param accept gradients."""
     if isinstance(output, torch.Tensor):
         if torch.is_grad_enabled() and output.is_floating_point() and not output.requires_grad:
             output.requires_grad_(True)
@@ -89,42 +86,42 @@ def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -
 
 
 class ForeignGrad(NamedTuple):
-    """What a shim with a store of its own gives to its optimizer in one call."""
+    """Param and gradient in one call of a shim with its own store."""
 
     name: str
     weights: Any
     gradient: Any
 
 
-# How often a shim calls its optimizer in an update.
+# Calls of its optimizer by each shim in an update.
 _calls: WeakKeyDictionary[Shim, int] = WeakKeyDictionary()
 
 
 def foreign_grads(shim: Shim) -> list[ForeignGrad]:
-    """What a shim gives to its optimizer.
+    """The params and gradients that a shim passes to its optimizer.
 
-    Such a shim gathers params and gradients, calls the optimizer, and writes the result back, in one go. The result is
-    not there yet: when it is, `WriteBack` runs the shim from the start once more. So here it is stopped in its last
-    call. One that calls for each of its params needs answers in between: these go to a copy of it, and what they change
-    in place is undone.
+    Such a shim collects params and gradients, calls the optimizer, and writes the result back, all in one function. The
+    result is not known yet: later, `WriteBack` runs the shim again from the start. So here it is stopped in its last
+    call. A shim that calls for each of its params needs answers in between: a copy of it gets them, and changes in
+    place are undone.
 
-    RETURNS (list[ForeignGrad]): A call each; as a rule there is one, with all params in one flat array.
+    RETURNS (list[ForeignGrad]): One per call; usually one, with all params in one flat array.
     """
     calls = _calls.get(shim)
     if calls is None:
         try:
             calls = len(_record(_copy_of(shim), None))
         except Exception:
-            calls = 1  # what is wrong is raised below, by the shim itself
+            calls = 1  # the shim itself raises the error below
         _calls[shim] = calls
     return _record(shim if calls < 2 else _copy_of(shim), max(calls, 1))
 
 
 class WriteBack:
-    """Gives a shim its new values, when there are all of them.
+    """Passes the new values to a shim, once all are known.
 
     shim (Shim): The shim. names (Iterable[str]): The names in its calls of the optimizer.
-    update_alone (Call): For calls under other names: what the shim then gives is updated by itself.
+    update_alone (Call): For calls under other names: updates each by itself.
     """
 
     def __init__(self, shim: Shim, names: Iterable[str], update_alone: Call):
@@ -133,10 +130,8 @@ class WriteBack:
         self._values: dict[str, Any] = {}
         self._update_alone = update_alone
 
-    def take(self, name: str, values: Any) -> None:
-        """Take the new values for a call, as the array that the shim called with. With the last ones, the shim is
-        run.
-        """
+    def add(self, name: str, values: Any) -> None:
+        """Add the new values for a call, in the form of the shim's array. The last ones run the shim."""
         self._values[name] = values
         self._missing.discard(name)
         if not self._missing:
@@ -150,7 +145,7 @@ class WriteBack:
 
 
 def _record(shim: Shim, last: int | None) -> list[ForeignGrad]:
-    """What a shim calls its optimizer with, up to the call of that number. Answers are what was given."""
+    """The calls of a shim, up to the call of this number. Each call returns its own arguments."""
     found: list[ForeignGrad] = []
     before: list[tuple[Any, Any]] = []
 
@@ -171,13 +166,13 @@ def _record(shim: Shim, last: int | None) -> list[ForeignGrad]:
         pass
     finally:
         for array, values in before:
-            with suppress(ValueError):  # read-only: then nobody changed it
+            with suppress(ValueError):  # read-only, so unchanged
                 array[...] = values
     return found
 
 
 def _copy_of(shim: Shim) -> Shim:
-    """A shim that may change what it holds, and the original does not."""
+    """A copy of a shim that shares no mutable values with it."""
     made = copy(shim)
     for name, value in list(vars(shim).items()):
         if isinstance(value, (dict, list, set)):
@@ -190,4 +185,4 @@ def _clone(array: Any) -> Any:
 
 
 class _Stop(BaseException):
-    """Ends the run of a shim in its call of the optimizer."""
+    """Stops a shim in its call of the optimizer."""

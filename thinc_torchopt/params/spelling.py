@@ -1,4 +1,4 @@
-"""Which characters a name may have, and what becomes of others."""
+"""The characters of names, and escapes for others."""
 
 import re
 
@@ -17,11 +17,10 @@ def clean(part: str) -> str:
 
 
 def escape(component: str) -> str:
-    """A component's name as names of params begin: different ones stay different. One of allowed characters stays as it
-    is.
+    """A component's name in names of params. Names of allowed characters stay the same; different names stay different.
 
-    Every other character is its number between two `+`. Then `+` is escaped as well, and where a name looks as if it
-    were escaped.
+    Every other character becomes its number between two `+`. Then `+` is escaped too, and so are names that look
+    escaped.
     """
     if _PLAIN.fullmatch(component) and not _ESCAPED.search(component):
         return component
@@ -29,12 +28,12 @@ def escape(component: str) -> str:
 
 
 def unescape(component: str) -> str:
-    """What `escape` was given."""
+    """Undo `escape`."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", component)
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number behind it if it is taken. It is then."""
+    """The name, with a number appended if it is taken. Adds it to `taken`."""
     candidate, n = name, 2
     while candidate in taken:
         candidate, n = f"{name}-{n}", n + 1

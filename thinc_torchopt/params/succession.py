@@ -1,7 +1,7 @@
-"""What a param leaves to the one that takes its name, and whether that is the same thing.
+"""Pass state from a param to another one that takes its name, if both are the same thing.
 
-It is if its layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins anew,
-with the same learning rate, and as frozen as that was.
+They are if the layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins
+anew, but keeps the learning rate, and stays frozen.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from .param import Param, saved_tensor
 
 
 class Keeper(Protocol):
-    """Who keeps something for each param, which goes on when another param takes its name: torch's state, averages."""
+    """Keeps something for each param and passes it on when another param takes the name: torch's state, averages."""
 
     def release(self, param: Param) -> Any:
-        """Give away what is kept for a param that will be forgotten. None: nothing."""
+        """Remove and return what is kept for a param that will be forgotten. None: nothing."""
 
     def inherit(self, param: Param, released: Any, old: Released, on_growth: OnGrowth) -> None:
-        """Let a param go on with what was released by the one that had its name before, and perhaps another shape.
+        """Give a param the released values of the one that had its name before, perhaps with another shape.
 
-        RAISES (StateError): It does not fit. The param has begun anew then.
+        RAISES (StateError): They do not fit. The param begins anew.
         """
 
 
 class BufferKeeper(Keeper, Protocol):
-    """Who keeps something for buffers of torch modules, too."""
+    """Keeps something for buffers of torch modules, too."""
 
     def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
-        """Let the buffers of a shim's module go on with what was kept for those of another shim, or of the module that
-        it had before. all_of_them (bool): Or only those in parts that both modules hold.
+        """Give the buffers of a shim's module the values kept for those of another shim, or of its earlier module.
+        all_of_them (bool): False: only those in parts that both modules share.
         """
 
 
 class Released(NamedTuple):
-    """What a param leaves to the one that takes its name.
+    """The values that a param leaves to the one that takes its name.
 
-    steps, joined_at, rate_factor, held_rate, frozen_until, lineage: As of the `Param`. state, average (Any): What was
-        kept of it, or None.
+    steps, joined_at, rate_factor, held_rate, frozen_until, lineage: As in `Param`.
+    state, average (Any): Its state and its average, or None. kept of it, or None.
     """
 
     shape: tuple[int, ...]
@@ -60,15 +60,14 @@ class Released(NamedTuple):
 
 
 def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:
-    """Which params go on in what has their names now.
+    """Find the params whose successors are the same thing.
 
-    They do if that has the values that they had, as far as both shapes reach, together with all that stands in one
-    layer with them. Values that are all alike, as the zeros and ones with which biases and norms begin, tell nothing:
-    then the rest of the layer tells, or of the component. What a shim loads into a module that it builds anew goes on,
-    whatever it is.
+    A successor is if it has the old values, as far as both shapes reach, together with all params of its layer. Values
+    that are all alike, such as the zeros and ones of new biases and norms, prove nothing: then the rest of the layer
+    decides, or of the component. Params that a shim loads into a rebuilt module are always the same.
 
-    pairs (Sequence): Params that are no longer in the pipeline, with what is there under the name of each.
-    RETURNS (set[str]): Their names.
+    pairs (Sequence): Params that are no longer in the pipeline, each with the one that has its name now.
+    RETURNS (set[str]): Names.
     """
     alike = {param.name: _is_alike(param, found) for param, found in pairs}
     in_layer: dict[str, set[bool | None]] = {}
@@ -85,7 +84,7 @@ def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:
 
 
 def _is_alike(param: Param, found: NamedParam) -> bool | None:
-    """Whether what is found has the values of a param. None: nobody can tell."""
+    """Whether a successor has the values of a param. None: unknown."""
     old, new = _tensor_of(param.values, param.name), _tensor_of(found.values, param.name)
     if old is None or new is None:
         return False
@@ -104,7 +103,7 @@ def _is_alike(param: Param, found: NamedParam) -> bool | None:
 
 
 def _tensor_of(values: Any, name: str) -> torch.Tensor | None:
-    """Values as a tensor. None: there are none, or none that can be optimized."""
+    """Values as a tensor. None: missing, or not to be optimized."""
     if isinstance(values, torch.Tensor):
         return values.detach() if values.layout == torch.strided else None
     dtype = getattr(values, "dtype", None)
@@ -116,7 +115,7 @@ def _layer(name: str) -> str:
 
 
 def shims_of(pairs: Iterable[tuple[Param, NamedParam]], going_on: set[str]) -> list[tuple[Shim, Shim, bool]]:
-    """The shims of torch params that are gone, those that have their names now, and whether all of these go on."""
+    """The shims of removed torch params, the shims that have their names now, and whether all params are the same."""
     found: dict[tuple[int, int], tuple[Shim, Shim, bool]] = {}
     for param, successor in pairs:
         old, new = param.holder, successor.owner

@@ -1,8 +1,7 @@
-"""The params of an optimizer: every param that it has seen, with its name, and what to do when its array is replaced.
+"""All params of an optimizer, with their names. Notices when the array of a param is replaced.
 
-Arrays are replaced behind our back, by `from_bytes`, `use_params`, `to_ops`, `resize_output`. A param is known by its
-key; at each step its array is compared with the one that was viewed, by identity. The state in torch stays with the
-param.
+`from_bytes`, `use_params`, `to_ops` and `resize_output` replace arrays without notice. A param has a key; each step
+compares its array with the viewed one, by identity. torch's state stays with the param.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from .pipeline import KnownPipeline, components_to_train
 from .spelling import clean
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
-# Whether a param of a shim, or one of a node by its name, is asked for.
+# Whether to include a param of a shim, or one of a node by its name.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
 InNode = Callable[[Model, str], bool]
 
 
 class Found(NamedTuple):
-    """What a model holds under a key: an array or a tensor."""
+    """The array or tensor of a model under a key."""
 
     key: Key
     source: Any
@@ -43,7 +42,7 @@ class Found(NamedTuple):
 
 
 class SavedParam(Protocol):
-    """A param as another run saved it: see state/forms.py."""
+    """The saved row of a param: see state/forms.py."""
 
     shape: list[int]
     dtype: str
@@ -56,7 +55,7 @@ class SavedParam(Protocol):
 
 
 class Plan(Keeper, Protocol):
-    """Which torch optimizer and group updates which param, as far as this table knows it: see update/plan.py."""
+    """The table's view of the plan, which assigns params to torch optimizers and groups: see update/plan.py."""
 
     def sync(
         self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
@@ -68,13 +67,13 @@ class Plan(Keeper, Protocol):
 class ParamTable:
     """All params of an optimizer by key.
 
-    by_key (dict[Key, Param]): The params, those that there are already.
-    plan (Plan): Brought in line with these after each change. Keeps torch's state.
+    by_key (dict[Key, Param]): The params.
+    plan (Plan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
-    on_growth ("mean" | "zero" | "reset"): What new cells of a param's state get when the param has grown.
+    on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
 
-    Public: `pipeline` (that it was told), `by_key`, `shims` (those with params among these, by their ids), `names` (all
-    names of each param by its key, its first one first).
+    Public: `pipeline`, `by_key`, `shims` (with params in this table, by id), `names` (all names of each param by its
+        key, the first one first).
     """
 
     def __init__(
@@ -88,15 +87,15 @@ class ParamTable:
         self.names = self._names.by_key
         self._plan = plan
         self._on_growth = on_growth
-        # What the plan is still to be told: whose settings may be others now, and whether params are gone.
+        # Changes for the next sync of the plan: params with possibly new settings, and whether params were removed.
         self._changed: list[Param] = []
         self._is_synced = True
-        # By name: after how many updates a param joined, if in mid-training; and what was released to it.
+        # By name: the updates before a param was added, if in mid-training; and values released to it.
         self._joined: dict[str, int | None] = {}
-        self._saved: Mapping[str, SavedParam] = {}  # rows of another run, by name, while they are taken in
+        self._saved: Mapping[str, SavedParam] = {}  # saved rows by name, while they are loaded
         self._released: dict[str, Released] = {}
 
-    def take_in(
+    def add_all(
         self,
         nlp: Language,
         exclude: Collection[str],
@@ -104,13 +103,12 @@ class ParamTable:
         saved: Mapping[str, SavedParam] = MappingProxyType({}),
         joins_now: bool = False,
     ) -> None:
-        """Take in all params of a pipeline that are to be trained, and forget those of its own that are no longer among
-        them.
+        """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
 
-        saved (Mapping): For a run that goes on: its params by name, see `state.collect_params`, in the order in which
-            it saw them first. They are taken in too, if they are in a component that is not excluded: torch params that
-            take no gradients here and now, for example, or those of shims.
-        joins_now (bool): The others in the pipeline are new to it, and join in the middle of the run.
+        saved (Mapping): When a run resumes: its saved params by name, see state/by_name.py, in the order in which they
+            were added. They are added too if their component is not excluded, even if torch params have no gradients
+            here, or shims keep them.
+        joins_now (bool): All other params are new, and are added in mid-training.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
         self.pipeline.tell(nlp, exclude)
@@ -138,16 +136,14 @@ class ParamTable:
         self._released.clear()
         self._saved = {}
 
-    # ------------------------------------------------------------------ what a model holds
+    # ------------------------------------------------------------------ arrays and tensors of models
 
     def _find_trained(self, model: Model) -> Iterator[Found]:
-        """The params of a model that are trained. Others are taken in when they have a gradient: frozen ones, or those
-        made later.
-        """
+        """The trained params of a model. Others are added with their first gradient: frozen or later ones."""
         return self._find(model, lambda shim, param: param.requires_grad, lambda node, name: True)
 
     def _find_named(self, model: Model, names: Set[str]) -> Iterator[Found]:
-        """The params of a model that have these names, also if they take no gradients."""
+        """The params of a model with these names, even if they have no gradients."""
         return self._find(
             model,
             lambda shim, param: not names.isdisjoint(self.names.get(id(param), ())),
@@ -155,7 +151,7 @@ class ParamTable:
         )
 
     def _find_with_grad(self, model: Model) -> Iterator[Found]:
-        """The params of a model that have a gradient which they will be given as it is."""
+        """The params of a model whose gradients are passed on unchanged."""
         return self._find(model, lambda shim, param: param.grad is not None and _hands_over(shim), Model.has_grad)
 
     def _find(self, model: Model, in_shim: InShim, in_node: InNode) -> Iterator[Found]:
@@ -167,7 +163,7 @@ class ParamTable:
             )
 
     def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
-        """An array. One that is read-only or not in C order is replaced by a plain copy."""
+        """An array. A read-only one, or one that is not in C order, is replaced by a plain copy."""
         key, array = (node.id, name), node.get_param(name)
         if key not in self.names:
             self._name_below(model)
@@ -182,7 +178,7 @@ class ParamTable:
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._names.note_torch_param(param)
-        self._meet_shim(shim)
+        self._add_shim(shim)
         if (known := self.by_key.get(id(param))) is not None and self._names.is_of_pipeline(known.key):
             self._be_held_by(known, shim)
         return Found(id(param), param, shim)
@@ -190,7 +186,7 @@ class ParamTable:
     def _find_of_shims(
         self, saved: Mapping[str, SavedParam], components: Iterable[tuple[str, Model]]
     ) -> Iterator[Found]:
-        """What shims keep elsewhere, as it was when it was saved. Its values come with the first gradient."""
+        """Params that shims keep elsewhere, in their saved form. Their values come with the first gradient."""
         paths = {path: shim for name, model in components for path, shim in shim_paths(model, name)}
         for name, found in saved.items():
             if found.shim is not None:
@@ -200,8 +196,8 @@ class ParamTable:
                     yield Found(key, torch.zeros(found.shape, dtype=getattr(torch, found.dtype.removeprefix("torch."))))
 
     def follow(self) -> None:
-        """Go over to what took the place of params in the pipeline since the last update, as a copied model's do;
-        forget what is gone.
+        """Follow replacements of params in the pipeline since the last update, such as those of a copied model; forget
+        removed params.
         """
         if self.pipeline.is_there:
             self._name_pipeline()
@@ -215,13 +211,13 @@ class ParamTable:
                 )
             self._sync()
 
-    # ------------------------------------------------------------------ looked up at each step
+    # ------------------------------------------------------------------ called at each step
 
     def array_of_node(self, node: Model, name: str, model: Model) -> Any:
-        """A node's param, which is known then. If it is new or another one than before, all such with a gradient are
-        taken in together.
+        """A node's param, which is in the table afterwards. If it is new or replaced, all such params with a gradient
+        are added together.
 
-        node (Model): The node. name (str): The param's name there. model (Model): The root below which it was found.
+        node (Model): The node. name (str): The param's name there. model (Model): The root of its model.
         RETURNS (Any): The array that the node holds.
         """
         array = node.get_param(name)
@@ -232,12 +228,11 @@ class ParamTable:
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
-    def meet_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
-        """Look at a torch param. If it is new or another one than before, all such with a gradient are taken in
-        together.
+    def add_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
+        """Look up a torch param. If it is new or replaced, all such params with a gradient are added together.
 
-        shim (Shim): Whose it is. model (Model): The root below which it was found.
-        RETURNS (Param | None): The row of one that is as it was.
+        shim (Shim): Its shim. model (Model): The root of its model.
+        RETURNS (Param | None): Its row, unless it is new or replaced.
         """
         known = self.by_key.get(id(param))
         is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
@@ -249,19 +244,19 @@ class ParamTable:
         return None
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
-        """Look a param up by itself; take it in if it is new; notice it if its array is another one than before.
+        """Look up a param by itself. Adds it if it is new, follows if its array was replaced.
 
-        key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a buffer
-            of ours.
+        key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a
+            buffer.
         RETURNS (Param): The param, or None if it is empty.
-        RAISES (ParamError): It is not of floats, or an array that can't be updated in place. (ShapeError): It has
-            another shape than before.
+        RAISES (ParamError): It is not of floats, or an array that can't be updated in place. (ShapeError): Its shape
+            has changed.
         """
         known = self.by_key.get(key)
         if callback is None and hasattr(source, "flags") and not is_viewable(source):
             raise ParamError(
                 "Can't update an array in place: expected a writable one in C order, found one that is read-only or in "
-                "another order. Copy it first, or give a callback that takes the new values."
+                "another order. Copy it first, or give a callback that receives the new values."
             )
         if known is not None and callback is None and known.is_on(source):
             return known
@@ -271,7 +266,7 @@ class ParamTable:
         elif known.shape != view.shape:
             raise ShapeError(
                 f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
-                "under the same key. If the param has grown, take its gradient by finish_update(model), or give it "
+                "under the same key. If the param has grown, pass its gradient by finish_update(model), or give it "
                 "another key."
             )
         elif callback is not None:
@@ -289,17 +284,17 @@ class ParamTable:
         """
         key = ("shim", shim.id, name)
         if key not in self.names:
-            self._name_below(model)  # another shim may have had its place
+            self._name_below(model)  # another shim may have been in its place
             paths = (path for path, found in shim_paths(model, self._names.prefix_of(model)) if found is shim)
             is_of_pipeline = any(found is model for _, found in self.pipeline.components)
             path = next(paths, clean(model.name))
             self._names.add(key, f"{path}/{clean(name)}", is_of_pipeline=is_of_pipeline)
         return key
 
-    # ------------------------------------------------------------------ params come and go
+    # ------------------------------------------------------------------ adding and removing params
 
     def check_names_last(self) -> None:
-        """RAISES (StateError): There are params that are not in the pipeline, and so have no lasting names."""
+        """RAISES (StateError): A param is not in the pipeline, and so has no lasting name."""
         paths = {path for path, _ in self.pipeline.shim_paths()}
         outside = [param.name for key, param in self.by_key.items() if not self._names.lasts(key, param.name, paths)]
         if outside:
@@ -311,9 +306,9 @@ class ParamTable:
             )
 
     def _see_all(self, found: Iterable[Found]) -> None:
-        """Take in what is new, and go over to what took the place of something. If one is refused, nothing is taken in.
+        """Add new params, and follow replaced ones. If one is refused, nothing is added.
 
-        RAISES (ParamError): One is not of floats. (ConfigError): The settings don't go with it.
+        RAISES (ParamError): One is not of floats. (ConfigError): The settings don't fit it.
         """
         due: dict[Key, tuple[Found, torch.Tensor]] = {}
         for one in found:
@@ -329,8 +324,8 @@ class ParamTable:
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
-        """Take in what is new, with what a param of the same name has left. Empty ones are left out. found (Sequence):
-        With views.
+        """Add new params, with the values released under their names. Empty ones are left out. found (Sequence): With
+        views.
         """
         known: list[Param] = []
         new: list[Param] = []
@@ -340,7 +335,7 @@ class ParamTable:
                 param = Param(name, key, source, view, is_bias_or_norm=self._names.is_bias_or_norm(key))
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
-                if self._names.is_of_pipeline(key):  # or else nobody would notice that the holder is gone
+                if self._names.is_of_pipeline(key):  # otherwise nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 saved, old = self._saved.get(name), self._released.get(name)
                 if (before := saved or old) is not None:
@@ -369,11 +364,10 @@ class ParamTable:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
 
     def _sync(self, known: Sequence[Param] = (), new: Sequence[Param] = ()) -> None:
-        """Bring the plan in line, if there is something to do.
+        """Sync the plan, if necessary.
 
-        known (Sequence[Param]): Those that took the place of others. new (Sequence[Param]): Those that came.
-
-        RAISES (ConfigError): A param can't be optimized, or the settings don't go with it.
+        known (Sequence[Param]): Replaced params. new (Sequence[Param]): Added params.
+        RAISES (ConfigError): A param can't be optimized, or the settings don't fit it.
         """
         changed = [*known, *(param for param in self._changed if param.key in self.by_key)]
         if changed or new or not self._is_synced:
@@ -382,7 +376,7 @@ class ParamTable:
         self._is_synced = True
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
-        """Go over to another array or tensor of the same shape. The state goes on."""
+        """Move to another array or tensor of the same shape. The state stays."""
         if view is param.tensor or (view.device, view.dtype, view.stride()) != (
             param.device,
             param.dtype,
@@ -400,7 +394,7 @@ class ParamTable:
         return view_of_param(source, name, is_copied=is_copied)
 
     def _forget(self, keys: Iterable[Key], *, keep_names: bool = True) -> None:
-        """Drop params and their averages. Their states go with `_sync`."""
+        """Drop params and their averages. `_sync` drops their states."""
         for key in keys:
             if not keep_names:
                 self.names.pop(key, None)
@@ -410,9 +404,9 @@ class ParamTable:
                     self.averages.release(param)
 
     def _leave(self, param: Param, *, goes_on: bool) -> None:
-        """Forget a param, and keep what is known of it for the next one of its name.
+        """Forget a param, and keep its values for the next one of its name.
 
-        goes_on (bool): Also what it has learned, and how often it was updated.
+        goes_on (bool): Keep also its state, its average and its number of updates.
         """
         average = self.averages.release(param) if goes_on and self.averages is not None else None
         self._released[param.name] = Released(
@@ -430,15 +424,15 @@ class ParamTable:
         self._forget([param.key])
 
     def _be_held_by(self, param: Param, holder: Model | Shim) -> None:
-        """Note where a param was found, which may be another shim around its module."""
+        """Set the place of a param, perhaps another shim around its module."""
         old = param.holder
         param.be_held_by(holder)
         if isinstance(holder, Shim):
-            self._meet_shim(holder)
+            self._add_shim(holder)
             if isinstance(old, Shim) and old is not holder and self.averages is not None:
                 self.averages.pass_on_buffers(old, holder, all_of_them=True)
 
-    def _meet_shim(self, shim: Shim) -> None:
+    def _add_shim(self, shim: Shim) -> None:
         if self.shims.get(shim.id, shim) is not shim:
             # A copied layer: thinc copies the id as well, and averages go by it.
             with Shim.global_id_lock:
@@ -447,9 +441,9 @@ class ParamTable:
         self.shims[shim.id] = shim
 
     def _inherit(self, param: Param, old: Released) -> None:
-        """Let a param go on with what another one left to it.
+        """Give a param the values that another one released.
 
-        RAISES (StateError): Something does not fit; that begins anew.
+        RAISES (StateError): They don't fit. The param begins anew.
         """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)
@@ -460,7 +454,7 @@ class ParamTable:
     # ------------------------------------------------------------------ names
 
     def _name_below(self, model: Model) -> None:
-        """Name the params of a model in which new ones turned up."""
+        """Name the params of a model with new ones."""
         if any(found is model for _, found in self.pipeline.components):
             self._name_pipeline()
         else:
@@ -507,12 +501,12 @@ class ParamTable:
                 self._be_held_by(known, found.owner)
         if self._names.in_use:
             self._note_new_names(names, updates)
-        self._names.take(names)
+        self._names.update(names)
 
     def _note_new_names(self, names: Mapping[Key, tuple[str, ...]], updates: int) -> None:
-        """Note which params joined in mid-training. What has another name is not new, also while it is not trained.
+        """Record which params were added in mid-training. Renamed params are not new, even if they are not trained.
 
-        names (Mapping): Of all params of the pipeline. updates (int): How many there were.
+        names (Mapping): Of all params of the pipeline. updates (int): The number of updates so far.
         """
         for key, (name, *_) in names.items():
             if name in self._names.in_use:
@@ -524,9 +518,7 @@ class ParamTable:
 
 
 def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
-    """The params of a model that are asked for: nodes with names of params that have a value, and shims with torch's
-    params.
-    """
+    """The chosen params of a model: nodes with the names of params that have a value, and shims with torch's params."""
     for node in model.walk():
         for shim in node.shims:
             for _, param in torch_params(shim):
@@ -538,13 +530,13 @@ def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple
 
 
 def _row_size(node: Model, param: Param) -> int:
-    """How many cells a row has in a param that is flat, as SparseLinear's weights of `nO` rows are."""
+    """Cells in a row of a flat param, such as SparseLinear's weights of `nO` rows."""
     sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
     is_flat = len(param.shape) == 1 and node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
     return param.tensor.numel() // node.get_dim("nO") if is_flat else 1
 
 
 def _hands_over(shim: Shim) -> bool:
-    """Whether a shim gives its optimizer each gradient as it is, if any."""
+    """Whether a shim passes each gradient to its optimizer unchanged."""
     is_plain = type(shim).finish_update is PyTorchShim.finish_update
     return is_plain and not scaler_of(shim).found_inf

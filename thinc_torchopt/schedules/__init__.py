@@ -1,41 +1,40 @@
-"""The schedules of the registry `@schedules`: what a setting is at each step of the training.
+"""The schedules of the registry `@schedules`: the value of a setting at each step of the training.
 
-A schedule is a function of the step, counted from 0, and comes as thinc's do, as a generator of one value a step:
-thinc's own optimizers take it too. Any setting may be one, so *rate* below stands for whatever it drives. Arguments are
-checked when the config is read. No schedule ends: after `total_steps` it stays at its last value.
+A schedule is a function of the step, counted from 0, in thinc's form: a generator of one value a step, which thinc's
+own optimizers accept too. Any setting may be one; *rate* below stands for its value. Arguments are checked when the
+config is read. No schedule ends: after `total_steps` it stays at its last value.
 
-`warmup_linear` starts above 0. The other warm-ups start at 0, as in transformers, whose values they are.
+`warmup_linear` starts above 0. The other warm-ups start at 0 and have the values of transformers.
 
-A schedule may also *watch* the score of the development data. Beside what any iterator has, it then offers:
+A schedule may *watch* a score of the development data. Beside the methods of an iterator, it then has:
 
-    metric              the name of the score that it watches, if it is not "score", the main one
-    observe(score)      called after each evaluation, when the value of the step that comes next was drawn
-    value               that value, the last that was drawn, as it is after what was observed
+    metric              the name of the watched score; without it, "score", the main one
+    observe(score)      called after each evaluation, when the value of the next step was drawn
+    value               that value, which `observe` may change
     state_dict(), load_state_dict(state)
-                        if it has them: what the scores made of it, for JSON. Restarting draws the values up to the
-                        position first. An error if that can't be; then all schedules get back the state that they
-                        had
+                        optional: what it learned from scores, for JSON. When a run resumes, the values up to the
+                        position are drawn first. An error leaves all schedules as they were
 
-`plateau` is one, and so is `sequence`, for the part whose turn it is. Only our training loop calls `observe`.
+`plateau` is one, and so is `sequence` while a part that watches is on. Only our training loop calls `observe`.
 
-A schedule may *span* the training, which is to say that it ends where that ends. It then offers:
+A schedule may *span* the training: it ends where the training ends. It then has:
 
     spans_training              True
-    total_steps                 of the training; None before it was told
-    set_total_steps(n)          tells it, before the first value is drawn. Again: the value is that of the same step on
-                                the new curve
-    value                       that of step 0, before
+    total_steps                 of the training; None before `set_total_steps`
+    set_total_steps(n)          called before the first value is drawn. A later call moves to the same step of the
+                                new curve
+    value                       before the first step, the value of step 0
 
-All curves without `total_steps` do. And one may be told to fall (*decay*), as `warmup_stable_decay`:
+All curves without `total_steps` do. A schedule may have a *decay* that starts on demand, as `warmup_stable_decay` has:
 
     can_begin_decay             True
-    begin_decay(decay_steps)    it falls from the value of the step that comes. False: it falls already
-    decay_was_told              whether it was told
-    decay_is_over               whether it was told, and is down
-    take_back_decay()           it stays, as if it had not been told
-    waits_to_be_told            whether it stays for good otherwise
+    begin_decay(decay_steps)    decays from the next step on. False: it had started before
+    decay_was_told              whether the decay was started
+    decay_is_over               whether the decay was started and is over
+    cancel_decay()              undoes `begin_decay`
+    waits_to_be_told            whether only `begin_decay` ends it
 
-Functions of the step are in curves.py.
+curves.py has the functions of the step.
 """
 
 from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay

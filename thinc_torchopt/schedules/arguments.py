@@ -1,4 +1,4 @@
-"""What is checked of the arguments of schedules when the config is read."""
+"""Checks of the arguments of schedules when the config is read."""
 
 from typing import Any, NoReturn
 
@@ -7,14 +7,13 @@ from ..errors import ScheduleError
 
 
 class Arguments(Section):
-    """Checks the arguments of one schedule. confection lets numbers in quotes pass, and generators in the place of
-    anything.
+    """Checks the arguments of one schedule. confection accepts numbers in quotes, and generators for any argument.
 
-    label (str): What the config calls the schedule.
+    label (str): The name of the schedule in the config.
     """
 
     def __init__(self, label: str):
-        super().__init__(label, takes_texts=False)
+        super().__init__(label, allows_texts=False)
 
     def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
         """RAISES (ScheduleError): Always."""

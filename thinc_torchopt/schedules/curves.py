@@ -1,6 +1,6 @@
-"""Schedules that are functions of the step: they rise and fall, and don't end.
+"""Schedules that are functions of the step: they rise, fall, and don't end.
 
-Those with `total_steps` end where the training ends if that is left out: see to_the_end.py.
+Those with `total_steps` end with the training if it is left out: see to_the_end.py.
 """
 
 import math
@@ -23,15 +23,14 @@ def warmup_linear(
     *,
     warmup_ratio: Optional[float] = None,
 ) -> Iterator[float]:
-    """Rise to `initial_rate` in a line, then fall to 0 in a line.
+    """Rise to `initial_rate` linearly, then fall to 0 linearly.
 
-    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch; here warm-up is one step ahead, and its first value
-    is initial_rate / warmup_steps. The fall is thinc's.
+    thinc's warmup_linear.v1 yields 0.0 first, which wastes a batch. This one starts at initial_rate / warmup_steps, one
+    step ahead of it. The fall is the same.
 
-    warmup_steps (int): Steps before the fall begins.
-    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
-    total_steps (int): Step from which on the value is 0, at least `warmup_steps`. None: the number of steps of
-        the training.
+    warmup_steps (int): Steps before the fall.
+    warmup_ratio (float): The same as a fraction of `total_steps`, rounded up. Set one of the two.
+    total_steps (int): The first step with value 0, at least `warmup_steps`. Default: the length of the training.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: thinc/schedules.py (8.3), warmup_linear.
     """
@@ -57,17 +56,18 @@ def warmup_cosine(
     min_rate: float = 0.0,
     cycles: int = 1,
 ) -> Iterator[float]:
-    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a cosine, once or several times.
+    """Rise from 0 to `initial_rate` linearly, then fall to `min_rate` along a cosine, once or several times.
 
-    warmup_steps (int): Steps before the fall begins.
-    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
-    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`. None: the number of steps of
-        the training.
-    cycles (int): How often it falls. Each fall but the first is a warm restart at `initial_rate`. All are equally long.
+    warmup_steps (int): Steps before the fall.
+    warmup_ratio (float): The same as a fraction of `total_steps`, rounded up. Set one of the two.
+    total_steps (int): The first step with value `min_rate`, at least `warmup_steps`. Default: the length of the
+        training.
+    cycles (int): The number of falls. All but the first begin with a warm restart at `initial_rate`. All are equally
+        long.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983; transformers/optimization.py,
-        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which go on to swing after
-        the last step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
+        get_cosine_schedule_with_warmup, get_cosine_with_hard_restarts_schedule_with_warmup, which keep oscillating
+        after the last step; `min_rate` is eta_min of torch.optim.lr_scheduler.CosineAnnealingLR.
     """
     check = Arguments("thinc-torchopt.warmup_cosine.v1")
     check.number("initial_rate", initial_rate)
@@ -88,7 +88,7 @@ def cosine_at(step: int, peak: float, warmup_steps: int, total_steps: int, low: 
     if step >= total_steps:
         return low
     decay_steps = total_steps - warmup_steps
-    # In whole numbers: a fraction of one rounding too little would put a restart one step late.
+    # In integers: a fraction that is rounded down too far would put a restart one step late.
     done = cycles * (step - warmup_steps) % decay_steps / decay_steps
     return low + (peak - low) * (0.5 * (1.0 + math.cos(math.pi * done)))
 
@@ -105,13 +105,12 @@ def one_cycle(
 ) -> Iterator[float]:
     """Rise from a low rate to `max_rate`, then fall to a rate far below the first one.
 
-    total_steps (int): Length of the cycle. The lowest rate is reached at the step before. None: the number of steps of
-        the training.
-    pct_start (float): Part of the cycle in which the rate rises, 0 to 1; up to 0.5 with `three_phase`.
-    anneal_strategy (str): Whether it moves along a cosine or in a line.
+    total_steps (int): Length of the cycle: its last step has the lowest rate. Default: the length of the training.
+    pct_start (float): Fraction of the cycle in which the rate rises, 0 to 1; up to 0.5 with `three_phase`.
+    anneal_strategy ("cos" | "linear"): The form of rise and fall.
     div_factor (float): The first rate is max_rate / div_factor.
     final_div_factor (float): The last rate is the first one / final_div_factor.
-    three_phase (bool): Fall to the first rate in as many steps as it rose, and only then to the last one.
+    three_phase (bool): Fall to the first rate in as many steps as the rise has, and only then to the last one.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Smith and Topin 2017, https://arxiv.org/abs/1708.07120; torch.optim.lr_scheduler.OneCycleLR, which raises an
         error after `total_steps`, and if pct_start x total_steps is 1.
@@ -139,9 +138,9 @@ def one_cycle(
 def _one_cycle_at(
     step: int, span: Span, *, first: float, highest: float, last: float, rise: float, three_phase: bool, curve: Curve
 ) -> float:
-    """rise (float): Part of the cycle in which it rises."""
+    """rise (float): Fraction of the cycle in which it rises."""
     last_step = span.total - 1
-    # Each: the step at which it ends, the rates at its begin and end.
+    # Each: its last step, its first rate, its last rate.
     phases = [(rise * span.total - 1, first, highest), (last_step, highest, last)]
     if three_phase:
         phases[1:] = [(2 * rise * span.total - 2, highest, first), (last_step, first, last)]
@@ -155,11 +154,11 @@ def _one_cycle_at(
 
 
 def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[int] = None) -> Iterator[float]:
-    """Rise from 0 to `initial_rate` in a line, then fall with one over the root of the step, without an end.
+    """Rise from 0 to `initial_rate` linearly, then fall with 1 / sqrt(step), without an end.
 
-    warmup_steps (int): Steps before the fall begins.
+    warmup_steps (int): Steps before the fall.
     timescale (int): Steps after warm-up at which the rate is initial_rate / sqrt(2). Default: `warmup_steps`, or 10,000
-        without.
+        if that is 0.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: Zhai et al. 2021, https://arxiv.org/abs/2106.04560; transformers/optimization.py, get_inverse_sqrt_schedule.
     """
@@ -186,13 +185,13 @@ def polynomial(
     min_rate: float = 0.0,
     power: float = 1.0,
 ) -> Iterator[float]:
-    """Rise from 0 to `initial_rate` in a line, then fall to `min_rate` along a power of what is left.
+    """Rise from 0 to `initial_rate` linearly, then fall to `min_rate` along a power of the remaining steps.
 
-    warmup_steps (int): Steps before the fall begins.
-    warmup_ratio (float): The same as a part of `total_steps`, rounded up. One of the two is given.
-    total_steps (int): Step from which on the value is `min_rate`, at least `warmup_steps`. None: the number of steps of
-        the training.
-    power (float): 1: a line. Above: falls fast first. Below: falls fast last.
+    warmup_steps (int): Steps before the fall.
+    warmup_ratio (float): The same as a fraction of `total_steps`, rounded up. Set one of the two.
+    total_steps (int): The first step with value `min_rate`, at least `warmup_steps`. Default: the length of the
+        training.
+    power (float): 1: linear. Above 1: falls faster at first. Below 1: falls faster at the end.
     RAISES (ScheduleError): An argument is out of its range.
     SOURCE: transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, whose lr_end is 1e-7 by default.
     """
@@ -229,12 +228,12 @@ def warmup_stable_decay(
     """Rise from `min_rate` to `initial_rate`, stay, and fall back to `min_rate` at the end.
 
     warmup_steps (int): Steps of the rise.
-    decay_steps (int): Steps of the fall. What warm-up and fall leave of `total_steps` is the time in between.
-    total_steps (int): Step from which on the value is `min_rate`, at least warmup_steps + decay_steps. None: the number
-        of steps of the training.
-    warmup_ratio, decay_ratio (float): The same as parts of `total_steps`, rounded up. One of each two is given.
-    decay_begins ("in time" | "when told"): So that the fall ends at `total_steps`, or sooner if it is told to begin; or
-        not before it is told: `TorchOptimizer.begin_decay`. There is no `total_steps` then.
+    decay_steps (int): Steps of the fall. The rate stays at `initial_rate` for the rest of `total_steps`.
+    total_steps (int): The first step with value `min_rate`, at least warmup_steps + decay_steps. Default: the length of
+        the training.
+    warmup_ratio, decay_ratio (float): The same as fractions of `total_steps`, rounded up. Set one of each pair.
+    decay_begins ("in time" | "when told"): "in time": the fall ends at `total_steps`, or sooner if
+        `TorchOptimizer.begin_decay` starts it. "when told": only `begin_decay` starts it; `total_steps` is not allowed.
     warmup_type (str): The curve of the rise.
     decay_type (str): The curve of the fall; "1-sqrt" is that of Hägele et al.
     RAISES (ScheduleError): An argument is out of its range.
@@ -264,17 +263,17 @@ def warmup_stable_decay(
 
 
 def _rise_at(step: int, steps: int, *, low: float, peak: float, curve: Curve) -> float:
-    """steps (int): How many the rise has. Then the value stays."""
+    """steps (int): Length of the rise. Then the value stays."""
     return _between(low, peak, _fall(curve, 1.0 - step / steps)) if step < steps else peak
 
 
 def _fall_at(step: int, steps: int, peak: float, *, low: float, curve: Curve) -> float:
-    """step (int): Of the fall. peak (float): From where it falls."""
+    """step (int): Of the fall. peak (float): The value before the fall."""
     return _between(low, peak, _fall(curve, step / steps)) if step < steps else low
 
 
 def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int, Span], float]) -> Iterator[float]:
-    """A curve over so many steps, or over the training."""
+    """A curve over a number of steps, or over the training."""
     lengths.check()
     if total_steps is None:
         return CurveToTheEnd(lengths, value_at)
@@ -283,7 +282,7 @@ def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int,
 
 
 def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:
-    """Make a generator, which is what thinc takes for a schedule, of a function of the step."""
+    """Make a generator, thinc's form of a schedule, of a function of the step."""
     for step in count():
         yield value_at(step)
 
@@ -293,7 +292,7 @@ def _between(low: float, high: float, part: float) -> float:
 
 
 def _fall(curve: Curve, done: float) -> float:
-    """A fall from 1 to 0, and read backwards a rise. done (float): How much of it is over, 0 to 1."""
+    """A fall from 1 to 0; backwards, a rise. done (float): How much of it is over, 0 to 1."""
     if curve == "linear":
         return 1.0 - done
     return 0.5 * (1.0 + math.cos(math.pi * done)) if curve == "cosine" else 1.0 - math.sqrt(done)

@@ -1,4 +1,4 @@
-"""A schedule that watches the score: it lowers a rate when the score gets no better."""
+"""A schedule that lowers a rate when the score stops improving."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,25 +26,24 @@ def plateau(
     min_rate: float = 0.0,
     eps: float = 1e-8,
 ) -> Iterator[float]:
-    """Stay at a rate as long as the score gets better, and lower it when it does not.
+    """Stay at a rate while the score improves, and lower it when it does not.
 
-    It is told the score by our training loop. Elsewhere, so with thinc's own optimizers, `observe` is never called, and
-    it stays at `initial_rate`.
+    Our training loop passes the scores to `observe`. Elsewhere, for example with thinc's own optimizers, the rate stays
+    at `initial_rate`.
 
-    factor (float): A lower rate is the old one x factor. 0 to 1, without 1.
-    patience (int): Evaluations in a row that may bring nothing better. The next such one lowers the rate.
-    metric (str): The name of the score that it watches, e.g. "ents_f". Default: the main one, which is weighted by
+    factor (float): Multiplies the rate, at least 0 and below 1.
+    patience (int): Evaluations in a row without improvement before the next one lowers the rate.
+    metric (str): The name of the watched score, e.g. "ents_f". Default: the main score, weighted by
         [training.score_weights].
     mode ("max" | "min"): Whether a higher or a lower score is better.
-    threshold (float): By how much a score must be better than the best one to count.
-    threshold_mode ("rel" | "abs"): Whether the threshold is a part of the best score, or a difference.
-    cooldown (int): Evaluations after the rate was lowered in which nothing is counted as bad.
-    min_rate (float): The rate is not lowered below this.
-    eps (float): Where the rate would fall by no more than this, it stays.
+    threshold (float): The smallest improvement that counts.
+    threshold_mode ("rel" | "abs"): Whether `threshold` is a fraction of the best score, or a difference.
+    cooldown (int): Evaluations after the rate was lowered that don't count as bad.
+    min_rate (float): The lowest rate.
+    eps (float): The rate is not lowered by less than this.
     RAISES (ScheduleError): An argument is out of its range.
-    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. There as here a score of NaN
-        counts as no better. An infinite one does here too: there one that is infinitely good is the best for good, and
-        the rate only falls.
+    SOURCE: torch.optim.lr_scheduler.ReduceLROnPlateau, whose mode is "min" by default. In both, NaN is no improvement.
+        Here infinity is none either; there an infinitely good score stays the best, and the rate only falls.
     """
     check = Arguments("thinc-torchopt.plateau.v1")
     check.number("initial_rate", initial_rate)
@@ -74,7 +73,7 @@ def _lowered(rate: float, *, factor: float, min_rate: float, eps: float) -> floa
 
 
 def comparison(mode: Mode, threshold: float, threshold_mode: ThresholdMode) -> Callable[[float, float], bool]:
-    """Whether a score is better than the best one so far. mode, threshold, threshold_mode: As in `plateau`."""
+    """A test whether a score improves on the best one. mode, threshold, threshold_mode: As in `plateau`."""
     return partial(_is_better, sign=1 if mode == "max" else -1, threshold=threshold, is_part=threshold_mode == "rel")
 
 
@@ -84,23 +83,23 @@ def _is_better(score: float, best: float, *, sign: int, threshold: float, is_par
 
 
 def worst_score(mode: Mode) -> float:
-    """What any score is better than."""
+    """A value that any score improves on."""
     return -math.inf if mode == "max" else math.inf
 
 
 class PlateauSchedule(Iterator[float]):
-    """What `plateau` returns: a value that moves with the scores, not with the step.
+    """The schedule of `plateau`: its value moves with the scores, not with the step.
 
     value (float): The current value.
-    worst (float): What any score is better than.
-    patience (int): How many bad evaluations in a row it lets pass.
-    cooldown (int): For how many evaluations after it was lowered none is bad.
-    is_better (Callable): Whether a score is better than the best one so far.
-    lower (Callable): The next value.
-    metric (str): The name of the score that it watches.
+    worst (float): A value that any score improves on.
+    patience (int): How many bad evaluations in a row it tolerates.
+    cooldown (int): For this many evaluations after it was lowered, none is bad.
+    is_better (Callable): Whether a score improves on the best one.
+    lower (Callable): Computes the next value.
+    metric (str): The name of the watched score.
 
-    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row that brought nothing better),
-    `cooling` (how many of the cooldown are left).
+    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row without improvement),
+        `cooling` (evaluations left of the cooldown).
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class PlateauSchedule(Iterator[float]):
         return self.value
 
     def observe(self, score: float) -> None:
-        """Take the score of an evaluation, and lower the value if there were too many that brought nothing better."""
+        """Lower the value if too many evaluations brought no improvement. score (float): Of an evaluation."""
         score = float(score)
         if self._is_better(score, self.best):
             self.best = score
@@ -148,9 +147,9 @@ class PlateauSchedule(Iterator[float]):
         return write(PlateauState(self.value, best, self.bad, self.cooling))
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on as the one whose state this is. The rate is the saved one, also if `initial_rate` is another today.
+        """Resume from a saved state. The saved rate counts, even if `initial_rate` was changed.
 
-        RAISES (StateError): Not the state of a plateau schedule. Nothing was changed.
+        RAISES (StateError): Not the state of a plateau schedule. Nothing changes then.
         """
         saved = read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
         self.value = saved.rate
@@ -161,7 +160,7 @@ class PlateauSchedule(Iterator[float]):
 
 @dataclass
 class PlateauState:
-    """What a plateau schedule is saved as."""
+    """The saved form of a plateau schedule."""
 
     rate: NotNegative
     best: Optional[float]

@@ -1,10 +1,10 @@
 """Values that move with the step.
 
-*source*: what the config gives: a number, a list of numbers, or one of thinc's schedules, which are generators.
-*schedule*: a source that moves, with its current value and position. A source that stands in several places is one
-schedule, and moves once a step.
+*source*: a number, a list of numbers, or one of thinc's schedules, which are generators. *schedule*: a source that
+moves, with its current value and position. A source that is used in several places is one schedule, and moves once a
+step.
 
-Some sources watch the score of the development data: what they offer for it is told in schedules/.
+Some sources watch a score or span the training: schedules/__init__.py describes their methods.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .to_the_end import is_waiting, refuse_without_end
 class Schedule:
     """One moving value.
 
-    name (str): Where it stands in the config, for messages.
+    name (str): Its place in the config, for messages.
     source (Iterator): Yields the value of each step.
-    RAISES (ScheduleError): The source yields nothing, or no number.
+    RAISES (ScheduleError): The source yields nothing, or not a number.
     """
 
     def __init__(self, name: str, source: Any):
@@ -39,8 +39,8 @@ class Schedule:
         if isinstance(source, GeneratorType) and any(map(is_waiting, getgeneratorlocals(source).values())):
             raise ScheduleError(
                 f"Can't use the schedule of '{name}': expected total_steps in the schedule inside of another one, such "
-                "as constant_then.v1, found none. Set it; or use thinc-torchopt.sequence.v1, which tells its parts "
-                "when the training ends."
+                "as constant_then.v1, found none. Set it; or use thinc-torchopt.sequence.v1, which knows the end of "
+                "the training."
             )
         if is_waiting(source):
             self.value = self._check(self.source.value)
@@ -60,7 +60,7 @@ class Schedule:
             raise ScheduleError(
                 f"Can't copy or pickle the schedule of '{self.name}' in [training.optimizer]: expected a number, a "
                 "list of numbers or a schedule that can be copied, found a generator, as thinc's schedules are. Build "
-                "another optimizer from the config; by load_state_dict it goes on where this one stands."
+                "another optimizer from the config, and load this one's state with load_state_dict."
             )
         return self.__dict__
 
@@ -72,40 +72,40 @@ class Schedule:
             warnings.warn(
                 ScheduleWarning(
                     f"The schedule of '{self.name}' ended after {self.position} steps. Its last value, {self.value}, "
-                    "stays from here on. If that is not meant, use a schedule that lasts for all of [training] "
+                    "stays from here on. If that is not intended, use a schedule that lasts for all of [training] "
                     "max_steps."
                 ),
                 stacklevel=2,
             )
 
     def move_to(self, position: int) -> None:
-        """Restart at a step. Nothing is said of a source that ended on the way there: the run that stopped there said
-        it.
+        """Restart at a step. A source that ends on the way gives no warning: the run that was saved gave it.
 
         position (int): The step, counted from 0.
         RAISES (ScheduleError): The step is over: a source can't go back.
         """
         self._check_position(position)
         if is_waiting(self.source):
-            self.position = position  # it moves there when it is told its end
+            self.position = position  # it moves there when it knows its end
         while self.position < position:
             self._advance()
 
     @property
     def spans_training(self) -> bool:
-        """Whether its source ends where the training ends."""
+        """Whether its source ends with the training."""
         return bool(getattr(self.source, "spans_training", False))
 
     @property
     def total_steps(self) -> int | None:
-        """How long the training is, if the source spans it and was told."""
+        """The length of the training, if the source spans it and knows it."""
         return self.source.total_steps if self.spans_training else None
 
     def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
-        """Tell a source that spans the training how long that is.
+        """Set the length of the training, for a source that spans it.
 
-        may_change (bool): Also if it was told something else before. It goes on where that step is on the new curve.
-        RAISES (ScheduleError): It doesn't fit. (StateError): It was told something else before.
+        may_change (bool): Also change a length that was set before. The source goes on at the current step of the new
+            curve.
+        RAISES (ScheduleError): It doesn't fit. (StateError): Another length was set before.
         """
         before = self.total_steps
         if before == total_steps:
@@ -115,8 +115,8 @@ class Schedule:
         elif before is not None:
             warnings.warn(
                 ScheduleWarning(
-                    f"The schedule of '{self.name}' goes on at step {self.position} of a training of {total_steps:,} "
-                    f"steps. So far it was that of one of {before:,}."
+                    f"The schedule of '{self.name}' continues at step {self.position} of a training of {total_steps:,} "
+                    f"steps. Before, the training had {before:,}."
                 ),
                 stacklevel=4,
             )
@@ -126,38 +126,38 @@ class Schedule:
         self.value = self._check(self.source.value)
 
     def _check_total_steps(self, total_steps: int | None) -> None:
-        """RAISES (StateError): It was told something else."""
+        """RAISES (StateError): Another length was set before."""
         if self.total_steps is not None and total_steps is not None and total_steps != self.total_steps:
             raise StateError(
-                f"Can't go on with the schedule of '{self.name}' in [training.optimizer]: expected a training of "
+                f"Can't continue the schedule of '{self.name}' in [training.optimizer]: expected a training of "
                 f"{self.total_steps:,} steps, as when it began, found one of {total_steps:,}. Without total_steps, the "
-                "schedule ends where the training ends. Set the end as it was. Or choose: total_steps = "
-                f"{self.total_steps} in the schedule keeps the old curve, and without it the rate goes on along the "
+                "schedule ends where the training ends. Restore the length of the training, or choose: total_steps = "
+                f"{self.total_steps} in the schedule keeps the old curve, and without it the rate follows the "
                 'new one; both are allowed by on_config_change = "warn" in [training.optimizer.checkpoint].'
             )
 
     @property
     def can_begin_decay(self) -> bool:
-        """Whether its source can be told to fall."""
+        """Whether its source can decay on demand."""
         return bool(getattr(self.source, "can_begin_decay", False))
 
     def begin_decay(self, decay_steps: int | None = None) -> bool:
-        """Tell it. RETURNS (bool): Whether it does: not if it falls already."""
+        """Start the decay. RETURNS (bool): False if it had started before."""
         begins = bool(self.source.begin_decay(decay_steps))
         self.value = self._check(self.source.value)
         return begins
 
-    def take_back_decay(self) -> None:
-        """Let it stay, as if it had not been told."""
-        self.source.take_back_decay()
+    def cancel_decay(self) -> None:
+        """Undo `begin_decay`."""
+        self.source.cancel_decay()
         self.value = self._check(self.source.value)
 
     def observe(self, scores: Mapping[str, Any]) -> None:
-        """Tell the source the score that it watches, if it watches any. The position stays; the value of the step that
-        comes next may be another.
+        """Pass the watched score to the source, if it watches one. The position stays; the value of the next step may
+        change.
 
         scores (Mapping[str, Any]): By name; the main one is "score".
-        RAISES (ScheduleError): There is no such score, or it is no number.
+        RAISES (ScheduleError): No such score, or not a number.
         """
         if not hasattr(self.source, "observe") or self._ended:
             return
@@ -168,22 +168,22 @@ class Schedule:
             numbers = sorted(name for name, found in scores.items() if isinstance(found, (int, float)))
             found = f"{type(scores[metric]).__name__}" if metric in scores else "none of that name"
             raise ScheduleError(
-                f"Can't use the schedule of '{self.name}': expected the score '{metric}', which it watches, to be a "
-                f"number, found {found}. The numbers of the evaluation are: {', '.join(numbers)}."
+                f"Can't use the schedule of '{self.name}': expected the watched score '{metric}' to be a number, found "
+                f"{found}. The numbers of the evaluation are: {', '.join(numbers)}."
                 f"{did_you_mean(metric, numbers)}"
             ) from None
         self.source.observe(score)
         self.value = self._check(self.source.value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and the state of the source if it keeps one. For JSON."""
+        """The position, and the state of the source if it has one, for JSON."""
         source = self.source.state_dict() if self._keeps_state else None
         return write(ScheduleState(self.position, self.total_steps, source))
 
     def check_state_dict(self, state: Any) -> None:
-        """Check that a state can be loaded. All is as before then.
+        """Check that a state can be loaded, without loading it.
 
-        RAISES (StateError): It is not one of such a schedule. (ScheduleError): It is of an earlier step.
+        RAISES (StateError): Not the state of such a schedule. (ScheduleError): It is of an earlier step.
         """
         what = f"the state of the schedule of '{self.name}'"
         saved = read(ScheduleState, state, what)
@@ -202,10 +202,10 @@ class Schedule:
         return hasattr(self.source, "state_dict")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another run stood.
+        """Resume from a saved state.
 
         state (dict): From `state_dict`.
-        RAISES (StateError, ScheduleError): As `check_state_dict`. Nothing was changed.
+        RAISES (StateError, ScheduleError): As `check_state_dict`. Nothing changes then.
         """
         self.check_state_dict(state)
         if is_waiting(self.source) and state["total_steps"] is not None:
@@ -230,8 +230,8 @@ class Schedule:
     def _check_position(self, position: Any) -> None:
         if not isinstance(position, int) or position < self.position:
             raise ScheduleError(
-                f"Can't move the schedule of '{self.name}': expected a step of at least {self.position}, at which it "
-                f"stands, found {position!r}. Schedules only move forwards: build the optimizer anew."
+                f"Can't move the schedule of '{self.name}': expected a step of at least {self.position}, its current "
+                f"one, found {position!r}. Schedules only move forwards: build a new optimizer."
             )
 
     def _check(self, value: Any) -> float:
@@ -245,10 +245,10 @@ class Schedule:
 
 @dataclass
 class ScheduleState:
-    """What a schedule is saved as.
+    """The saved form of a schedule.
 
-    total_steps (int | None): Of the training, if it spans that. source (Any): The state of its source, if that keeps
-        one.
+    total_steps (int | None): Of the training, if it spans that.
+    source (Any): The state of its source, if that has one.
     """
 
     position: Count
@@ -257,7 +257,7 @@ class ScheduleState:
 
 
 class Schedules:
-    """All schedules of an optimizer, by the places in which they stand."""
+    """All schedules of an optimizer, by their places in the config."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Schedule] = {}
@@ -265,11 +265,12 @@ class Schedules:
         self._is_end_known = False
 
     def track(self, name: str, value: Any) -> Any:
-        """Make a schedule of a value that is one.
+        """Replace a list or iterator by a Schedule.
 
-        name (str): Where the value stands in the config, e.g. "learn_rate" or "algorithm.weight_decay".
-        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Others are left alone.
-        RETURNS (Any): The value, with a Schedule in the place of each list or iterator.
+        name (str): The place of the value in the config, e.g. "learn_rate" or "algorithm.weight_decay".
+        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Other values are left
+            alone.
+        RETURNS (Any): The value, with a Schedule in place of each list or iterator.
         """
         if isinstance(value, tuple):
             return tuple(self.track(f"{name}.{i}", item) for i, item in enumerate(value))
@@ -290,10 +291,10 @@ class Schedules:
             schedule.step()
 
     def set_total_steps(self, total_steps: Any, *, may_change: bool = False) -> None:
-        """Tell those that span the training how many steps it has.
+        """Set the length of the training for schedules that span it.
 
-        may_change (bool): Also if they were told something else before.
-        RAISES (ScheduleError): Their parts don't fit. (StateError): They were told something else before.
+        may_change (bool): Also change a length that was set before.
+        RAISES (ScheduleError): Their parts don't fit. (StateError): Another length was set before.
         """
         total = Section("the training").whole("total_steps", total_steps, at_least=1)
         for schedule in self._by_source.values():
@@ -302,11 +303,11 @@ class Schedules:
 
     @property
     def span_training(self) -> bool:
-        """Whether any of them ends where the training ends."""
+        """Whether any schedule ends with the training."""
         return any(schedule.spans_training for schedule in self._by_source.values())
 
     def check_end_is_known(self) -> None:
-        """RAISES (ScheduleError): One ends where the training ends, and was not told where that is."""
+        """RAISES (ScheduleError): A schedule ends with the training, and does not know its length."""
         if self._is_end_known:
             return
         for name, schedule in self.by_name.items():
@@ -316,29 +317,29 @@ class Schedules:
 
     @property
     def of_decay(self) -> list[Schedule]:
-        """Those that can be told to fall."""
+        """The schedules that can decay on demand."""
         return [schedule for schedule in self._by_source.values() if schedule.can_begin_decay]
 
     def observe(self, scores: Mapping[str, Any]) -> None:
-        """Tell every schedule that watches scores how the last evaluation went, each exactly once.
+        """Pass the scores of an evaluation to every schedule that watches one, once each.
 
         scores (Mapping[str, Any]): Of the model after the last step, when the schedules have already moved on to the
-            step that comes. By name; the main one is "score".
+            next one. By name; the main one is "score".
         """
         for schedule in self._by_source.values():
             schedule.observe(scores)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all schedules by config path, for JSON. Places that share a schedule have the same."""
+        """The states of all schedules by config path, for JSON. Places that share a schedule have the same state."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Any, *, at_most: int | None = None) -> None:
-        """Go on where another run stood. All is checked before a schedule is moved.
+        """Resume from a saved state. Everything is checked before a schedule moves.
 
         state (dict): From `state_dict`, of the same config.
-        at_most (int): How many steps the run had made: no schedule can be further.
-        RAISES (StateError): It has other config paths, or one of the states can't be loaded. (ScheduleError): One is of
-            an earlier step.
+        at_most (int): The number of steps of the run: no schedule can be ahead of it.
+        RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
+            earlier step.
         """
         what = "the state of the schedules of [training.optimizer]"
         check_names(read(dict[str, Any], state, what), self.by_name, what)
@@ -354,7 +355,7 @@ class Schedules:
 
 
 def try_to_load(source: Any, state: Any) -> None:
-    """Find out whether a source can load a state. It is as before then. RAISES (Exception): It can't."""
+    """Find out whether a source can load a state, without changing it. RAISES (Exception): It can't."""
     before = source.state_dict()
     try:
         source.load_state_dict(state)
@@ -363,7 +364,7 @@ def try_to_load(source: Any, state: Any) -> None:
 
 
 def current(value: Any) -> Any:
-    """The value of this step: of a schedule, of a tuple that holds some, or of anything else."""
+    """The value of this step: of a schedule, of a tuple with schedules, or of anything else."""
     if isinstance(value, Schedule):
         return value.value
     if isinstance(value, tuple):
@@ -372,5 +373,5 @@ def current(value: Any) -> Any:
 
 
 def is_moving(value: Any) -> bool:
-    """Whether a value is a schedule, or a tuple that holds one."""
+    """Whether a value is a schedule, or a tuple with one."""
     return isinstance(value, Schedule) or (isinstance(value, tuple) and any(map(is_moving, value)))

@@ -14,13 +14,14 @@ from .to_the_end import is_waiting
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
-    """Several schedules in a row. Each begins at its own step 0 when its turn comes, and sees scores only while it
-    lasts.
+    """Several schedules in a row. Each starts at its own step 0 when its turn comes, and sees scores only during its
+    turn.
 
-    parts (Dict[str, Dict]): By a name of your choice, in their order in the config: `steps`, how many steps it lasts,
-        and `schedule`, a schedule, a number, or a list. The last part may leave out `steps`: it goes on. A list that
-        ends before its part, or a last part whose steps are over, stays at its last value.
-    RAISES (ScheduleError): A part lacks one of the two, has something else, or its schedule yields no number.
+    parts (Dict[str, Dict]): The parts by name, in order. Each has `steps`, its length, and `schedule`, a schedule, a
+        number or a list. The last part may omit `steps`: it does not end. A list that ends before its part stays at its
+        last value, and so does a last part with `steps`.
+    RAISES (ScheduleError): A part lacks one of the two or has another key, or its schedule yields something else than
+        numbers.
     SOURCE: torch.optim.lr_scheduler.SequentialLR.
     """
     check = Arguments("thinc-torchopt.sequence.v1")
@@ -35,7 +36,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
                 path, "a section with 'steps' and 'schedule'", sorted(part) if isinstance(part, dict) else part
             )
         if "steps" not in part and not is_last:
-            check.refuse(path, "a section with 'steps', as only the last part goes on without", sorted(part))
+            check.refuse(path, "a section with 'steps', which only the last part may leave out", sorted(part))
         if "steps" in part:
             check.whole(f"{path}.steps", part["steps"], at_least=1)
         steps: Any = part.get("steps")
@@ -46,7 +47,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
 
 
 def _values(check: Arguments, name: str, source: Any) -> Tuple[Any, Iterator[Any], Any]:
-    """What yields the values of a number, a list or a schedule; all of them; and the first."""
+    """The source of the values of a number, a list or a schedule; an iterator over its values; the first value."""
     if isinstance(source, Real):
         source = repeat(source)
     if is_waiting(source):
@@ -59,7 +60,7 @@ def _values(check: Arguments, name: str, source: Any) -> Tuple[Any, Iterator[Any
 
 
 class SequenceSchedule(Iterator[float]):
-    """What `sequence` returns.
+    """The schedule of `sequence`.
 
     parts (Dict[str, Part]): The parts in their order, by name.
     """
@@ -77,7 +78,7 @@ class SequenceSchedule(Iterator[float]):
 
     @property
     def metric(self) -> str:
-        """The score that the part watches that gave the last value."""
+        """The watched score of the part that gave the last value."""
         return getattr(self._part.source, "metric", "score")
 
     @property
@@ -86,12 +87,12 @@ class SequenceSchedule(Iterator[float]):
 
     @property
     def spans_training(self) -> bool:
-        """Whether the last part ends where the training ends."""
+        """Whether the last part ends with the training."""
         return self._last.steps is None and getattr(self._last.source, "spans_training", False)
 
     @property
     def total_steps(self) -> Optional[int]:
-        """Of the training, if it was told."""
+        """The length of the training, if it is known."""
         own = self._last.source.total_steps if self.spans_training else None
         return None if own is None else self._steps_before + own
 
@@ -111,15 +112,15 @@ class SequenceSchedule(Iterator[float]):
 
     @property
     def can_begin_decay(self) -> bool:
-        """Whether the last part can be told to fall."""
+        """Whether the last part can decay on demand."""
         return getattr(self._last.source, "can_begin_decay", False)
 
     def begin_decay(self, decay_steps: Optional[int] = None) -> bool:
-        """Let the last part fall: if its turn is yet to come, from its first step on."""
+        """Start the decay of the last part: if its turn is yet to come, at its first step."""
         return bool(self._last.source.begin_decay(decay_steps))
 
-    def take_back_decay(self) -> None:
-        self._last.source.take_back_decay()
+    def cancel_decay(self) -> None:
+        self._last.source.cancel_decay()
 
     @property
     def waits_to_be_told(self) -> bool:
@@ -151,13 +152,13 @@ class SequenceSchedule(Iterator[float]):
             self._part.observe(score)
 
     def state_dict(self) -> Dict[str, Any]:
-        """The states of the parts that keep one, by name."""
+        """The states of the parts that have one, by name."""
         return {name: part.source.state_dict() for name, part in self._keepers().items()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Give the parts their states back. Draw the values up to the same position before.
+        """Restore the states of the parts. First draw the values up to the saved position.
 
-        RAISES (StateError): Not the state of a sequence with these parts. Nothing was changed.
+        RAISES (StateError): Not the state of a sequence with these parts. Nothing changes then.
         """
         what, keepers = "the state of the schedule 'thinc-torchopt.sequence.v1'", self._keepers()
         check_names(read(dict[str, Any], state, what), keepers, what)
@@ -173,9 +174,9 @@ class SequenceSchedule(Iterator[float]):
 class Part:
     """One part of a sequence.
 
-    steps (Optional[int]): How many it lasts. None: it goes on.
+    steps (Optional[int]): Its length. None: it does not end.
     source (Iterator): Yields the value of each step.
-    values (Iterator): All of them.
+    values (Iterator): All values.
     first (Any): The first value.
     """
 

@@ -1,4 +1,4 @@
-"""The schedule that rises, stays, and falls: in time for the end, or when it is told."""
+"""The schedule that rises, stays, and falls: in time for the end, or on demand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from .to_the_end import Lengths, SpansTraining
 
 
 class StableDecaySchedule(SpansTraining):
-    """What `warmup_stable_decay` returns.
+    """The schedule of `warmup_stable_decay`.
 
     lengths (Lengths): Of the rise and of the fall.
-    rise (Callable): (step, steps of the rise) -> value. fall (Callable): (step, steps of the fall, value before it) ->
-        value; both steps counted from their begin.
-    when_told (bool): It falls only when it is told to.
+    rise (Callable): (step, steps of the rise) -> value.
+    fall (Callable): (step, steps of the fall, value before it) -> value. Both steps are counted from their start.
+    when_told (bool): It falls only on demand.
 
-    Public: `spans_training` (whether it ends where the training ends), `decay_was_told`.
+    Public: `spans_training` (whether it ends with the training), `decay_was_told`.
     """
 
     can_begin_decay = True
@@ -38,15 +38,15 @@ class StableDecaySchedule(SpansTraining):
         self._told = StableDecayState(None, None)
 
     def fix_total_steps(self, total_steps: int) -> None:
-        """The config says how long it is. RAISES (ScheduleError): Its parts don't fit."""
+        """Use the length in the config. RAISES (ScheduleError): The parts don't fit."""
         self._span = self._lengths.span(total_steps)
         self.total_steps, self.spans_training = total_steps, False
 
     def begin_decay(self, decay_steps: Optional[int] = None) -> bool:
-        """Begin to fall, from the value of the step that comes.
+        """Start to fall, from the value of the next step.
 
-        decay_steps (int): In so many steps. None: as the config says.
-        RETURNS (bool): False: it falls already, and nothing has changed.
+        decay_steps (int): Length of the fall. None: as in the config.
+        RETURNS (bool): False: it had started before, and nothing changes.
         RAISES (ScheduleError): Not a number of steps.
         """
         if decay_steps is not None:
@@ -57,13 +57,13 @@ class StableDecaySchedule(SpansTraining):
         self._told = StableDecayState(step, decay_steps)
         return True
 
-    def take_back_decay(self) -> None:
-        """Stay, as if it had not been told to fall."""
+    def cancel_decay(self) -> None:
+        """Undo `begin_decay`."""
         self._told = StableDecayState(None, None)
 
     @property
     def waits_to_be_told(self) -> bool:
-        """Whether it stays for good if it is not told."""
+        """Whether only `begin_decay` ends it."""
         return self._when_told
 
     @property
@@ -72,7 +72,7 @@ class StableDecaySchedule(SpansTraining):
 
     @property
     def decay_is_over(self) -> bool:
-        """Whether it was told to fall, and is down."""
+        """Whether the decay was started and is over."""
         return self._told.begun_at is not None and self._step >= self._told.begun_at + self._decay_steps
 
     @property
@@ -92,17 +92,17 @@ class StableDecaySchedule(SpansTraining):
         return self._fall(step - int(begin), self._decay_steps, self._rise(int(begin), warmup))
 
     def state_dict(self) -> Dict[str, Any]:
-        """When it was told to fall, and in how many steps."""
+        """The step at which the decay was started, and its length."""
         return write(self._told)
 
     def load_state_dict(self, state: Any) -> None:
-        """RAISES (StateError): Not the state of such a schedule. Nothing was changed."""
+        """RAISES (StateError): Not the state of such a schedule. Nothing changes then."""
         self._told = read(StableDecayState, state, f"the state of the schedule '{self._lengths.label}'")
 
 
 @dataclass
 class StableDecayState:
-    """What it is saved as. None: it was not told; or falls in the steps of the config."""
+    """Its saved form. None: the decay was not started, or has the length of the config."""
 
     begun_at: Optional[Count]
     decay_steps: Optional[Positive]

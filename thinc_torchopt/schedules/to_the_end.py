@@ -1,8 +1,8 @@
-"""Curves over a training: how many steps it has, and those of its rise and fall.
+"""Curves over a training: its length, and the steps of rise and fall.
 
-Without `total_steps`, a curve ends where the training ends. How long that is, it is told once, before its first value
-is drawn: see "spans" in schedules/. Until then `value` is that of step 0 in a training without an end, which hardly
-any end changes.
+Without `total_steps`, a curve ends with the training. It gets that length once, before its first value is drawn: see
+"span" in schedules/__init__.py. Until then `value` is that of step 0 in a training without an end, which hardly depends
+on the end.
 """
 
 import math
@@ -16,7 +16,7 @@ from .arguments import Arguments
 
 
 class Span(NamedTuple):
-    """The steps of a curve: all, and those of its rise, and of its fall if that has a length of its own."""
+    """The steps of a curve: all, those of its rise, and those of its fall if that has its own length."""
 
     total: int
     warmup: int
@@ -25,10 +25,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Lengths:
-    """What the config says of the lengths of a curve: in steps, or as parts of the total.
+    """The lengths of a curve in the config: steps, or fractions of the total.
 
-    label (str): What the config calls the schedule.
-    warmup_steps, warmup_ratio, decay_steps, decay_ratio: One of each two.
+    label (str): The name of the schedule in the config.
+    warmup_steps, warmup_ratio, decay_steps, decay_ratio: One of each pair.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Lengths:
     decay_ratio: Optional[float] = None
 
     def check(self) -> None:
-        """RAISES (ScheduleError): A length is given twice or not at all, or is out of its range."""
+        """RAISES (ScheduleError): A length is given twice, is missing, or is out of its range."""
         check = Arguments(self.label)
         for name, steps, ratio in (
             ("warmup", self.warmup_steps, self.warmup_ratio),
@@ -55,7 +55,7 @@ class Lengths:
                 check.number(f"{name}_ratio", ratio, at_most=1.0)
 
     def span(self, total: Any) -> Span:
-        """The steps of a curve with that total.
+        """The steps of a curve with this total.
 
         RAISES (ScheduleError): They don't fit.
         SOURCE: A ratio is rounded up, as in transformers/training_args.py, get_warmup_steps.
@@ -75,11 +75,11 @@ def _steps(steps: Optional[int], ratio: Optional[float], total: int) -> int:
 
 
 class SpansTraining(Iterator[float]):
-    """A schedule that ends where the training ends. Subclasses have `_at`.
+    """A schedule that ends with the training. Subclasses have `_at`.
 
     lengths (Lengths): Of its parts.
 
-    Public: `spans_training` (False: it need not be told), `total_steps` (None before it was told).
+    Public: `spans_training` (False if the config has its length), `total_steps` (None if not known yet).
     """
 
     spans_training = True
@@ -103,8 +103,8 @@ class SpansTraining(Iterator[float]):
             self._span = self._lengths.span(total_steps)
         except ScheduleError as error:
             raise ScheduleError(
-                f"{error} The total is that of the training, as the schedule has no total_steps of its own. Train for "
-                "longer, or lower the steps of its parts."
+                f"{error} The total is the length of the training, as the schedule has no total_steps. Train for "
+                "longer, or shorten its parts."
             ) from error
         self.total_steps = total_steps
 
@@ -130,12 +130,12 @@ class CurveToTheEnd(SpansTraining):
 
 
 def is_waiting(source: Any) -> bool:
-    """Whether a schedule is yet to be told how long the training is."""
+    """Whether a schedule does not know the length of the training yet."""
     return getattr(source, "spans_training", False) and source.total_steps is None
 
 
 def with_end(source: Any, total_steps: int) -> Any:
-    """A source, told how long the training is if it spans it: to look at its values without a training."""
+    """A source that knows the length of the training if it spans it, to look at its values without a training."""
     if is_waiting(source):
         source.set_total_steps(total_steps)
     return source
@@ -144,7 +144,7 @@ def with_end(source: Any, total_steps: int) -> Any:
 def refuse_without_end(which: str) -> NoReturn:
     """which (str): The schedule. RAISES (ScheduleError): Always."""
     raise ScheduleError(
-        f"Can't use the schedule {which} without total_steps: expected a training whose end is known, found none. Left "
-        "out, total_steps is the number of steps of spacy train with an optimizer of thinc-torchopt. Set total_steps; "
-        "or in a loop of your own call optimizer.set_total_steps before the first update."
+        f"Can't use the schedule {which} without total_steps: the length of the training is not known. By default, "
+        "total_steps is the number of steps of spacy train with an optimizer of thinc-torchopt. Set total_steps; or "
+        "in a loop of your own call optimizer.set_total_steps before the first update."
     )

@@ -1,10 +1,10 @@
-"""What the config says: which settings hold for each param, and where its learning rate comes from.
+"""The settings of each param, from the config, and its learning rate.
 
-Open cascade.py first: which block of the config counts for which param. blocks.py reads the blocks, param_settings.py
-is what holds for one param, rates.py the way of a learning rate. freeze_changes.py and rate_changes.py are what rules
-changed in the course of a training; moving.py has the settings of the whole optimizer that schedules move.
+Open cascade.py first: it finds the settings of a param. blocks.py reads the blocks of the config, param_settings.py
+holds the settings of a param, rates.py computes its learning rate. freeze_changes.py and rate_changes.py hold the
+changes that rules made during the training; moving.py has the settings of the whole optimizer that schedules move.
 
-*block*: what the config says under a name.
+*block*: a named section of settings for some of the params.
 """
 
 from .blocks import without_policy

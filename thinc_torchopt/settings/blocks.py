@@ -1,6 +1,4 @@
-"""The blocks of [training.optimizer.param_groups], and the patterns beside them, as the config has them: read and
-checked.
-"""
+"""Read and check the blocks of [training.optimizer.param_groups], and the sections with patterns as keys."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfr
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm of the config. Its fallback, if it has one, is the candidate behind it.
+    """An algorithm of the config. Its fallback, if it has one, is the next candidate.
 
     path (str): Config path below [training.optimizer], e.g. "algorithm.fallback".
     options (Mapping[str, Any]): Its options, with schedules.
@@ -47,9 +45,9 @@ class Candidate:
 class Block:
     """One block of the config, checked.
 
-    algorithm (int | None): Which candidate is its own.
+    algorithm (int | None): The candidate that is its own algorithm, if it has one.
     given (Collection[str]): The names of its options.
-    options (Mapping[int, dict | ConfigError]): Those that a candidate has, or why it refuses them.
+    options (Mapping[int, dict | ConfigError]): By candidate, the options that this has, or its error about them.
     """
 
     name: str
@@ -64,12 +62,11 @@ class Block:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What it says beside options, as in `ParamSettings`."""
+        """The settings beside options, as in `ParamSettings`."""
         said = {name: getattr(self, name) for name in ("learn_rate", "lr_scale", "frozen_until")}
         found = {name: value for name, value in said.items() if value is not None}
         if self.policy is not None or self.learn_rate is not None:
-            # Each says what the rate is: the later one holds. A learn_rate in the block of a policy is what the policy
-            # begins with.
+            # Both set the rate: the later one wins. A learn_rate in the block of a policy is where the policy starts.
             found["policy"] = self.policy
         return found
 
@@ -77,17 +74,17 @@ class Block:
 class BlockReader:
     """Reads blocks.
 
-    schedules (Schedules): Takes in the schedules among their settings.
+    schedules (Schedules): Gets the schedules among their settings.
 
-    Public: `candidates` (all algorithms that were read, with their fallbacks).
+    Public: `candidates` (all algorithms so far, with their fallbacks).
     """
 
     def __init__(self, schedules: Schedules):
         self.candidates: list[Candidate] = []
         self._schedules = schedules
 
-    def take_in(self, algorithm: Algorithm, path: str) -> int:
-        """Make candidates of an algorithm and its fallbacks. RETURNS (int): Which one it is."""
+    def add(self, algorithm: Algorithm, path: str) -> int:
+        """Make candidates of an algorithm and its fallbacks. RETURNS (int): The place of the first one."""
         place = len(self.candidates)
         options = {name: self._schedules.track(f"{path}.{name}", value) for name, value in algorithm.options.items()}
         limits = {
@@ -96,7 +93,7 @@ class BlockReader:
         }
         self.candidates.append(Candidate(path, algorithm, options, limits))
         if algorithm.fallback is not None:
-            self.take_in(algorithm.fallback, f"{path}.fallback")
+            self.add(algorithm.fallback, f"{path}.fallback")
         return place
 
     def with_fallbacks(self, first: int) -> range:
@@ -123,8 +120,8 @@ class BlockReader:
         first = None
         if given.get("algorithm") is not None:
             own = Section(where).kind("algorithm", given["algorithm"], Algorithm, AN_ALGORITHM)
-            first = self.take_in(own, f"{path}.algorithm")
-        # Without one of its own, its params may also be those of the blocks before it that have one.
+            first = self.add(own, f"{path}.algorithm")
+        # Without an algorithm of its own, its params may also belong to earlier blocks with an algorithm.
         possible = range(len(self.candidates)) if first is None else self.with_fallbacks(first)
         known = {option for i in possible for option in self.candidates[i].options}
         if not set(options) <= known:
@@ -142,7 +139,7 @@ class BlockReader:
             except ConfigError as error:
                 if i in self.with_fallbacks(first or 0):
                     raise
-                # Perhaps no param of this block is one of that block.
+                # Perhaps the two blocks share no param.
                 read[i] = error.with_traceback(None)
         return Block(
             name,
@@ -157,7 +154,7 @@ class BlockReader:
         )
 
     def _read_options(self, place: int, options: Mapping[str, Any], where: str, path: str) -> dict[str, Any]:
-        """Those options of a block that a candidate has. RAISES (ConfigError): It refuses one."""
+        """The options of a block that a candidate has. RAISES (ConfigError): It refuses one."""
         candidate = self.candidates[place]
         own = {name: value for name, value in options.items() if name in candidate.options}
         checked = candidate.algorithm.check_options(own, where, candidate.section) if own else {}
@@ -175,7 +172,7 @@ class BlockReader:
         return Pattern(text, LAYER_DECAY), number
 
     def _number(self, path: str, given: Mapping[str, Any], name: str) -> float | Schedule | None:
-        """A rate or scale: a number of at least 0, or a schedule, or None where it is not given."""
+        """A rate or scale: a number of at least 0, or a schedule, or None if it is not given."""
         if given.get(name) is None:
             return None
         value = self._schedules.track(f"{path}.{name}", given[name])
@@ -190,7 +187,7 @@ _AS_BLOCK = (
 def patterns_of(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """A section with patterns as keys.
 
-    RAISES (ConfigError): It is none, or an empty one: a config passes over keys that it can't hold.
+    RAISES (ConfigError): Not a section, or an empty one: configs ignore keys that they can't hold.
     """
     if given is None:
         return {}
@@ -200,13 +197,13 @@ def patterns_of(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]
             "a section with at least one pattern",
             given,
             "A config takes a line that begins with '#' or ';' for a comment, and one that begins with '[' for a new "
-            f"section. If that was to be a pattern: {_AS_BLOCK[0].lower()}{_AS_BLOCK[1:]} If not, remove the section.",
+            f"section. For such a pattern: {_AS_BLOCK[0].lower()}{_AS_BLOCK[1:]} Otherwise remove the section.",
         )
     return given
 
 
 def _check_key(text: str, value: Any, where: str) -> None:
-    """RAISES (ConfigError): A pattern that a config can't hold as a key."""
+    """RAISES (ConfigError): A config can't hold this pattern as a key."""
     what = None
     if text == "re" and isinstance(value, str):
         what = f"a regular expression: the key ends at the colon, so it is 're' with the value {value!r}"
@@ -221,9 +218,9 @@ def _check_key(text: str, value: Any, where: str) -> None:
 
 
 def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | None, Mapping[str, Any]]:
-    """The policy of a block, and those of its settings that are the policy's.
+    """The policy of a block, and its settings in the block.
 
-    RAISES (ConfigError): There is no such policy, or it can't be with other settings of the block.
+    RAISES (ConfigError): An unknown policy, or another setting of the block excludes it.
     """
     name = given.get("policy")
     if name is None:
@@ -233,21 +230,19 @@ def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | No
     beside = ("learn_rate", "lr_scale", "freeze", "unfreeze_at") if name == "frozen" else ("max_rate",)
     clash = [setting for setting in beside if given.get(setting) is not None]
     if name == "frozen" and clash:
-        _refuse_policy(where, name, f"without {clash[0]}", "both")
+        _refuse_policy(where, name, f"'{clash[0]}' is not allowed beside it")
     if given.get("freeze") is True:
-        _refuse_policy(where, name, "without freeze = true", "both")
+        _refuse_policy(where, name, "freeze = true is not allowed beside it")
     if (rate := given.get("learn_rate")) is not None:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            _refuse_policy(where, name, "with a learn_rate that is a number", "a schedule, which a policy is itself")
+            _refuse_policy(where, name, "its learn_rate must be a number, and not a schedule: a policy is one itself")
         if clash:
-            _refuse_policy(where, name, "with learn_rate or max_rate", "both")
+            _refuse_policy(where, name, "'learn_rate' and 'max_rate' mean the same")
     return None if name == "frozen" else policy, settings
 
 
 def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A block of [training.optimizer.param_groups] with the highest rate of its policy in the policy's place. Nothing
-    is checked.
-    """
+    """Replace the policy of a block of [training.optimizer.param_groups] by its highest rate. Nothing is checked."""
     name = block.get("policy")
     if name is None:
         return dict(block)
@@ -266,14 +261,12 @@ def _settings_in_block(policy: Any) -> list[str]:
     )
 
 
-def _refuse_policy(where: str, name: str, expected: str, found: str) -> NoReturn:
-    raise ConfigError(
-        f"Can't set policy = '{name}' in {where}: expected it {expected}, found {found}. Remove one of them."
-    )
+def _refuse_policy(where: str, name: str, reason: str) -> NoReturn:
+    raise ConfigError(f"Can't set policy = '{name}' in {where}: {reason}. Remove one of them.")
 
 
 def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
-    """A hint for settings that belong to a policy."""
+    """A hint about unknown settings that may belong to a policy."""
     name = given.get("policy")
     if name is not None:
         return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
@@ -293,6 +286,6 @@ def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:
     step = section.whole("unfreeze_at", unfreeze_at)
     if freeze is False:
         raise ConfigError(
-            f"Can't set 'unfreeze_at' in {where}: expected it without freeze = false, found both. Remove one of them."
+            f"Can't set 'unfreeze_at' in {where}: freeze = false is not allowed beside it. Remove one of them."
         )
     return float(step)

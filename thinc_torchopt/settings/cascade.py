@@ -1,11 +1,10 @@
-"""What the settings say for each param: the algorithm, its options, the learning rate, and from which step on it is
-trained.
+"""Find the settings of each param: its algorithm, the options, the learning rate, and the first step that trains it.
 
 [training.optimizer.algorithm] and `learn_rate` hold for all params. Where several of these set the same for a param,
 the later one wins:
 
-1. the blocks of [training.optimizer.param_groups], in their order in the config; one with an algorithm sets all options
-   of it, so that those of the blocks before it no longer count
+1. the blocks of [training.optimizer.param_groups], in their order in the config; a block with an algorithm replaces
+   all options of the blocks before it
 2. the patterns of [training.optimizer.per_param_lr], in their order: confection puts those with a section before those
    with a number
 3. `skip_decay`: no weight decay for biases and norms
@@ -33,15 +32,15 @@ _DECAYS = ("weight_decay", "L2")
 
 
 class Cascade:
-    """All settings by which params differ.
+    """All settings that differ between params.
 
     algorithm (Algorithm): The algorithm, perhaps with a fallback.
-    schedules (Schedules): Takes in the schedules among the settings.
+    schedules (Schedules): Gets the schedules among the settings.
     param_groups, per_param_lr, layer_decay, skip_decay, new_params_warmup: As in `create_optimizer`.
-    keep_apart (bool): Params of different blocks are in different groups, even if the blocks say the same.
-    RAISES (ConfigError): A setting that can't work. Patterns are checked later, when names are known.
+    keep_apart (bool): Put params of different blocks into different groups, even if the blocks say the same.
+    RAISES (ConfigError): An invalid setting. Patterns are checked later, when the names are known.
 
-    Public: `candidates` (all algorithms: the first is the one of params without a block that has one).
+    Public: `candidates` (all algorithms; the first is the default).
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Cascade:
             Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         )
         self._keep_apart = keep_apart
-        reader.take_in(algorithm, "algorithm")
+        reader.add(algorithm, "algorithm")
         self._blocks = [
             reader.read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
         ]
@@ -74,7 +73,7 @@ class Cascade:
         decays = patterns_of("layer_decay", layer_decay)
         self._layer_decay = [reader.read_layer_decay(pattern, decay) for pattern, decay in decays.items()]
         self._layers: dict[str, tuple[int, int]] = {}
-        self._known: dict[tuple[Any, ...], ParamSettings] = {}  # so far, by all on which they depend
+        self._known: dict[tuple[Any, ...], ParamSettings] = {}  # cache, by everything that they depend on
         OPTIMIZER.choice("skip_decay", skip_decay, ("bias_and_norm", None))
         self._decays = (
             [name for name in _DECAYS if any(name in found.options for found in self.candidates)] if skip_decay else []
@@ -86,7 +85,7 @@ class Cascade:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what was found so far: a copy has schedules of its own."""
+        """Without the cache: a copy has schedules of its own."""
         return {**self.__dict__, "_known": {}}
 
     @property
@@ -104,9 +103,7 @@ class Cascade:
         ]
 
     def moving(self, algorithm: int) -> set[str]:
-        """The options of an algorithm that schedules move, for some params at least. algorithm (int): Which
-        candidate.
-        """
+        """The options of a candidate that schedules move, for at least some params."""
         sources = [self.candidates[algorithm].options, *(block.options.get(algorithm, {}) for block in self._blocks)]
         return {
             name
@@ -117,10 +114,10 @@ class Cascade:
         }
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that every pattern matches a name, and every one of [layer_decay] a name with a layer; and that the
-        options of every block are such as its params have.
+        """Check that every pattern matches a name, that every pattern of [layer_decay] matches a name with a layer, and
+        that every block sets only options that its params have.
 
-        RAISES (ConfigError): A pattern matches no param, or an option is of another algorithm.
+        RAISES (ConfigError): A pattern matches no param, or an option belongs to another algorithm.
         """
         for pattern in self.patterns:
             pattern.check(names)
@@ -148,13 +145,13 @@ class Cascade:
                 labels = ", ".join(dict.fromkeys(f"'{candidate.algorithm.label}'" for candidate in found))
                 raise ConfigError(
                     f"Can't set {', '.join(unknown)} in {GROUPS.format(block.name)}: expected options of {labels}, "
-                    "which the params of the block are optimized by, found one of another block's algorithm. Remove "
-                    "it, or change the patterns."
+                    "which optimize the params of the block, found an option of another block's algorithm. Remove it, "
+                    "or change the patterns."
                 )
 
     def _warn_of_beaten(self, names: Sequence[str]) -> None:
-        """Warn of patterns of [per_param_lr] with a schedule that a number beats everywhere: the config system puts
-        numbers last.
+        """Warn of schedules in [per_param_lr] without effect: a number for the same params wins, as the config system
+        puts numbers last.
         """
         for place, block in enumerate(self._rates):
             (pattern,) = block.patterns
@@ -167,31 +164,28 @@ class Cascade:
                 ):
                     warnings.warn(
                         ConfigWarning(
-                            f"'{block.name}' in {PER_PARAM_LR} has no effect: expected a rate that holds for some "
-                            "params, found that the "
-                            f"number of '{later.name}' holds for all of them. The later one wins, and in a config "
-                            "numbers come after "
-                            "sections, wherever they were written. Write both as blocks of "
-                            "[training.optimizer.param_groups], which keep "
+                            f"'{block.name}' in {PER_PARAM_LR} has no effect: the number of '{later.name}' replaces it "
+                            "for all of its params. The later one wins, and in a config numbers come after sections, "
+                            "wherever they were written. Write both as blocks of [training.optimizer.param_groups], "
+                            "which keep "
                             f'their order: first params = ["{later.name}"], then params = ["{block.name}"].'
                         ),
                         stacklevel=2,
                     )
 
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
-        """Learn all names of the pipeline, from which follows how many layers each component has.
+        """Set all names of the pipeline, and count the layers of each component.
 
-        embeddings (Collection[str]): Those of embeddings.
-        RETURNS (bool): Whether these are others than before.
+        embeddings (Collection[str]): The names of embeddings.
+        RETURNS (bool): Whether the names differ from before.
         """
         before, self._layers = self._layers, layers_of(names, embeddings) if self._layer_decay else {}
         return before != self._layers
 
     def settings_of(self, param: Param) -> ParamSettings:
-        """What holds for a param.
+        """The settings of a param.
 
-        RAISES (ConfigError): The algorithm can't optimize it, and there is no fallback; or not with the options of a
-            block.
+        RAISES (ConfigError): The algorithm can't optimize it and has no fallback, or can't with the options of a block.
         """
         first, blocks, of_options = self._first_and_blocks(param.names)
         algorithm = self._choose(param, first)
@@ -224,7 +218,7 @@ class Cascade:
     def _options_of(
         self, algorithm: int, blocks: Sequence[Block], enabled: Collection[str], *, skips_decay: bool
     ) -> dict[str, Any]:
-        """The options of params. blocks (Sequence[Block]): Those whose options count."""
+        """The options of params. blocks (Sequence[Block]): The blocks whose options count."""
         options = dict(self.candidates[algorithm].options)
         options |= {option: False for option in self.candidates[algorithm].limits if option not in enabled}
         for block in blocks:
@@ -235,9 +229,7 @@ class Cascade:
         return options | {name: 0.0 for name in self._decays if skips_decay and name in options}
 
     def _layer_of(self, param: Param) -> tuple[int | None, float]:
-        """Layer and scale of a param, by the last pattern of [layer_decay] that matches it, and the first of its names
-        that it matches.
-        """
+        """Layer and scale of a param, by the last pattern of [layer_decay] that matches one of its names."""
         for pattern, decay in reversed(self._layer_decay):
             for name in param.names:
                 if pattern(name):
@@ -246,8 +238,8 @@ class Cascade:
         return None, 1.0
 
     def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[Block], list[Block]]:
-        """RETURNS (tuple): The candidate that a param with these names is for, all blocks that match it, and those of
-        them whose options count.
+        """RETURNS (tuple): The candidate for a param with these names, all blocks that match it, and the blocks whose
+        options count.
         """
         blocks = [block for block in self._blocks if matches_any(block.patterns, names)]
         for place, block in reversed(list(enumerate(blocks))):
@@ -256,26 +248,26 @@ class Cascade:
         return 0, blocks, blocks
 
     def _choose(self, param: Param, first: int) -> int:
-        """The first of a candidate and its fallbacks that takes a param."""
+        """The first of a candidate and its fallbacks that can optimize a param."""
         for i in self._with_fallbacks(first):
             if self.candidates[i].algorithm.accepts(param.name, param.tensor):
                 return i
         last = self.candidates[i]
         other = "choose another algorithm for all params" if not first else "change the patterns of the block"
         raise ConfigError(
-            f"Can't optimize param '{param.name}' with {last.algorithm.label} of {last.section}: it does not take a "
+            f"Can't optimize param '{param.name}' with {last.algorithm.label} of {last.section}: it does not accept a "
             f"param of shape {tuple(param.shape)} and strides {param.tensor.stride()}. Set an algorithm for such "
             f"params in [training.optimizer.{last.path}.fallback], or {other}."
         )
 
 
 def _check_joined(names: Sequence[str]) -> None:
-    """RAISES (ConfigError): The name of a block could also be that of params from several."""
+    """RAISES (ConfigError): The name of a block is ambiguous: it could also join the names of others."""
     for name in names:
         for other in names:
             if other != name and f"+{other}+" in f"+{name}+":
                 raise ConfigError(
-                    f"Can't call a block '{name}' in [training.optimizer.param_groups]: expected a name without '+' in "
-                    f"it, found it beside the block '{other}'. Params that are from several blocks are called by the "
-                    f"names of all, as in '{other}+...'. Choose another name."
+                    f"Can't call a block '{name}' in [training.optimizer.param_groups]: '+' is not allowed beside the "
+                    f"block '{other}'. Params that are from several blocks are called by the names of all, as in "
+                    f"'{other}+...'. Choose another name."
                 )

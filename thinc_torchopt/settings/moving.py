@@ -1,6 +1,4 @@
-"""Settings of the whole optimizer that schedules may move: `learn_rate` and `grad_clip`; and the step at which all
-schedules stand.
-"""
+"""The settings of the whole optimizer that schedules may move: `learn_rate` and `grad_clip`."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from ..errors import ScheduleError, ScheduleWarning
 from ..schedules import Schedule, Schedules, current
 from ..types import FloatOrSchedule
 
-# After so many updates at a rate of 0 a warning says that the schedule does not move.
+# After this many updates at a rate of 0, a warning says that the schedule does not move.
 IDLE_UPDATES = 50
 
 
@@ -21,9 +19,9 @@ class MovingSettings:
     """The values of this step.
 
     learn_rate, grad_clip (float | schedule): As in the config.
-    RAISES (ConfigError): A value is no number of at least 0. (ScheduleError): A schedule gives none.
+    RAISES (ConfigError): Not a number of at least 0. (ScheduleError): A schedule yields no such number.
 
-    Public: `schedules` (all that there are in [training.optimizer]), `step_count` (how often they moved).
+    Public: `schedules` (all of [training.optimizer]), `step_count` (how often they moved).
     """
 
     def __init__(self, learn_rate: FloatOrSchedule, grad_clip: FloatOrSchedule):
@@ -48,7 +46,7 @@ class MovingSettings:
         return self._values[name]
 
     def __setitem__(self, name: str, value: float) -> None:
-        """RAISES (ConfigError): It is no number of at least 0."""
+        """RAISES (ConfigError): Not a number of at least 0."""
         self._values[name] = check_number(name, value)
 
     def step(self) -> None:
@@ -59,7 +57,7 @@ class MovingSettings:
         self._read()
 
     def observe(self, scores: Mapping[str, Any]) -> None:
-        """Tell schedules that go by a score how the last evaluation went."""
+        """Pass the scores of an evaluation to the schedules that follow them."""
         self.schedules.observe(scores)
         self._read()
 
@@ -73,27 +71,27 @@ class MovingSettings:
         told = self.schedules.of_decay
         if not told:
             raise ScheduleError(
-                "Can't begin the decay of [training.optimizer]: expected a schedule that can be told to fall, found "
-                "none. Set learn_rate to thinc-torchopt.warmup_stable_decay.v1."
+                "Can't begin the decay of [training.optimizer]: expected a schedule that can decay, found none. Set "
+                "learn_rate to thinc-torchopt.warmup_stable_decay.v1."
             )
         begins = [schedule.begin_decay(decay_steps) for schedule in told]
         self._read()
         return any(begins)
 
-    def take_back_decay(self) -> None:
-        """Let schedules stay that were told to fall."""
+    def cancel_decay(self) -> None:
+        """As `TorchOptimizer.cancel_decay`."""
         for schedule in self.schedules.of_decay:
-            schedule.take_back_decay()
+            schedule.cancel_decay()
         self._read()
 
     @property
     def decay_is_over(self) -> bool:
-        """Whether schedules were told to fall, and all that were are down."""
+        """As `TorchOptimizer.decay_is_over`."""
         told = [schedule.source for schedule in self.schedules.of_decay if schedule.source.decay_was_told]
         return bool(told) and all(source.decay_is_over for source in told)
 
     def count_update(self) -> None:
-        """Note an update at these values, and warn when learning stands still."""
+        """Count an update at these values, and warn when learning stands still."""
         if self["learn_rate"] == 0.0 and "learn_rate" in self._moving:
             self._idle_updates += 1
             if self._idle_updates == IDLE_UPDATES:
@@ -115,12 +113,12 @@ class MovingSettings:
         return {"step": self.step_count, "settings": dict(self._values), "schedules": self.schedules.state_dict()}
 
     def load(self, values: Mapping[str, float], schedules: Mapping[str, Any], step: int) -> None:
-        """Go on where another run stood.
+        """Resume from a saved state.
 
-        values (Mapping[str, float]): Of that step.
-        schedules (Mapping[str, Any]): Their states.
-        step (int): How many steps it had made.
-        RAISES (StateError, ScheduleError): It had other schedules. Nothing has changed then.
+        values (Mapping[str, float]): The values at that step.
+        schedules (Mapping[str, Any]): The states of the schedules.
+        step (int): The number of steps made.
+        RAISES (StateError, ScheduleError): The state has other schedules. Nothing changes then.
         """
         self.schedules.load_state_dict(schedules, at_most=step)
         self.step_count, self._values = step, dict(values)

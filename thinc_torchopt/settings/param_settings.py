@@ -1,4 +1,4 @@
-"""What the settings say for one param."""
+"""The settings of one param."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..schedules import Schedule
 
 @dataclass(frozen=True)
 class ParamSettings:
-    """What holds for a param. Values may be schedules.
+    """The settings of a param. Values may be schedules.
 
-    blocks (tuple[str, ...]): The names of the blocks that it is from, e.g. ("encoder", "skip_decay").
-    algorithm (int): Which of the cascade's candidates.
+    blocks (tuple[str, ...]): The names of the blocks that match it, e.g. ("encoder", "skip_decay").
+    algorithm (int): The index of its candidate in the cascade.
     options (Mapping[str, Any]): All options of that algorithm.
     learn_rate (float | Schedule | None): None: the optimizer's.
     lr_scale (float | Schedule): From a block.
-    layer (int | None): Where rates decay by layers: which one it is in.
+    layer (int | None): Its layer, where rates decay by layers.
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
-    policy (NamedPolicy | None): What becomes of the learning rate from that step on.
-    apart (bool): No param with another label is put into the same group: its rate may come to differ.
-    joined_at (int | None): For params that came in mid-training: after how many updates.
+    policy (NamedPolicy | None): Sets the learning rate from that step on.
+    apart (bool): Share a group only with params of the same label: its rate may change on its own.
+    joined_at (int | None): The number of updates before it was added, if in mid-training.
     """
 
     blocks: tuple[str, ...]
@@ -44,18 +44,18 @@ class ParamSettings:
 
     @cached_property
     def label(self) -> str:
-        """What its group is called: "encoder+skip_decay", and with a layer "encoder+skip_decay/layer-3"."""
+        """The label of its group: "encoder+skip_decay", and with a layer "encoder+skip_decay/layer-3"."""
         label = "+".join(self.blocks)
         return label if self.layer is None else f"{label}/layer-{self.layer}"
 
     @property
     def names(self) -> set[str]:
-        """By what its group can be chosen: its label, and each of the blocks."""
+        """The names that select its group: its label, and each of its blocks."""
         return {self.label, *self.blocks}
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Equal for params that can be in one torch param group: numbers by value, schedules by identity."""
+        """Equal for params that can share a torch param group: numbers by value, schedules by identity."""
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)
         if self.policy is not None:
             return (

@@ -1,8 +1,7 @@
-"""What rules made of learning rates in the course of a training.
+"""Changes that rules made to learning rates during a training.
 
-A change is made to params, by the blocks that they are from: each has a factor, or a rate of its own. So it stays with
-a param that is frozen and thawed, grows, or gets another name. A param that comes later takes part in all changes of
-its blocks.
+A change belongs to the params of some blocks: each gets a factor, or a rate of its own. It stays with a param that is
+frozen and unfrozen, grows, or is renamed. A param that is added later gets all changes of its blocks.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ class RateChange:
     """One change.
 
     groups (tuple[str, ...]): Names of blocks or groups, or patterns over them.
-    factor (float): By which the rate is multiplied.
-    min_rate (float): A factor below 1 takes the rate no further down than that, if it was above.
-    rate (float | None): What the rate is from now on, instead.
+    factor (float): Multiplies the rate.
+    min_rate (float): A factor below 1 does not lower the rate below this.
+    rate (float | None): Replaces the rate from now on.
     """
 
     groups: tuple[str, ...]
@@ -32,11 +31,11 @@ class RateChange:
     rate: Optional[NotNegative] = None
 
     def matches(self, names: Collection[str]) -> bool:
-        """Whether it is for params with one of these names of blocks and groups."""
+        """Whether it applies to params with one of these names of blocks and groups."""
         return any(fnmatchcase(name, text) for name in names for text in self.groups)
 
     def apply_to(self, params: Iterable[Param], rate: float) -> None:
-        """Change params with equal settings. rate (float): The one that they would have at the next step."""
+        """Apply it to params with equal settings. rate (float): Their rate at the next step without it."""
         factor = self.factor
         if factor < 1.0:
             lowest = self.min_rate / rate if rate else 0.0
@@ -49,15 +48,13 @@ class RateChange:
 
 
 class RateChanges:
-    """All changes, in their order."""
+    """All changes, in order."""
 
     def __init__(self, changes: Iterable[RateChange] = ()):
         self._changes = list(changes)
 
     def add(self, change: RateChange) -> None:
-        """Note a change. Those that come to the same are noted together, so that there are few however often rules make
-        them.
-        """
+        """Add a change. Equivalent ones are merged, so the list stays short however often rules add some."""
         if change.rate is not None:
             self._changes = [before for before in self._changes if before.groups != change.groups]
         changes, self._changes = [*self._changes, change], []
@@ -70,7 +67,7 @@ class RateChanges:
                 self._changes[place] = replace(before, factor=before.factor * each.factor)
 
     def _place_for(self, groups: Sequence[str]) -> int | None:
-        """Where a factor for the same groups stands, with only factors behind it, which come in any order."""
+        """The index of a factor for the same groups that is followed by factors only, whose order does not matter."""
         for place, before in reversed(list(enumerate(self._changes))):
             if before.rate is not None or before.min_rate:
                 return None
@@ -79,7 +76,7 @@ class RateChanges:
         return None
 
     def matching(self, names: Collection[str]) -> Iterable[RateChange]:
-        """Those for params with one of these names."""
+        """The changes for params with one of these names."""
         return [change for change in self._changes if change.matches(names)]
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -1,14 +1,13 @@
-"""Where a learning rate comes from.
+"""How a learning rate is computed.
 
     learn_rate of a block, or of the optimizer; either may be a schedule
     -> the policy of a block
     x lr_scale of a block
-    x [training.optimizer.layer_decay]
-    -> the warm-up of params that came in mid-training
-    x what rules, and rates of others that were adopted, made of it; or the rate that replaces it
-    x the scale of the whole run, after a rollback: see learn_rate/writer.py, which writes the result
+    x [training.optimizer.layer_decay] -> the warm-up of params added in mid-training x the changes by rules, and by
+    other code if adopted; or the rate that replaces it x the scale of the whole run, after a rollback: see
+    learn_rate/writer.py, which writes the result
 
-The first four are the same for all params with equal settings, the last but one for all of a group.
+The first four depend on the settings alone, the fifth and sixth on the group.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from .param_settings import ParamSettings
 
 
 class Rates:
-    """The rates that settings come to.
+    """Computes the rates of params from their settings.
 
     default (Callable): The learning rate of params without one of their own.
-    step (Callable): The step that comes.
+    step (Callable): The next step.
     """
 
     def __init__(self, default: Callable[[], float], step: Callable[[], int]):
@@ -34,7 +33,7 @@ class Rates:
         self._policies: dict[NamedPolicy, Policy] = {}
 
     def policy_of(self, settings: ParamSettings) -> Policy | None:
-        """The policy in the settings, as it stands in this run: one for all params that share it."""
+        """The policy in the settings, in its form for this run: one for all params that share it."""
         wanted = settings.policy
         if wanted is None:
             return None
@@ -44,14 +43,14 @@ class Rates:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """All policies that were asked for, by the config paths of their blocks."""
+        """All policies in use, by the config paths of their blocks."""
         return {wanted.where: policy for wanted, policy in self._policies.items()}
 
     def check_metrics(self, scores: Collection[str]) -> None:
-        """Check that policies go by a metric that there is: the loss of each step, or a score of the evaluation.
+        """Check that the metrics of policies exist: the loss of each step, or a score of the evaluation.
 
         scores (Collection[str]): The names of all scores.
-        RAISES (ConfigError): One does not.
+        RAISES (ConfigError): A metric does not exist.
         """
         for where, policy in self.policies.items():
             metric = getattr(source_of(policy), "metric", "loss")
@@ -62,13 +61,13 @@ class Rates:
                 )
 
     def policy_step(self, settings: ParamSettings) -> int:
-        """How many steps params were trained for, or could have been."""
+        """For how many steps the params were trained, or could have been."""
         return int(max(0, self._step() - settings.frozen_until))
 
     def at_next_step(self, settings: ParamSettings, updates: int = 0) -> float:
-        """The rate of params with these settings, up to the warm-up of new ones.
+        """The rate of params with these settings, before the warm-up of new ones.
 
-        updates (int): How many of these they had.
+        updates (int): Their updates so far.
         """
         rate = self.default() if settings.learn_rate is None else current(settings.learn_rate)
         policy = self.policy_of(settings)

@@ -1,7 +1,7 @@
-"""The state of an optimizer by lasting names, and folders of tensors that are whole or not there.
+"""The state of an optimizer by lasting names, and folders of tensors that are either complete or absent.
 
-Open forms.py first: what a saved state consists of. by_name.py collects and restores it, match.py fits it to a pipeline
-that has changed, preserve.py does the same for a bare torch loop, files.py and trees.py write and read it.
+Open forms.py first: the parts of a saved state. by_name.py collects and restores it, match.py fits it to a changed
+pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and read it.
 """
 
 from . import by_name, match
@@ -19,7 +19,7 @@ from .files import (
 )
 from .forms import VERSION, WHAT, SavedParam, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
-from .trees import in_main_memory, put_together, take_apart
+from .trees import flatten, in_main_memory, unflatten
 
 __all__ = [
     "MANIFEST",
@@ -34,13 +34,13 @@ __all__ = [
     "check_folder",
     "clear_leftovers",
     "crc32_of",
+    "flatten",
     "in_main_memory",
     "match",
     "preserve_optimizer_state",
-    "put_together",
     "read_folder",
     "replacing",
-    "take_apart",
+    "unflatten",
     "write_folder",
     "write_text",
 ]

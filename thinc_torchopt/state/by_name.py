@@ -1,4 +1,4 @@
-"""The state of an optimizer by lasting names: what another process needs to go on exactly where this one stood.
+"""The state of an optimizer by lasting names, to resume exactly in another process.
 
 A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes it. Loading checks everything first.
 """
@@ -24,15 +24,15 @@ from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy, SavedState
 
 OnGrowth = Literal["mean", "zero"]
 
-# They say how torch computes, and not what.
+# Options that change how torch computes, but not the result.
 _SWITCHES = ("fused", "foreach", "capturable", "differentiable")
 _OURS = __name__.partition(".")[0]
 
 
 def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
-    """What is kept of params, param groups, policies, algorithms and gradient scalers. Tensors are shared.
+    """Collect the state of params, param groups, policies, algorithms and gradient scalers. Tensors are shared.
 
-    shims (Iterable[tuple[str, Shim]]): All of the pipeline, with their paths.
+    shims (Iterable[tuple[str, Shim]]): All shims of the pipeline, with their paths.
     """
     return {
         "params": _collect_params(params),
@@ -44,18 +44,18 @@ def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim
 
 
 def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: OnGrowth | None) -> None:
-    """Give params, param groups, policies and algorithms what was kept of them.
+    """Restore the state of params, param groups, policies and algorithms.
 
-    params (Sequence[Param]): Those that were there.
-    on_growth ("mean" | "zero" | None): The pipeline has changed since: what new cells get where a param has grown.
-        None: all is as it was.
-    RAISES (StateError): The state is of other params, or damaged. Nothing was restored then but the ids of groups.
+    params (Sequence[Param]): The params with saved state.
+    on_growth ("mean" | "zero" | None): For a pipeline that has changed since: how to fill new cells of params that have
+        grown. None: nothing has changed.
+    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the ids of groups.
     """
     may_grow = on_growth is not None
     plan.keep_apart({id: part.params for id, part in saved.groups.items()})
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
-    plan.take_ids(origins)
+    plan.restore_ids(origins)
     _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
     _check_groups(origins, saved.groups)
     _check_param_states(params, saved.params)
@@ -68,9 +68,9 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
 
 
 def roll_back(plan: Plan, params: Iterable[Param], saved: SavedState) -> None:
-    """As `restore`, of this run: without learning rates and policies. `check_params` comes before.
+    """As `restore`, for this run: without learning rates and policies. Call `check_params` first.
 
-    params (Iterable[Param]): Those that were trained then, and are now.
+    params (Iterable[Param]): Params that were trained then, and are now.
     """
     _restore_params(params, saved.params)
     origins = _origins_of(plan, saved.groups)
@@ -98,11 +98,11 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
-    """Give params their states in torch. RAISES (StateError): A param has grown, and its state can't."""
+    """Restore the states of params in torch. RAISES (StateError): A param has grown, and its state can't."""
     for param in params:
         found = saved[param.name]
         if param.group is not None:
-            param.group.owner.states.take(
+            param.group.owner.states.put(
                 param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth
             )
 
@@ -124,7 +124,7 @@ def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _options_of(group: Group) -> dict[str, Any]:
-    """Those that are saved: numbers, texts, and tuples of such, as lists."""
+    """The saved options: numbers, texts, and tuples of these, as lists."""
     options = {
         name: list(value) if isinstance(value := group.entry[name], tuple) else value
         for name in group.settings.options
@@ -135,7 +135,7 @@ def _options_of(group: Group) -> dict[str, Any]:
 
 
 def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
-    """Warn of groups whose options are others than when they were saved."""
+    """Warn of groups whose options have changed since the state was saved."""
     for group, group_id in origins.items():
         here, there = _options_of(group), saved[group_id].options
         changed = [f"{name} is {here[name]!r}, was {there[name]!r}" for name in here if here[name] != there.get(name)]
@@ -143,14 +143,14 @@ def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGrou
             warnings.warn(
                 CheckpointWarning(
                     f"Param group '{group.id}' has other options than when its state was saved: {'; '.join(changed)}. "
-                    "Those of the config are used."
+                    "The options in the config are used."
                 ),
                 stacklevel=5,
             )
 
 
 def _origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
-    """The id of the saved group from which most params of a group are, if they are from any."""
+    """The id of the saved group that had most params of each group, if any."""
     by_name = {name: group_id for group_id, part in saved.items() for name in part.params}
     origins: dict[Group, str] = {}
     for group in groups.groups:
@@ -160,12 +160,12 @@ def _origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, st
 
 
 def _restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup], *, with_rates: bool = True) -> None:
-    """Give param groups what was kept of those from which they are."""
+    """Restore the state of param groups from their saved groups."""
     for group, group_id in origins.items():
         part = saved[group_id]
         if with_rates:
             group.watched.rate, group.watched.applied_rate = part.rate, part.applied_rate
-        # torch's own classes keep nothing there but switches of theirs, which are those of this torch.
+        # torch's own classes keep only switches there, which are those of this torch.
         is_kept = not type(group.owner.optimizer).__module__.startswith("torch.optim")
         for name, value in part.state.items() if is_kept else ():
             group.entry[name] = value.clone() if isinstance(value, torch.Tensor) else value
@@ -177,8 +177,8 @@ def _restore_algorithms(
     origins: Mapping[Group, str],
     saved_groups: Mapping[str, SavedGroup],
 ) -> None:
-    """Give algorithms what they kept beside params and groups. Those of params that are gone are passed over."""
-    # The block of an algorithm may have had another name then.
+    """Restore the state of algorithms beside params and groups. State of removed algorithms is ignored."""
+    # The block of an algorithm may have been renamed.
     paths = {group.owner.name: saved_groups[group_id].path for group, group_id in origins.items()}
     for algorithm in groups.algorithms:
         path = paths.get(algorithm.name, algorithm.name)
@@ -187,7 +187,7 @@ def _restore_algorithms(
 
 
 def _collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
-    """Those that have a state, by the config paths of their blocks."""
+    """The states of policies, by the config paths of their blocks."""
     return {
         where: {"kind": kind_of(policy), "state": source_of(policy).state_dict()}
         for where, policy in groups.policies.items()
@@ -196,7 +196,7 @@ def _collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow: bool = False) -> None:
-    """Let policies go on. may_grow (bool): There may be others."""
+    """Restore policies. may_grow (bool): Other policies are allowed."""
     here = _collect_policies(groups)
     if not may_grow:
         check_names(saved, here, WHAT, "policies")
@@ -219,7 +219,7 @@ def _collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, A
 
 
 def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """RAISES (StateError): Saved states are not such as gradient scalers have."""
+    """RAISES (StateError): Not the states of gradient scalers."""
     here = _collect_scalers(shims)
     for path in here.keys() & saved.keys():
         where = f"grad_scalers/{path}"
@@ -230,9 +230,7 @@ def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping
 
 
 def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give gradient scalers their states. `check_scalers` comes before. Those of models that have none are passed
-    over.
-    """
+    """Restore gradient scalers. Call `check_scalers` first. States of models without a scaler are ignored."""
     shims = list(shims)
     here = _collect_scalers(shims)
     for path, shim in shims:
@@ -242,9 +240,9 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
 
 
 def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, may_grow: bool = False) -> None:
-    """Check that a saved state is one of these params. may_grow (bool): Their shapes may be others.
+    """Check that a saved state is of these params. may_grow (bool): Their shapes may differ.
 
-    RAISES (StateError): Params are missing or unexpected, or have another shape. All of them are named.
+    RAISES (StateError): Params are missing, unexpected, or of another shape. The error names all of them.
     """
     by_name = {param.name: param for param in params}
     missing, unexpected = sorted(by_name.keys() - saved.keys()), sorted(saved.keys() - by_name.keys())
@@ -277,21 +275,21 @@ def _check_settings(
     *,
     may_grow: bool = False,
 ) -> None:
-    """Check that params are optimized by the same algorithm, and are together as before unless blocks may be others."""
+    """Check that the same algorithms optimize the params, in the same groups unless blocks may have changed."""
     there = {name: part.algorithm for part in saved_groups.values() for name in part.params}
     here = {param.name: param.group.owner.algorithm.label for param in params if param.group is not None}
     changed = [name for name in here if there.get(name, here[name]) != here[name]]
     if changed:
         of_here, of_there = (", ".join(sorted({str(found[name]) for name in changed})) for found in (here, there))
         raise StateError(
-            f"Can't load the state of the optimizer: expected that of {of_here}, found that of {of_there}. "
+            f"Can't load the state of the optimizer: expected the state of {of_here}, found the state of {of_there}. "
             f"[training.optimizer.algorithm] has changed since it was saved, or that of a param group (for "
             f"'{changed[0]}'). Change it back, or start with a new optimizer."
         )
     if may_grow:
         return
     labels = {param.name: param.settings.label for param in params}
-    # Blocks may have other names, if the same params are together.
+    # Blocks may be renamed, if the same params are together.
     new_labels = {saved[name].label: label for name, label in sorted(labels.items(), reverse=True)}
     old_labels = {label: saved[name].label for name, label in sorted(labels.items(), reverse=True)}
     moved = sorted(
@@ -314,7 +312,7 @@ def _check_settings(
 
 
 def _check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
-    """Check that saved param groups have what algorithms keep there."""
+    """Check that saved param groups have the algorithms' own values."""
     for group, group_id in origins.items():
         kept, of_group = group.state, saved[group_id].state
         wrong = [
@@ -324,15 +322,15 @@ def _check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup])
         ]
         if wrong:
             raise StateError(
-                f"Can't load the state of param group '{group_id}': expected what {group.owner.algorithm.label} keeps "
-                f"there, found {', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. It is damaged, or of "
-                "another version of the algorithm."
+                f"Can't load the state of param group '{group_id}': expected the values of "
+                f"{group.owner.algorithm.label}, found {', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. "
+                "It is damaged, or of another version of the algorithm."
             )
 
 
 def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
-    """Check that there is what the algorithm keeps of each param with the options that it has now, in the right form:
-    or else the next step would fail.
+    """Check that each param has the state that its algorithm needs with its current options: otherwise the next step
+    would fail.
     """
     examples: dict[tuple[int, int], dict[str, Any]] = {}
     for param in params:
@@ -345,22 +343,22 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
             examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
         example, label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
-            # torch makes the buffer in the first step with momentum, which may be yet to come.
+            # torch makes the buffer in the first step with momentum.
             example = {name: value for name, value in example.items() if name in found.state}
         missing = sorted(example.keys() - found.state.keys())
         if missing:
             raise StateError(
-                f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with the "
-                f"options that it has now, found {sorted(found.state)}. The options have changed since it was "
-                "saved. Change them back, or start with a new optimizer."
+                f"Can't load the state of param '{param.name}': expected {missing}, which {label} keeps with its "
+                f"current options, found {sorted(found.state)}. The options have changed since it was saved. Change "
+                "them back, or start with a new optimizer."
             )
-        # What other libraries keep may have a form that depends on the sizes: a projection to a low rank, for example.
+        # The form of other libraries' state may depend on sizes: a projection to a low rank, for example.
         is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
         for name, expected in example.items() if is_known else ():
             if not _has_form_of(found.state[name], expected, found.shape):
                 raise StateError(
-                    f"Can't load the state of param '{param.name}': expected '{name}' as {label} keeps it of a param "
-                    f"of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
+                    f"Can't load the state of param '{param.name}': expected '{name}' in the form of {label} for a "
+                    f"param of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
                     f"another version of {label}."
                 )
 
@@ -374,9 +372,7 @@ def _dtype_of(found: SavedParam) -> torch.dtype:
 
 
 def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
-    """Whether a value can be the state of a param of a shape as the example is that of one whose dimensions are all of
-    size 2.
-    """
+    """Whether a value can be the state of a param of this shape. The example's param has size 2 in all dimensions."""
     if isinstance(example, int):
         return type(value) is type(example) and value >= 0  # a number of steps, or a flag
     if not isinstance(example, torch.Tensor):
@@ -393,8 +389,8 @@ def _describe(value: Any) -> str:
 
 
 def _is_like(value: Any, expected: Any) -> bool:
-    """Whether a value is of the kind of another: a tensor of the same shape and dtype, a number, or the same type.
-    None: any may come.
+    """Whether a value is like another: a tensor of the same shape and dtype, a number, or of the same type. None:
+    anything is.
     """
     if expected is None:
         return True

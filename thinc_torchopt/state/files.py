@@ -1,8 +1,8 @@
-"""Files that are complete or absent: tensors as safetensors, everything else as JSON, in one folder with a checksum of
+"""Files that are either complete or absent: tensors as safetensors, the rest as JSON, in a folder with a checksum of
 each file.
 
-Whatever is written, a folder or a file, is written under a temporary name, synced to the disk, and put in its place at
-once: see `replacing`. Reading runs no code: what is not as it was written is refused.
+Files and folders are written under a temporary name, synced to the disk, and then renamed: see `replacing`. Reading
+runs no code, and refuses files that have changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..errors import StateError
-from .trees import put_together, take_apart
+from .trees import flatten, unflatten
 
 TENSORS = "tensors.safetensors"
 VALUES = "values.json"
 MANIFEST = "manifest.json"
-# What the name begins with of what is not finished, and of what was moved away to make room for it.
+# Prefixes of unfinished files, and of replaced ones.
 _UNFINISHED = ".unfinished-"
 _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
@@ -37,14 +37,14 @@ _LARGEST_MANIFEST = 100_000
 
 
 def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write a tree of values and tensors. If the path is there already, it is replaced.
+    """Write a tree of values and tensors. An existing folder is replaced.
 
-    path (Path): The folder. Its parents are made.
-    tree (Mapping): What trees.py can take apart.
-    RAISES (OSError): The disk is full, or the folder can't be written. Then all is as before. (StateError): There is
-        something in the tree that can't be written.
+    path (Path): The folder. Its parents are created.
+    tree (Mapping): A tree for `trees.flatten`.
+    RAISES (OSError): The disk is full, or the folder can't be written. Nothing changes then. (StateError): The tree has
+        a value that can't be written.
     """
-    values, tensors = take_apart(tree)
+    values, tensors = flatten(tree)
     with replacing(path) as unfinished:
         unfinished.mkdir()
         try:
@@ -63,17 +63,17 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file with its line endings as they are. If it is there already, it is replaced.
+    """Write a file with its line endings unchanged. An existing file is replaced.
 
-    path (Path): The file, or a link to it. Its parents are made.
-    RAISES (OSError): It can't be written. Then all is as before.
+    path (Path): The file, or a link to it. Its parents are created.
+    RAISES (OSError): It can't be written. Nothing changes then.
     """
     with replacing(path) as unfinished, unfinished.open("w", encoding="utf8", newline="") as file:
         file.write(text)
 
 
 def read_folder(path: Path) -> dict[str, Any]:
-    """Read what `write_folder` wrote.
+    """Read a folder of `write_folder`.
 
     RETURNS (dict): The tree. Its tensors are read from the file when they are used: copy them.
     RAISES (StateError): There is no such folder, or it is damaged.
@@ -81,19 +81,19 @@ def read_folder(path: Path) -> dict[str, Any]:
     check_folder(path)
     try:
         with safe_open(path / TENSORS, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        tree = put_together(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        tree = unflatten(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _damaged(path, f"what this package writes, found {type(error).__name__}: {error}") from error
+        raise _damaged(path, f"files of this package, found {type(error).__name__}: {error}") from error
     if not isinstance(tree, dict):
         raise _damaged(path, f"a dict, found {type(tree).__name__}")
     return tree
 
 
 def check_folder(path: Path, *, only_sizes: bool = False) -> None:
-    """Check that a folder is as it was written. only_sizes (bool): Don't read the files, which may take long.
+    """Check that a folder is complete and unchanged. only_sizes (bool): Don't read the files, which may take long.
 
-    RAISES (StateError): It is not there, or damaged.
+    RAISES (StateError): It does not exist, or is damaged.
     """
     put_back(path)
     if not path.is_dir():
@@ -106,7 +106,7 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf8"))
         files, crc32 = manifest["files"], manifest["crc32"]
         if zlib.crc32(json.dumps(files, sort_keys=True).encode("utf8")) != crc32 or set(files) != {TENSORS, VALUES}:
-            raise _damaged(path, f"{MANIFEST} to match its own checksum, found another")
+            raise _damaged(path, f"{MANIFEST} to match its own checksum, found another checksum")
         for name, expected in files.items():
             size = (path / name).stat().st_size
             if size != expected["bytes"] or (not only_sizes and (crc32 := crc32_of(path / name)) != expected["crc32"]):
@@ -121,9 +121,7 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """RAISES (StateError): There is something that is no file, and that might be read from for ever, as a pipe or a
-    device.
-    """
+    """RAISES (StateError): Not a file, but for example a pipe or a device, which could block for ever."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -152,15 +150,15 @@ def crc32_of(path: Path) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file or a folder whole or not at all: inside, to the path that this gives, where there is nothing yet.
+    """Write a file or a folder completely or not at all: write to the yielded path, where nothing exists yet.
 
-    Afterwards it is synced to the disk, and takes the place of what is at `path`, which is there at any moment, old or
-    new, also if the process is killed. (Where a system or a disk can't exchange two folders there is a moment between
-    two renames; what was there is put back by whoever reads it next, or clears up.) A file keeps the permissions of the
-    one that it replaces.
+    Afterwards it is synced to the disk, and replaces the content of `path`. At any moment either the old or the new
+    content is there, even if the process is killed. (Where the system or the disk can't exchange two folders, there is
+    a gap between two renames; the next reader or clean-up puts the old content back.) A file keeps the permissions of
+    the old one.
 
-    path (Path): A folder, a file, or a link to a file. Its parents are made.
-    RAISES (OSError): It can't be written. Then all is as before, as after any other error inside.
+    path (Path): A folder, a file, or a link to a file. Its parents are created.
+    RAISES (OSError): It can't be written. Nothing changes then, nor after any other error inside.
     """
     if not path.is_dir():
         path = path.resolve()
@@ -177,11 +175,11 @@ def replacing(path: Path) -> Iterator[Path]:
         _put_in_place(unfinished, path)
         _sync(path.parent)
     finally:
-        _remove(unfinished)  # or what was there before
+        _remove(unfinished)  # or the old content
 
 
 def put_back(path: Path) -> None:
-    """If there is nothing at a path, put back what a killed process was about to replace there."""
+    """If a path is empty, put back the content that a killed process was about to replace."""
     if not os.path.lexists(path):
         for old in path.parent.glob(f"{_OLD}*"):
             if _name_of(old) == path.name:
@@ -190,9 +188,11 @@ def put_back(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes did not finish in a folder; and put back what they were about to replace.
+    """Remove unfinished files of killed processes from a folder, and put back the content that they were about to
+    replace.
 
-    name (str | None): Only of the file or folder of this name. None: of all, so no other process must be writing there.
+    name (str | None): Only for the file or folder of this name. None: for all, so no other process may be writing
+        there.
     """
     for leftover in folder.glob(f"{_UNFINISHED}*"):
         if name in (None, _name_of(leftover)):
@@ -202,13 +202,13 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def _name_of(leftover: Path) -> str:
-    """What it was to be called, or was called."""
+    """The intended or earlier name of a leftover."""
     prefix = next(prefix for prefix in (_NEW, _OLD, _UNFINISHED) if leftover.name.startswith(prefix))
     return leftover.name.removeprefix(prefix).rpartition("-")[0]
 
 
 def _put_in_place(new: Path, path: Path) -> None:
-    """Afterwards what was at `path` is at `new`, or removed."""
+    """Move `new` to `path`. The old content is then at `new`, or removed."""
     if not path.is_dir():
         os.replace(new, path)
     elif not _exchange(new, path):
@@ -223,7 +223,7 @@ def _put_in_place(new: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange what is at two paths, at once. RETURNS (bool): The system, and the disk, can do that."""
+    """Exchange two paths at once. RETURNS (bool): False: the system or the disk can't do that."""
     if sys.platform != "linux":
         return False
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)

@@ -1,4 +1,4 @@
-"""The form of an optimizer's saved state: see schema.py. Params, and what belongs to them, go by lasting names."""
+"""The form of an optimizer's saved state: see schema.py. Params have lasting names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ WHAT = "the state of the optimizer"
 class SavedParam:
     """One param.
 
-    shim (str | None): The name under which a shim with a store of its own calls its optimizer.
-    updates (int): How many it had.
-    joined_at, rate_factor, held_rate, frozen_until: As in `Param`. label: Of its settings.
-    state (dict): What torch keeps of it.
+    shim (str | None): The name in the calls of a shim with its own store.
+    updates (int): The number of its updates.
+    joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
+    label: Of its settings.
+    state (dict): torch's state of it.
     """
 
     shape: list[Count]
@@ -40,10 +41,10 @@ class SavedParam:
 class SavedGroup:
     """One param group.
 
-    algorithm, path (str): What optimizes it, and its config path.
+    algorithm, path (str): Its algorithm, and the config path of that.
     params (list[str]): Their names.
-    options (dict): Its options that nothing moves, but for switches that depend on the machine.
-    state (dict): What the algorithm keeps in it.
+    options (dict): Its options that no schedule moves, without switches that depend on the machine.
+    state (dict): The algorithm's own values in it.
     rate, applied_rate (float): The last ones, without and with the scale of the run.
     """
 
@@ -58,7 +59,7 @@ class SavedGroup:
 
 @dataclass
 class SavedPolicy:
-    """The policy of a block that keeps a state. kind (str): What it is called."""
+    """The policy of a block that keeps a state. kind (str): Its name."""
 
     kind: str
     state: Any
@@ -74,12 +75,13 @@ class SavedSettings:
 
 @dataclass
 class SavedState:
-    """All of it.
+    """The whole state.
 
     step (int): Of the schedules.
-    params, groups: By name, and by id. Params stand in the order in which they were first seen.
-    policies: By the config path of the block. algorithms: What they keep beside params and groups, by config path.
-    averages, grad_scalers (by the path of the shim), guard, schedules: As those who have them write them.
+    params, groups: By name, and by id. Params are in the order in which they were added.
+    policies: By the config path of the block.
+    algorithms: Their state beside params and groups, by config path. averages, grad_scalers (by the path of the shim),
+    guard, schedules: In the forms of their owners.
     """
 
     version: int

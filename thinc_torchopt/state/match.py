@@ -1,7 +1,7 @@
-"""A saved state and a pipeline that is another one: components were added, removed, renamed or frozen since.
+"""Fit a saved state to a pipeline whose components were added, removed, renamed or frozen since.
 
-What became of them between two processes is what becomes of them within one: the state of what is gone goes, what is
-new begins anew, and what has another name goes on.
+Changes between two processes have the same effect as within one: state of removed params is dropped, new params begin
+anew, and renamed params keep their state.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from .forms import SavedState
 
 
 def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
-    """New names by old ones as they stand in names of params. Components may be given as the user calls them."""
+    """New names by old ones, escaped as in names of params. Components may be given by their unescaped names."""
     return {_as_path(old): _as_path(new) for old, new in renamed.items()}
 
 
 def rename(saved: SavedState, paths: Mapping[str, str]) -> SavedState:
-    """A state with other names.
+    """Rename params in a state.
 
-    saved (SavedState): It stays as it is.
-    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of anything below which params
-        are, up to a whole name.
-    RAISES (ConfigError): There is no such name, or two would become one.
+    saved (SavedState): It is not changed.
+    paths (Mapping[str, str]): From `as_paths`: new names by old ones, of components, or of any prefix of names up to a
+        whole name.
+    RAISES (ConfigError): An unknown name, or two names would become one.
     """
     new = {name: _renamed(name, paths) for name in saved.params}
     for old in paths:
         if not any(_is_below(name, old) for name in new):
             raise ConfigError(
-                f"Can't rename '{old}' in the state of the optimizer: expected the name of a component or a param, "
-                f"found it nowhere. There are: {', '.join(_components(new))}."
+                f"Can't rename '{old}' in the state of the optimizer: there is no component or param of that name. The "
+                f"components are: {', '.join(_components(new))}."
             )
     if len(set(new.values())) != len(new):
         twice = [name for name, count in Counter(new.values()).items() if count > 1]
@@ -66,15 +66,15 @@ def rename(saved: SavedState, paths: Mapping[str, str]) -> SavedState:
 def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) -> tuple[SavedState, str]:
     """Select the part of a state that belongs to these params.
 
-    saved (SavedState): It stays as it is.
-    params (Collection[Param]): All of the pipeline.
-    paths (Collection[str]): Of its shims.
-    RETURNS (tuple[SavedState, str]): The state of those that are in both; and what was dropped, and begins anew, in
-        words; empty if nothing.
+    saved (SavedState): It is not changed.
+    params (Collection[Param]): All params of the pipeline.
+    paths (Collection[str]): The paths of its shims.
+    RETURNS (tuple[SavedState, str]): The state of params in both, and a description of dropped and new params; empty if
+        there are none.
     """
     trained = {param.name for param in params if param.group is not None}
     kept = {param.name for param in params} & saved.params.keys()
-    # Of a param that is frozen now there is nothing to keep.
+    # Params that are frozen now have no state.
     dropped = [
         name for name, found in saved.params.items() if name not in kept or (name not in trained and found.state)
     ]
@@ -141,7 +141,7 @@ def _is_buffer_of(name: str, paths: Collection[str]) -> bool:
 
 
 def _renamed(name: str, paths: Mapping[str, str]) -> str:
-    """A name, or that of a buffer, with the longest path that is renamed exchanged."""
+    """A name, or a buffer's, with the longest renamed prefix replaced."""
     mark = "buffer:" if name.startswith("buffer:") else ""
     own = name.removeprefix(mark)
     for old in sorted(paths, key=len, reverse=True):

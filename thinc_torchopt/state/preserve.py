@@ -1,7 +1,6 @@
-"""Optimizers that go on when their model grows, shrinks or is built anew: who gets whose state.
+"""Keep the state of an optimizer when its model grows, shrinks or is rebuilt: match old and new params.
 
-What then becomes of the state of one param is in state_fit.py. The method is Tolaria's dynamic optimizer state
-preservation.
+state_fit.py then fits the state of each param. The method is Tolaria's dynamic optimizer state preservation.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from ..learn_rate import LearnRateController, driver_of, warn_of_steps_without
 
 @dataclass(frozen=True)
 class StateMapping:
-    """Whose state a param gets.
+    """The source of a param's state.
 
-    old (str | None): Name of the param in the old model. None: none, it starts with fresh state.
+    old (str | None): Name of the param in the old model. None: it starts with fresh state.
     new (str): Name of the param in the new model.
-    kind (Kind | None): What becomes of the state. None: found from the shapes.
+    kind (Kind | None): How to fit the state. None: found from the shapes.
     """
 
     old: str | None
@@ -43,29 +42,28 @@ def preserve_optimizer_state(
     on_growth: Fill = "mean",
     controller: LearnRateController | None = None,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer that goes on with a new model where another stood with the old one.
+    """Make an optimizer for a new model, with the state of an optimizer for the old one.
 
-    Params are matched by name; the shapes tell what becomes of their state. A param that is new to the model joins the
-    group of its nearest relative in the old one, with fresh state; params that did not learn, or that another optimizer
-    trained, stay out. Groups keep their order and options. State of params that are gone goes.
+    Params are matched by name; their shapes decide how the state is fitted. A new param joins the group of its nearest
+    relative in the old model, with fresh state; params that were not trained, or by another optimizer, stay out. Groups
+    keep their order and options. State of removed params is dropped.
 
-    State of params of the same shape is not copied: it is the new optimizer's, give up the old one. If anything is
-    wrong, an error says so, and the old optimizer is as it was. Hooks and learning rate schedulers stay with the old
-    one.
+    State of params of the same shape is not copied: don't use the old optimizer any more. After an error it is
+    unchanged. Hooks and learning rate schedulers stay with the old optimizer.
 
-    optimizer (torch.optim.Optimizer): The one that trained the old model. Any that steps param by param, so not LBFGS.
-    new_model (torch.nn.Module): The model that is trained from now on, on its device.
+    optimizer (torch.optim.Optimizer): The optimizer of the old model. Any that steps param by param, so not LBFGS.
+    new_model (torch.nn.Module): The model to train from now on, on its device.
     old_model (torch.nn.Module | Mapping[str, Tensor]): The model that the optimizer trained, or, if it was changed in
         place, `dict(model.named_parameters())` from before the change.
-    mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params of another name or kind; a dict is of new
-        names and old ones. Params that are not named there are matched as always.
-    on_growth (Fill): What new cells get: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
-    controller (LearnRateController | None): Drives the new one from now on where it drove the old one: see its
-        `replace_optimizer`. If one drives the old one and is not told, the first step of the new one is a warning.
-    RETURNS (torch.optim.Optimizer): A new one, of the same class.
+    mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params with another name or kind; a dict has new
+        names as keys and old ones as values. All other params are matched by name.
+    on_growth (Fill): How to fill new cells: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
+    controller (LearnRateController | None): The controller of the old optimizer drives the new one from now on: see its
+        `replace_optimizer`. Without it, the first step of the new optimizer gives a warning if the old one has a
+        controller.
+    RETURNS (torch.optim.Optimizer): A new optimizer of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or
-        a state is not
-        finite. (ConfigError): The controller does not know the optimizer.
+        a state is not finite. (ConfigError): The controller does not know the optimizer.
     """
     started = 0.0 if controller is None else controller.guards.timer()
     check_on_growth(on_growth)
@@ -77,7 +75,7 @@ def preserve_optimizer_state(
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     with torch.no_grad():
-        # One param after the other: what was just made is in the cache.
+        # One param at a time: its new state is still in the cache.
         check_states(type(optimizer), _fit_all(optimizer, members, on_growth, state))
     groups = []
     for i, group in enumerate(optimizer.param_groups):
@@ -101,9 +99,9 @@ def preserve_optimizer_state(
 class _Member:
     """A param of the new optimizer.
 
-    old (Tensor | None): The param whose state it gets. None: none.
+    old (Tensor | None): The param that it gets its state from.
     group (int): Index of its group.
-    place (float): Its place there, or that of the param whose state it gets.
+    place (float): Its place there, or the place of the old param.
     """
 
     name: str
@@ -115,22 +113,22 @@ class _Member:
 
 
 def _names(model: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All names of all params: one that stands in several places has several."""
+    """All names of all params: a param that is used in several places has several."""
     return dict(model) if isinstance(model, Mapping) else dict(model.named_parameters(remove_duplicate=False))
 
 
 def _match(
     optimizer: torch.optim.Optimizer, new: dict[str, Tensor], old: dict[str, Tensor], mappings: Any
 ) -> list[_Member]:
-    """Who will be in the optimizer, in order."""
+    """The params of the new optimizer, in order."""
     places = {
         id(param): (i, k) for i, group in enumerate(optimizer.param_groups) for k, param in enumerate(group["params"])
     }
     if not any(id(param) in places for param in old.values()):
         raise StateError(
-            f"Can't keep the state of {type(optimizer).__name__}: expected it to train params of the old model, found "
-            f"none of its {len(old)} there. Give the model itself, not a copy; if it was changed in place, "
-            "dict(model.named_parameters()) from before."
+            f"Can't keep the state of {type(optimizer).__name__}: it trains none of the {len(old)} params of the old "
+            "model. Give the model itself, not a copy; if it was changed in place, dict(model.named_parameters()) "
+            "from before."
         )
     wanted = _read_mappings(mappings, new, old)
     relatives = _index_relatives(old, places)
@@ -152,7 +150,7 @@ def _match(
 def _fit_all(
     optimizer: torch.optim.Optimizer, members: list[_Member], on_growth: Fill, state: dict[Tensor, dict[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any], Tensor]]:
-    """Put the state of each param into `state`, and yield it, as `check_states` takes it."""
+    """Put the state of each param into `state`, and yield it for `check_states`."""
     taken: set[int] = set()
     for member in members:
         group = optimizer.param_groups[member.group]
@@ -186,16 +184,15 @@ def _find(
     old: Mapping[str, Tensor],
     places: Mapping[int, tuple[int, int]],
 ) -> StateMapping | None:
-    """Whose state a param gets. RETURNS (StateMapping | None): None: it was there before, and this optimizer did not
-    train it.
+    """The source of a param's state. RETURNS (StateMapping | None): None: the param is old, and was not trained by this
+    optimizer.
     """
     for name in aliases:
         if name in wanted:
             mapping = wanted[name]
             if mapping.old is not None and id(old[mapping.old]) not in places:
                 raise StateError(
-                    f"Can't map param '{mapping.old}' to '{name}': expected it to be in the optimizer, found it in "
-                    "none of its groups."
+                    f"Can't map param '{mapping.old}' to '{name}': the optimizer does not have it in any of its groups."
                 )
             return mapping
     known = [name for name in aliases if name in old]
@@ -206,26 +203,26 @@ def _find(
 
 
 def _index_relatives(old: Mapping[str, Tensor], places: Mapping[int, tuple[int, int]]) -> dict[Any, int | None]:
-    """By module and last name part (weight, bias, ..., or "" for any): the group of the first param there, None if
-    another optimizer's.
+    """The group of the first param, by module and last part of the name (weight, bias, ..., or "" for any); None if it
+    belongs to another optimizer.
     """
     found: dict[Any, int | None] = {}
     for name, param in old.items():
         is_ours = id(param) in places
         if not is_ours and not param.requires_grad:
-            continue  # frozen: its new neighbours need not be
+            continue  # frozen, which says nothing about new neighbours
         group = places[id(param)][0] if is_ours else None
         parts = tuple(name.split("."))
         for depth in range(
             0 if is_ours else 1, len(parts) + 1
-        ):  # those who are related by the whole model only are ours
+        ):  # relatives through the whole model must be in this optimizer
             found.setdefault((parts[:depth], parts[-1]), group)
             found.setdefault((parts[:depth], ""), group)
     return found
 
 
 def _find_relative(relatives: Mapping[Any, int | None], name: str) -> int | None:
-    """The group of the nearest relative: from the innermost module outwards, one of the same last name part first."""
+    """The group of the nearest relative, from the innermost module outwards; same last part of the name first."""
     parts = tuple(name.split("."))
     for depth in range(len(parts), -1, -1):
         for last in (parts[-1], ""):
@@ -270,11 +267,11 @@ def _read_mappings(mappings: Any, new: Mapping[str, Tensor], old: Mapping[str, T
 def _build_like(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: defaultdict[Tensor, dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """An optimizer as pickle would make it. Its class, called, might want other arguments, or make all state once more,
-    as Adagrad does.
+    """An optimizer made as pickle would. Calling its class might need other arguments, or make all state again, as
+    Adagrad does.
     """
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
-    # What others set there is bound to the old one: hooks, and `step`, which learning rate schedulers replace.
+    # Attributes that other code set belong to the old one: hooks, and `step`, which learning rate schedulers replace.
     left = {"state", "param_groups", "defaults", "step"}
     vars(made).update(
         {key: value for key, value in vars(optimizer).items() if key not in left and not key.endswith("_hooks")}

@@ -1,4 +1,4 @@
-"""Trees of values and tensors, taken apart into what JSON holds and what safetensors holds, and put together again.
+"""Trees of values and tensors, split into values for JSON and tensors for safetensors, and joined again.
 
 JSON has dicts with texts as keys, lists, numbers, texts and None. Everything else is a dict of one key, a mark:
 `{"$tuple": [1, 2]}`. A dict that JSON can't hold, or that looks like a mark itself, is marked too.
@@ -18,30 +18,30 @@ import torch
 from ..errors import StateError
 from ..params import unique
 
-# JSON has no words for these numbers.
+# Numbers that JSON can't hold.
 _NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-# A name with a meaning of its own in safetensors.
+# A name that safetensors reserves.
 _RESERVED = "__metadata__"
 
 
-def take_apart(tree: Mapping[Any, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Take a tree apart.
+def flatten(tree: Mapping[Any, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a tree into values for JSON and tensors.
 
     tree (Mapping): Dicts, lists, tuples, sets, numbers, texts, bytes, None, tensors, and NumPy's arrays and numbers.
-    RETURNS (tuple): A form for JSON, and the tensors, contiguous and without shared memory, by their path.
-    RAISES (StateError): There is something else in the tree.
+    RETURNS (tuple): Values for JSON, and the tensors by path, contiguous and without shared memory.
+    RAISES (StateError): The tree has another type of value.
     """
-    apart = _Apart()
-    return apart.take(tree), apart.tensors
+    flat = _Flat()
+    return flat.add(tree), flat.tensors
 
 
-def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Undo `take_apart`.
+def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Undo `flatten`.
 
-    RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): It is not what `take_apart` gives.
+    RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): Not the result of `flatten`.
     """
     if isinstance(value, list):
-        return [put_together(item, tensors) for item in value]
+        return [unflatten(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -55,12 +55,12 @@ def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         if mark == "$bytes":
             return base64.b64decode(content, validate=True)
         if mark in _COLLECTIONS:
-            return _COLLECTIONS[mark](put_together(content, tensors))
-    return {key: put_together(item, tensors) for key, item in value.items()}
+            return _COLLECTIONS[mark](unflatten(content, tensors))
+    return {key: unflatten(item, tensors) for key, item in value.items()}
 
 
 def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
-    """A tree whose tensors are on the CPU. copy (bool): All of it is copied, also what is there already."""
+    """A tree with its tensors on the CPU. copy (bool): Copy everything, even what is on the CPU already."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=copy)
     if is_dataclass(tree) and not isinstance(tree, type):
@@ -86,30 +86,30 @@ _COLLECTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class _Apart:
-    """tensors (dict): Those that were met so far, by path."""
+class _Flat:
+    """tensors (dict): The tensors so far, by path."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._taken = {_RESERVED}
         self._names_by_memory: dict[int, list[str]] = {}
 
-    def take(self, value: Any, *path: str) -> Any:
+    def add(self, value: Any, *path: str) -> Any:
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, torch.Tensor):
-            return self._take_tensor(value.detach(), *path)
+            return self._add_tensor(value.detach(), *path)
         if isinstance(value, Mapping):
-            return self._take_dict(value, *path)
+            return self._add_dict(value, *path)
         if isinstance(value, list):
-            return [self.take(item, *path, str(i)) for i, item in enumerate(value)]
+            return [self.add(item, *path, str(i)) for i, item in enumerate(value)]
         if isinstance(value, tuple):
-            return {"$tuple": self.take(list(value), *path)}
+            return {"$tuple": self.add(list(value), *path)}
         if isinstance(value, (set, frozenset)):
-            return {"$frozenset" if isinstance(value, frozenset) else "$set": self.take(sorted(value, key=repr), *path)}
+            return {"$frozenset" if isinstance(value, frozenset) else "$set": self.add(sorted(value, key=repr), *path)}
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             return {
-                "$scalar" if isinstance(value, numpy.generic) else "$array": self._take_array(
+                "$scalar" if isinstance(value, numpy.generic) else "$array": self._add_array(
                     numpy.asarray(value), *path
                 )
             }
@@ -121,23 +121,23 @@ class _Apart:
             return value
         raise _unknown(value, *path)
 
-    def _take_dict(self, value: Mapping[Any, Any], *path: str) -> Any:
+    def _add_dict(self, value: Mapping[Any, Any], *path: str) -> Any:
         if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
-            return {key: self.take(item, *path, key) for key, item in value.items()}
-        items = [(self.take(key, *path, "key"), self.take(item, *path, str(key))) for key, item in value.items()]
+            return {key: self.add(item, *path, key) for key, item in value.items()}
+        items = [(self.add(key, *path, "key"), self.add(item, *path, str(key))) for key, item in value.items()]
         return {"$dict": [{"$tuple": list(pair)} for pair in items]}
 
-    def _take_array(self, value: numpy.ndarray[Any, Any], *path: str) -> Any:
+    def _add_array(self, value: numpy.ndarray[Any, Any], *path: str) -> Any:
         if not value.flags.writeable or any(stride < 0 for stride in value.strides):
             value = value.copy()
         try:
-            return self._take_tensor(torch.from_numpy(value), *path)
+            return self._add_tensor(torch.from_numpy(value), *path)
         except TypeError as error:
             raise _unknown(value, *path, kind=f"an array of {value.dtype}") from error
 
-    def _take_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
-        """Tensors whose memory has another order than their dimensions keep it: torch's results depend on it, to the
-        last bit.
+    def _add_tensor(self, tensor: torch.Tensor, *path: str) -> Any:
+        """Keep the order in memory of a tensor, if it differs from that of the dimensions: torch's results depend on
+        it, to the last bit.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_complex():
             raise _unknown(tensor, *path, kind=f"a tensor of {tensor.layout} and {tensor.dtype}")
@@ -148,11 +148,11 @@ class _Apart:
         return {"$strided": [self._name(tensor.permute(order).contiguous(), *path), order, list(tensor.stride())]}
 
     def _name(self, tensor: torch.Tensor, *path: str) -> str:
-        """Where a tensor is. safetensors takes no two that share memory, as tied params do: one stands for both, and a
-        part is copied.
+        """The path of a tensor. safetensors allows no shared memory, as of tied params: one tensor stands for both, and
+        a part of a tensor is copied.
         """
         if tensor.numel() == 1 and tensor.untyped_storage().nbytes() > tensor.itemsize:
-            tensor = tensor.clone()  # the count of one param, where those of all are one tensor: see update/direct.py
+            tensor = tensor.clone()  # a view into the tensor with the counts of all params: see update/direct.py
         sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         for name in sharing:
             other = self.tensors[name]
@@ -174,7 +174,7 @@ def _unknown(value: Any, *path: str, kind: str | None = None) -> StateError:
 
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor."""
+    """The strides of a contiguous tensor."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
@@ -182,9 +182,7 @@ def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
-    """The dimensions from the outermost to the innermost. None: there are gaps or overlaps in memory, or nothing at
-    all.
-    """
+    """The dimensions from the outermost to the innermost. None: its memory has gaps or overlaps, or is empty."""
     shape, strides = tensor.shape, tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], shape[dim] == 1))
     size = 1
@@ -196,14 +194,14 @@ def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
 
 
 def _with_strides(tensor: torch.Tensor, order: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A tensor as it lay in memory.
+    """A tensor in its order in memory.
 
-    RAISES (ValueError): There is no such tensor.
+    RAISES (ValueError): Not possible.
     """
     if sorted(order) != list(range(tensor.ndim)) or len(strides) != tensor.ndim:
         raise ValueError(f"a tensor of {tensor.ndim} dimensions with order {order} and strides {strides}")
     found = tensor.permute([order.index(dim) for dim in range(tensor.ndim)])
-    # The stride of a dimension of size 1 says nothing, but is compared.
+    # The stride of a dimension of size 1 has no effect, but is compared.
     if any(size > 1 and stride != own for size, stride, own in zip(found.shape, strides, found.stride())):
         raise ValueError(f"a tensor of strides {found.stride()} with strides {strides}")
     if not all(isinstance(stride, int) and 0 <= stride <= max(tensor.numel(), 1) for stride in strides):

@@ -117,7 +117,7 @@ class BestWeights:
             else:
                 model = whole
         restore_model(self._nlp, model)
-        self._optimizer.settle()
+        self._optimizer.end_training()
 
     def report(self, score: float, best: float) -> None:
         """Tell what was put together. score (float): Of all that. best (float): Of the best model so far."""

@@ -191,7 +191,7 @@ class BudgetKeeper:
         state.step_cost.add(used - self._began)
         if self._is_base_gone:
             logger.info("Budget: a rollback went to before the fall, which begins anew.")
-            self._optimizer.take_back_decay()
+            self._optimizer.cancel_decay()
             self._stay()
         if not state.is_falling:
             end = self._ends[0]
@@ -280,7 +280,7 @@ class BudgetKeeper:
                 f"another folder. ({error})"
             ) from error
         restore_model(self._nlp, saved.model)
-        self._optimizer.take_back_decay()
+        self._optimizer.cancel_decay()
         self._stay()
 
     @property

@@ -1,11 +1,12 @@
 """One update: from gradients to new values.
 
-Open step.py first: an update from top to bottom. noted.py collects its gradients. norms.py, guard.py and clipping.py
-look at them; buffers.py brings back what a skipped batch wrote. plan.py says which torch optimizer, and which param
-group (group.py), updates a param; built_algorithm.py is one torch optimizer, which building.py builds, stepping.py and
-direct.py let step, and whose state param_states.py holds. frozen_grads.py: those without a gradient.
+Open step.py first: an update from top to bottom. noted.py collects the gradients. norms.py, guard.py and clipping.py
+check and scale them; buffers.py restores buffers after a skipped batch. plan.py decides which torch optimizer and which
+param group (group.py) updates a param; built_algorithm.py is one torch optimizer, which building.py builds and
+stepping.py and direct.py step; param_states.py has its state. frozen_grads.py stops gradients of frozen params.
 
-*group*: a param group of torch's. Params with equal settings are in one group, whichever blocks these are from.
+*group*: one of torch's param groups. Params with equal settings are in one group, even if the settings are from
+different blocks.
 """
 
 from .frozen_grads import FrozenGrads

@@ -1,11 +1,10 @@
-"""Buffers of torch modules as they were before a batch that is skipped: its NaN must not stay in BatchNorm's running
-statistics.
+"""Restore buffers of torch modules after a skipped batch: its NaN must not stay in BatchNorm's running statistics.
 
-A forward pass writes to buffers long before the optimizer sees a gradient. So what they hold is kept after each update
-that is made, and put back after one that is not.
+A forward pass writes to buffers before the optimizer sees a gradient. So their values are saved after each update, and
+restored after a skipped one.
 
-Floats are copied each time: BatchNorm's kernel writes to them and keeps their version. Others, such as masks and
-counts, are copied when the tensor's version says that somebody wrote.
+Floats are copied each time: BatchNorm's kernel writes to them without a new version. Others, such as masks and counts,
+are copied if the tensor's version has changed.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ..host import Normalization, buffers_of, module_of, version_of
 
 
 class KeptBuffers:
-    """What the buffers of modules held when `keep` was called last."""
+    """The values of the buffers of modules at the last call of `keep`."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Shim, _Module] = WeakKeyDictionary()
 
     @torch.no_grad()
     def keep(self, shims: Iterable[Shim] | None = None) -> None:
-        """Note what the buffers of modules hold. Default: of those that were seen before."""
+        """Save the buffers of modules. Default: of all modules so far."""
         for shim in list(self._of) if shims is None else shims:
             kept = self._of.get(shim)
             if kept is None or kept.module is not module_of(shim):
@@ -41,15 +40,13 @@ class KeptBuffers:
 
     @torch.no_grad()
     def put_back(self, shims: Iterable[Shim]) -> None:
-        """Bring buffers back to what they held. Running statistics that were not kept are reset if they are not
-        finite.
-        """
+        """Restore the saved buffers. Running statistics that were not saved are reset if they are not finite."""
         for shim in shims:
             kept = self._of.get(shim)
             if kept is not None and kept.module is module_of(shim):
                 for buffer in kept.buffers:
                     buffer.put_back()
-                if any(buffer.tensor is None for buffer in kept.buffers):  # perhaps the batch made it
+                if any(buffer.tensor is None for buffer in kept.buffers):  # perhaps the batch created it
                     _reset_statistics(module_of(shim))
             elif module_of(shim) is not None:
                 _reset_statistics(module_of(shim))
@@ -71,7 +68,7 @@ class _Module:
 
 @dataclass
 class _Buffer:
-    """Where a module holds a buffer; the tensor there, its version, and what it held."""
+    """A buffer's place in its module; its tensor, the tensor's version, and its saved values."""
 
     owner: torch.nn.Module
     name: str

@@ -1,4 +1,4 @@
-"""From settings to a torch optimizer: params with the same settings, and an optimizer with one param group for them."""
+"""Build torch optimizers: each for params with the same settings, in one param group."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Builder:
     """Builds torch optimizers of one algorithm.
 
     name (str): Config path below [training.optimizer].
-    algorithm (Algorithm): What to build.
+    algorithm (Algorithm): The algorithm.
     moving (set[str]): The options that schedules move, in any group.
-    rates (Rates): What rates params should have.
+    rates (Rates): The learning rates of params.
     """
 
     def __init__(self, name: str, algorithm: Algorithm, moving: set[str], rates: Rates):
@@ -32,19 +32,19 @@ class Builder:
         self._checked: set[tuple[Any, ...]] = set()
 
     def fuses(self, tensor: torch.Tensor, settings: ParamSettings) -> bool:
-        """Whether a fused kernel is to update a param with these settings."""
+        """Whether a fused kernel should update a param with these settings."""
         fused = settings.options.get("fused", False)
-        if fused is None:  # there is a kernel for the device, and the config does not ask for another one
+        if fused is None:  # the device has a kernel, and the config does not choose another one
             fused = not settings.options.get("foreach") and tensor.device.type in self.algorithm.kernel.devices
-        return bool(fused) and self.algorithm.kernel.takes(tensor)
+        return bool(fused) and self.algorithm.kernel.accepts(tensor)
 
     def build(self, params: Sequence[Param], *, fused: bool) -> torch.optim.Optimizer:
         """Build an optimizer with one group.
 
         params (Sequence[Param]): Params that can be in one torch param group.
-        fused (bool): What `fuses` says of them.
-        RAISES (ConfigError): The algorithm does not take the options together, or a param. (ScheduleError): Or not the
-            value of a schedule.
+        fused (bool): The result of `fuses` for them.
+        RAISES (ConfigError): The algorithm refuses a param, or the options together. (ScheduleError): Or a schedule's
+            value.
         """
         settings = params[0].settings
         options = {name: current(value) for name, value in settings.options.items()}
@@ -53,7 +53,7 @@ class Builder:
                 self.ranges.check(name, settings.options)
         if "fused" in options and options["fused"] is None:
             options["fused"] = fused or None
-        # Some algorithms want to know a rate when they are built; a warm-up's first one may be 0.
+        # Some algorithms need a rate when they are built; a warm-up's first one may be 0.
         built = self._build(params, self.rates.at_next_step(settings) or 0.001, options)
         [entry] = built.param_groups
         if entry.get("fused") and not fused:
@@ -61,7 +61,7 @@ class Builder:
         return built
 
     def check(self, param: Param) -> None:
-        """Check that the algorithm takes the options of a param that is to be trained later.
+        """Check that the algorithm accepts the options of a param that will be trained later.
 
         RAISES (ConfigError): It does not.
         """
@@ -75,10 +75,10 @@ class Builder:
             self._checked.add(settings.key)
 
     def example_state(self, settings: ParamSettings, device: torch.device, n_dimensions: int) -> dict[str, Any]:
-        """What torch keeps of a param of so many dimensions, each of size 2, from its first update on.
+        """The state of a param with this number of dimensions, each of size 2, after its first update.
 
-        device (torch.device): That of the params with these settings.
-        RETURNS (dict[str, Any]): Empty: that can't be found out on a small one.
+        device (torch.device): The device of params with these settings.
+        RETURNS (dict[str, Any]): Empty: it can't be found out on a small param.
         """
         options = {name: current(value) for name, value in settings.options.items()}
         param = torch.ones(
@@ -96,7 +96,7 @@ class Builder:
         try:
             return self.algorithm.build([param.tensor for param in params], lr=rate, **options)
         except _REFUSALS as error:
-            for param in params[:-1]:  # which of them is it?
+            for param in params[:-1]:  # find the refused one
                 try:
                     self.algorithm.build([param.tensor], lr=rate, **options)
                 except _REFUSALS as of_param:
@@ -104,11 +104,11 @@ class Builder:
             raise self._refused(params[-1], options, error) from error
 
     def _refused(self, param: Param, options: Mapping[str, Any], error: Exception) -> ConfigError:
-        """The algorithm does not take these options together. Each block was tried out by itself before."""
+        """The error for options that the algorithm refuses together. Each block passed the checks alone."""
         return ConfigError(
             f"Can't train param '{param.name}' with the options of '{param.settings.label}' in [training.optimizer]: "
-            f"expected some that '{self.algorithm.label}' takes together, found {dict(options)}. "
-            f"{str(error).rstrip('.')}. Several blocks hold for this param: change an option in one, or its patterns."
+            f"'{self.algorithm.label}' refuses them together: {dict(options)}. {str(error).rstrip('.')}. Several "
+            "blocks hold for this param: change an option in one, or its patterns."
         )
 
 

@@ -1,4 +1,4 @@
-"""One torch optimizer, with the param groups that plan.py derives for it."""
+"""One torch optimizer, with the param groups from plan.py."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .stepping import Stepper
 
 
 class BuiltAlgorithm:
-    """A torch optimizer, its groups, and its place at the writer of learning rates.
+    """A torch optimizer, its groups, and its registration at the writer of learning rates.
 
-    builder (Builder): What it was built by.
+    builder (Builder): Built it.
     optimizer (torch.optim.Optimizer): As built for the first params.
     writer (RateWriter): Writes the learning rates.
 
-    Public: `groups` (in torch's order), `states` (of its params), `stepper` (lets it step).
+    Public: `groups` (in torch's order), `states` (of its params), `stepper` (makes its steps).
     """
 
     def __init__(self, builder: Builder, optimizer: torch.optim.Optimizer, writer: RateWriter):
@@ -38,18 +38,17 @@ class BuiltAlgorithm:
         self._watched = WatchedOptimizer(
             self.name, optimizer, builder.moving, self._names, watch_steps=False, keep_groups=True
         )
-        # For groups that others put in.
+        # For groups that other code adds.
         self._watched.policy = FromFunction(lambda step: builder.rates.default())
         self._watched.hook_in()
-        # Nothing holds on to the states that are replaced.
+        # Drop references to the states that are replaced.
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.stepper.direct.forget())
         optimizer.param_groups = []
         if hasattr(optimizer, "tell_names"):
             optimizer.tell_names(self._names)
 
-    def take(self, groups: Mapping[Group, list[Param]]) -> None:
-        """Have these groups from now on, and those that others have put in. The states of params that are in none are
-        forgotten.
+    def set_groups(self, groups: Mapping[Group, list[Param]]) -> None:
+        """Set its groups, beside those that other code added. The states of params in none of them are dropped.
 
         groups (Mapping[Group, list[Param]]): With their params.
         """
@@ -58,7 +57,7 @@ class BuiltAlgorithm:
         foreign = [entry for entry in self.optimizer.param_groups if id(entry) not in own]
         self.groups = list(groups)
         for group, params in groups.items():
-            group.take(params)
+            group.set_params(params)
         self.optimizer.param_groups = [*(group.entry for group in groups), *foreign]
         self._names.clear()
         self._names.update({param.tensor: param.name for group in groups for param in group.params})
@@ -67,9 +66,9 @@ class BuiltAlgorithm:
         self._writer.watch(self._watched, [(group.watched, group.entry) for group in groups])
 
     def begin_anew(self, param: Param) -> None:
-        """Forget the state of a param."""
+        """Drop the state of a param."""
         self.states.drop(param)
-        self.states.take_over(self.builder.build([param], fused=param.group is not None and param.group.is_fused))
+        self.states.add_initial(self.builder.build([param], fused=param.group is not None and param.group.is_fused))
         self.stepper.direct.forget()
 
     def in_eval_form(self) -> Iterable[tuple[Param, torch.Tensor]]:
@@ -77,5 +76,5 @@ class BuiltAlgorithm:
         return self.stepper.in_eval_form(self.groups)
 
     def state_beside(self) -> StateBeside:
-        """What the algorithm keeps beside params and groups: see algorithms/state_beside.py."""
+        """The algorithm's state beside params and groups: see algorithms/state_beside.py."""
         return collect_beside(self.optimizer, self.algorithm.options)

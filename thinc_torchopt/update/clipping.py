@@ -1,6 +1,6 @@
 """Gradient clipping: by norms that were measured before (norms.py), by value, or adaptive.
 
-Clipping by value and adaptive clipping need no norms: they are decided where the gradients are.
+Clipping by value and adaptive clipping need no norms: they work where the gradients are.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ..params import Param
 from ..types import ClipBy
 from .norms import total_norm
 
-# torch.nn.utils.clip_grad_norm_ adds it to the norm; so do we where we have its meaning ("global", "component").
+# torch.nn.utils.clip_grad_norm_ adds it to the norm. So do we where the meaning is the same ("global", "component").
 NORM_EPS = 1e-6
-# From the paper on adaptive clipping: smaller norms of units count as this, or params that are 0 could never change.
+# From the paper on adaptive clipping: the lowest norm of a unit's weights; otherwise params of 0 could never change.
 UNIT_EPS = 1e-3
 
 
 def clip_grads(
     params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0
 ) -> float:
-    """Clip the gradients of params, or say by how much to clip.
+    """Clip the gradients of params, or return the factor to clip them by.
 
     params (Sequence[Param]): Params, each with a gradient.
     norms (Sequence[float]): The norm of each gradient. Not needed for "value" and "adaptive".
-    limit (float): `grad_clip`: the largest norm or value, or for "adaptive" the largest norm of a gradient as a part of
-        its param's.
-    by (ClipBy): What is clipped: see `clip_factors`, `clip_values`, `clip_units`.
-    scale (float): What gradients are to be multiplied by beforehand.
-    RETURNS (float): A factor for all gradients that is still to be applied.
+    limit (float): `grad_clip`: the largest norm or value, or for "adaptive" the largest norm of a gradient as a
+        fraction of its param's norm.
+    by (ClipBy): The kind of clipping: see `clip_factors`, `clip_values`, `clip_units`.
+    scale (float): A factor for gradients before clipping.
+    RETURNS (float): A factor that the caller must apply to all gradients.
     """
     if by == "value" or by == "adaptive":
         grads = [param.grad for param in params]
@@ -52,12 +52,12 @@ def clip_grads(
 
 
 def clip_factors(norms: Sequence[float], components: Sequence[str], max_norm: float, by: ClipBy) -> float | list[float]:
-    """By how much to scale gradients, so that no norm is above `max_norm`.
+    """Factors for gradients that limit each norm to `max_norm`.
 
     norms (Sequence[float]): Norm of each gradient.
     components (Sequence[str]): Component of each gradient. Only needed for "component".
     max_norm (float): Largest norm allowed.
-    by ("global" | "component" | "param"): Whose norm: of all gradients, of each component's, of each tensor's.
+    by ("global" | "component" | "param"): The norm of all gradients, of each component's, or of each tensor's.
     RETURNS (float | list[float]): One factor for all, or one for each gradient. At most 1.
     SOURCE: torch.nn.utils.clip_grad_norm_ ("global", "component"); thinc.backends.Ops.clip_gradient ("param").
     """
@@ -74,18 +74,18 @@ def clip_factors(norms: Sequence[float], components: Sequence[str], max_norm: fl
 
 def _factor(norms: Sequence[float], max_norm: float) -> float:
     norm = total_norm(norms)
-    # Nothing can be clipped to a norm that is not finite; whether such an update is made is not decided here.
+    # A non-finite norm can't be clipped; the guard decides on such updates.
     return min(1.0, max_norm / (norm + NORM_EPS)) if norm < math.inf else 1.0
 
 
 def scale_grads(grads: Sequence[torch.Tensor], factors: Sequence[float]) -> None:
-    """Multiply gradients in place; those whose factor is 1 are not touched."""
+    """Multiply gradients in place, except where the factor is 1."""
     scaled = [(grad, factor) for grad, factor in zip(grads, factors) if factor != 1.0]
     kernels.mul_([grad for grad, _ in scaled], [factor for _, factor in scaled])
 
 
 def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
-    """Put each element of gradients that is farther from 0 than `limit` there, in place.
+    """Clip each element of gradients to -limit and limit, in place.
 
     SOURCE: torch.nn.utils.clip_grad_value_.
     """
@@ -95,27 +95,26 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
 
 @torch.no_grad()
 def clip_units(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], ratio: float) -> None:
-    """Adaptive gradient clipping: scale gradients in place, so that no unit's norm is above `ratio` times the norm of
-    its weights.
+    """Adaptive gradient clipping: scale gradients in place, so that no unit's norm exceeds `ratio` times its weights'
+    norm.
 
-    A unit is one index of the first dimension, in thinc as in torch: an output with all that leads to it (Maxout's
-    pieces together), or a row of an embedding. A tensor of one dimension, such as a bias, is one unit as a whole: so it
-    is in the paper's code.
+    A unit is one index of the first dimension, in thinc as in torch: an output with all of its inputs (Maxout's pieces
+    together), or a row of an embedding. A tensor of one dimension, such as a bias, is one unit, as in the paper's code.
 
     params (Sequence[Tensor]): Params of any shapes.
     grads (Sequence[Tensor]): The gradient of each. Shape: as the param.
-    ratio (float): Largest norm of a unit's gradient as a part of its weights' norm, which counts as 0.001 at least.
+    ratio (float): Largest norm of a unit's gradient as a fraction of its weights' norm, which counts as 0.001 at least.
     SOURCE: Brock, De, Smith, Simonyan (2021): High-Performance Large-Scale Image Recognition Without Normalization,
         https://arxiv.org/abs/2102.06171, equation 3; optax.adaptive_grad_clip; timm.utils.agc.
     """
     for param, grad in zip(params, grads):
         limits = _unit_norms(param).clamp_(min=UNIT_EPS).mul_(ratio)
-        # A gradient of 0 gives an infinite factor, or rather 1.
+        # A gradient of 0 gives an infinite factor; it becomes 1.
         grad.mul_(limits.div_(_unit_norms(grad)).clamp_(max=1.0))
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of each unit, in a shape that goes with the tensor's. In half precision it would overflow."""
+    """The 2-norm of each unit, in a shape that broadcasts. In half precision it would overflow."""
     dims = tuple(range(1, tensor.ndim)) or None
     dtype = torch.float32 if tensor.dtype.itemsize < 4 else None
     return torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)

@@ -1,13 +1,12 @@
-"""torch's fused step, with the lists that its kernel takes kept from one step to the next.
+"""torch's fused step, with the kernel's lists of tensors kept between steps.
 
-torch's `step` gathers params, gradients and state anew each time, and counts steps with one small tensor for each
-param: for small params that takes longer than the kernel. Here the lists are kept, and whatever they were made of is
-compared with what is there now, by identity, which takes 0.2 microseconds a param. The counts of all params are views
-of one tensor. torch's own step works on such counts too, to the last bit: it makes the first step, and every one for
-which this file has no lists.
+torch's `step` collects params, gradients and state anew each time, and counts steps with one small tensor per param:
+for small params that takes longer than the kernel. Here the lists are kept, and their sources are compared by identity,
+which takes 0.2 microseconds a param. The counts of all params are views of one tensor. torch's own step works on such
+counts too, to the last bit: it makes the first step, and every step without kept lists.
 
-What is not here: SGD's first step with momentum, params of several devices or dtypes, optimizers with hooks. torch's
-`step` makes these.
+torch's `step` also makes SGD's first step with momentum, and the steps of params of several devices or dtypes, and of
+optimizers with hooks.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ Lists = list[list[Tensor]]
 
 
 class Kernel(Protocol):
-    """How an optimizer class calls its fused kernel.
+    """The fused kernel of an optimizer class.
 
-    fused (FusedKernel): Which params it takes.
-    counts ("tensors" | "numbers" | None): What its state "step" is.
+    fused (FusedKernel): Knows which params the kernel accepts.
+    counts ("tensors" | "numbers" | None): The type of its state "step".
     """
 
     fused: kernels.FusedKernel
@@ -42,15 +41,15 @@ class Kernel(Protocol):
         """Whether a param group asks for it."""
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
-        """The state tensors of a param that it takes, without "step"."""
+        """Its state tensors, without "step"."""
 
     def call(
         self, entry: Entry, tensors: list[Tensor], grads: list[Tensor], state: Lists, steps: Any, scale: Tensor | None
     ) -> None:
         """Make one step.
 
-        steps (list[Tensor] | int | None): Which one it is, counted from 1; as in `counts`.
-        scale (Tensor | None): What gradients are divided by.
+        steps (list[Tensor] | int | None): The number of this step, counted from 1; its type is `counts`.
+        scale (Tensor | None): Divides gradients.
         """
 
 
@@ -117,7 +116,7 @@ class _SGD(_OfTorch):
 
 
 class _OfThinc:
-    """The drop-ins, which are always fused where they can be."""
+    """The drop-ins, which are always fused if possible."""
 
     def is_wanted(self, entry: Entry) -> bool:
         return True
@@ -164,27 +163,27 @@ class DirectStep:
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._optimizer = optimizer
         self._kernel = _KERNELS.get(type(optimizer))
-        # By the `id` of a group: the params of its last step, and their lists. False: there can't be any.
+        # By the `id` of a group: the params of its last step, and their lists. False: no lists are possible.
         self._last: dict[int, tuple[Sequence[Param], _KeptLists | Literal[False] | None]] = {}
 
     @property
     def is_possible(self) -> bool:
-        """Whether nobody wants to know of the optimizer's own steps, or to change them."""
+        """Whether no other code observes or changes the optimizer's own steps."""
         optimizer = self._optimizer
         return self._kernel is not None and not (
             is_hooked_before_step(optimizer)
             or is_hooked_after_step(optimizer)
-            or "step" in vars(optimizer)  # as learning rate schedulers of torch replace it
+            or "step" in vars(optimizer)  # replaced, as by torch's learning rate schedulers
             or getattr(optimizer, "found_inf", None) is not None
         )
 
     def make(self, entry: Entry, params: Sequence[Param], scale: Tensor | None = None) -> bool:
-        """Make the step of a group. `is_possible` comes before.
+        """Make the step of a group. Call `is_possible` first.
 
         entry (dict): The group.
-        params (Sequence[Param]): Those of it that are to be updated, which its kernel takes. Each has a gradient.
-        scale (Tensor | None): What gradients are divided by.
-        RETURNS (bool): Whether it was made. If not, nothing has changed, and torch's `step` is to make it.
+        params (Sequence[Param]): Its params to update, all accepted by its kernel. Each has a gradient.
+        scale (Tensor | None): Divides gradients.
+        RETURNS (bool): Whether it was made. If not, nothing has changed, and torch's `step` must make it.
         """
         kernel = self._kernel
         if kernel is None or not kernel.is_wanted(entry):
@@ -211,15 +210,15 @@ class DirectStep:
         return True
 
     def forget(self) -> None:
-        """Groups have gone or changed."""
+        """Drop the lists: groups were removed or changed."""
         self._last.clear()
 
 
 class _KeptLists:
-    """What a kernel takes of some params, in their order; and what it was gathered from.
+    """The kernel's lists for some params, and the objects that they were made from.
 
-    tensors (list[Tensor]): The params. of_state (Lists): Their state tensors, name by name.
-    steps (Tensor | int | None): How many steps they had: a count for each, or one for all, or no count.
+    tensors (list[Tensor]): The params. of_state (Lists): Their state tensors, by name.
+    steps (Tensor | int | None): Their numbers of steps: a count for each, one for all, or no count.
     """
 
     def __init__(self, state: Any, params: Sequence[Param], names: tuple[str, ...], counts: str | None):
@@ -246,10 +245,10 @@ class _KeptLists:
     def gathered(
         cls, state: Any, params: Sequence[Param], names: tuple[str, ...], kernel: Kernel
     ) -> _KeptLists | Literal[False] | None:
-        """params (Sequence[Param]): They go together.
+        """params (Sequence[Param]): They fit into one call.
 
-        RETURNS (_KeptLists | False | None): None: something is missing. False: they had different numbers of steps, and
-            will have as long as they come together.
+        RETURNS (_KeptLists | False | None): None: something is missing. False: their numbers of steps differ, and
+            always will.
         """
         first, counts = params[0], kernel.counts
         for param in params:
@@ -267,13 +266,13 @@ class _KeptLists:
         return cls(state, params, names, counts)
 
     def are_current(self, state: Any, names: tuple[str, ...]) -> bool:
-        """Whether all is as it was gathered: nobody has put another tensor anywhere."""
+        """Whether no tensor was replaced since."""
         by_param = self._by_param
         return (
             state is self._state
             and names == self._names
             and all(map(is_, [param.tensor for param in self._params], self.tensors))
-            # Of arrays nobody else has the tensor.
+            # Nobody else has the tensors of arrays.
             and all(param.is_on(param.source) for param in self._not_arrays)
             and all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
             and all(
@@ -289,9 +288,9 @@ class _KeptLists:
         return self._counts is None or set(counts) == {self.steps}
 
     def count(self) -> Any:
-        """Count a step. RETURNS (list[Tensor] | int | None): As `Kernel.call` takes it."""
+        """Count a step. RETURNS (list[Tensor] | int | None): As for `Kernel.call`."""
         if self._counts == "tensors":
-            self.steps.add_(self._one)  # of a number torch would make a tensor each time
+            self.steps.add_(self._one)  # torch would make a tensor of a number each time
             return self._views
         if self._counts == "numbers":
             self.steps += 1
@@ -301,15 +300,15 @@ class _KeptLists:
 
 
 def _go_together(params: Sequence[Param], fused: kernels.FusedKernel) -> bool:
-    """Whether a kernel can take params in one call. That stays so until `DirectStep.forget`."""
+    """Whether a kernel can update params in one call. That does not change until `DirectStep.forget`."""
     first = params[0]
     return all(
-        param.device == first.device and param.dtype == first.dtype and fused.takes(param.tensor) for param in params
+        param.device == first.device and param.dtype == first.dtype and fused.accepts(param.tensor) for param in params
     )
 
 
 def _fits(value: Any, param: Param) -> bool:
-    """Whether a state tensor lies in memory as its param does: kernels walk through both from the first cell on."""
+    """Whether a state tensor has the memory layout of its param: kernels walk through both from the first cell on."""
     return (
         isinstance(value, Tensor)
         and value.shape == param.shape

@@ -1,4 +1,4 @@
-"""Params that are frozen: for them torch computes no gradients, while a training step goes on."""
+"""Stop torch from computing gradients of frozen params during a training step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..params import Param
 
 
 class FrozenGrads:
-    """The torch params for which torch computes no gradients, because they are frozen: only while `stopping`."""
+    """Frozen torch params, without gradients inside `stopping`."""
 
     def __init__(self) -> None:
         self._is_active = False
@@ -19,9 +19,9 @@ class FrozenGrads:
 
     @contextmanager
     def stopping(self, params: Iterable[Param]) -> Iterator[None]:
-        """Inside, none are computed for params that are frozen; afterwards `requires_grad` is as before.
+        """Inside, frozen params have no gradients; afterwards `requires_grad` is as before.
 
-        params (Iterable[Param]): Those that are frozen at first.
+        params (Iterable[Param]): The params that are frozen at first.
         """
         if self._is_active:
             yield
@@ -36,7 +36,7 @@ class FrozenGrads:
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        """Inside, `requires_grad` is as before `stopping`; afterwards it is frozen again."""
+        """Inside, `requires_grad` is as before `stopping`; afterwards params are frozen again."""
         was_active, stopped = self._is_active, list(self._stopped.values())
         self._is_active = False
         self._resume_all()
@@ -53,18 +53,18 @@ class FrozenGrads:
         return set(self._stopped)
 
     def stop(self, params: Iterable[Param]) -> None:
-        """Compute none for these from now on."""
+        """Stop gradients of more params."""
         for param in params:
             if self._is_active and isinstance(param.source, torch.nn.Parameter) and param.source.requires_grad:
                 self._stop(param.source)
 
     def stop_only(self, params: Iterable[Param]) -> None:
-        """Compute none for these, but for all others."""
+        """Stop gradients of these params, and of no others."""
         self._resume_all()
         self.stop(params)
 
     def resume(self, param: Param) -> None:
-        """Compute them again for one that is no longer frozen."""
+        """Compute gradients again for a param that is no longer frozen."""
         if (source := self._stopped.pop(id(param.source), None)) is not None:
             source.requires_grad_(True)
 

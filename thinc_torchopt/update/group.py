@@ -1,4 +1,4 @@
-"""One param group of torch: params with equal settings, from which plan.py derives it."""
+"""One of torch's param groups: params with equal settings. plan.py makes the groups."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
-# Keys of a torch param group that hold no state.
+# Keys of a torch param group that are not state.
 _NO_STATE = ("params", "param_names", "lr", "step")
 
 
 class Group:
-    """A torch param group, and where its learning rates come from: see `learn_rate.RateSource`.
+    """A torch param group, and the source of its learning rates: see `learn_rate.RateSource`.
 
-    key (tuple): What its params have in common, see `Plan`.
-    params (list[Param]): In the order in which they were first seen, which is torch's.
+    key (tuple): The common values of its params, see `Plan`.
+    params (list[Param]): In the order in which they were added, which is torch's.
     entry (dict): torch's own dict.
-    owner (BuiltAlgorithm): Whose it is.
-    rates (Rates): Of the settings.
-    id (str): By which the writer of rates knows it.
-    frozen_alike (Callable): Frozen params that would be in it.
+    owner (BuiltAlgorithm): Its torch optimizer.
+    rates (Rates): Computes rates from settings.
+    id (str): Its name at the writer of rates.
+    frozen_alike (Callable): Returns frozen params that would belong to it.
 
-    Public: `watched` (what the writer knows of it), `moving` (the options that schedules move), `takes_factor` (whether
-    a fused kernel takes a factor for the gradients too, of which it knows 32 bits: too few for wider params).
+    Public: `watched` (the group as the writer of rates knows it), `moving` (the options that schedules move),
+    `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
+    params).
     """
 
     is_frozen = False
@@ -59,12 +60,12 @@ class Group:
 
     @property
     def settings(self) -> ParamSettings:
-        """Those of its params, which differ in nothing but their labels."""
+        """The settings of its params, which differ only in labels."""
         return self.params[0].settings
 
     @property
     def id(self) -> str:
-        """By which the writer of rates knows it: the label of its first param, perhaps with a number."""
+        """Its name at the writer of rates: the label of its first param, perhaps with a number."""
         return self.watched.id
 
     @property
@@ -74,22 +75,20 @@ class Group:
 
     @property
     def labels(self) -> set[str]:
-        """What the config calls it; several names if blocks say the same."""
+        """Its names in the config; several if blocks have equal settings."""
         return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the algorithm itself keeps in the group, beside options: the step size that Prodigy found, for
-        example.
-        """
+        """The algorithm's own values in the group, beside options: the step size that Prodigy found, for example."""
         settings = self.settings.options
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
 
-    def take(self, params: list[Param]) -> None:
-        """Have these params from now on."""
+    def set_params(self, params: list[Param]) -> None:
+        """Set its params."""
         self.params = params
         self.entry["params"] = [param.tensor for param in params]
-        self.takes_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
+        self.accepts_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
         for param in params:
             param.group = self
 
@@ -104,7 +103,7 @@ class Group:
         return not (hasattr(policy, "is_warming_up") and policy.is_warming_up(self._rates.policy_step(self.settings)))
 
     def rate_at(self, step: int) -> float:
-        """The rate of the step that comes, which is that of the schedules and not the writer's."""
+        """The rate of the next step by schedules, before the writer's changes."""
         first = self.params[0]
         if first.held_rate is not None:
             return first.held_rate
@@ -121,6 +120,6 @@ class Group:
         self.note_rates()
 
     def note_rates(self) -> None:
-        """The factors, or rates, of all of its params have become others, which are the same again."""
+        """Set the factors, or rates, of all its params: they have changed, and are equal again."""
         first = self.params[0]
         self.key = (*self.key[:-2], first.rate_factor, first.held_rate)

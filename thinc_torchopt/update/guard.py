@@ -1,23 +1,20 @@
 """The guard: gradients that are not finite, and spikes, do not reach the params.
 
 A *spike* is an update whose gradient norm (over all its params, before clipping) is above `spike_factor` times the
-moving average of those before it. The average, and how it gets over spikes:
+moving average of those before it. How the average works:
 
-- An exponential one, which forgets 1% at each update, corrected for its beginning as Adam's moments are. It gives no
-  verdict in its first
-  20 updates.
-- A spike counts as if it had been clipped: as `spike_factor` times the average. So it can't raise the average much; yet
-  no training gets stuck where norms have risen for good. The average then grows by (`spike_factor` - 1) percent at each
-  spike, until it has caught up; and what comes more often than once in `spike_factor` updates soon is no spike any
-  more.
-- Norms that are not finite don't count, and neither do those of 0: a batch without annotations says nothing about
-  others.
-- One average for each set of params that is updated together. In spaCy's training loop there is one set, the whole
-  pipeline; with `nlp.update(..., sgd=optimizer)` there is one for each component, and a param that is updated by itself
-  is one, too.
+- It is exponential, forgets 1% at each update, and is corrected for its beginning as Adam's moments are. It finds no
+  spike in its first 20 updates.
+- A spike counts as `spike_factor` times the average, as if it had been clipped, so it can't raise the average much. Yet
+  no training gets stuck where norms have risen for good: the average grows by (`spike_factor` - 1) percent at each
+  spike until it has caught up, and spikes more often than once in `spike_factor` updates soon stop being spikes.
+- Norms that are not finite don't count. Neither do norms of 0: a batch without annotations says nothing about others.
+- Each set of params that is updated together has its own average. In spaCy's training loop there is one set, the whole
+  pipeline; with `nlp.update(..., sgd=optimizer)` there is one per component, and one for each param that is updated by
+  itself.
 
-All is decided from the norms, for which clipping has looked already: see clipping.py. After several bad updates in a
-row a training may go back to a checkpoint: see rollback.py.
+Decisions need only the norms, which clipping measures anyway: see clipping.py. After several bad updates in a row a
+training may go back to a checkpoint: see rollback.py.
 """
 
 from __future__ import annotations
@@ -36,32 +33,32 @@ from ..schema import Count, NotNegative, read, write
 from ..types import CheckpointSettings, OnSpike, RollbackSettings
 
 DECAY = 0.99
-# Nothing is a spike before so many norms are known.
+# Norms to collect before a spike is possible.
 MIN_UPDATES = 20
-# The key under which updates of the whole pipeline are counted.
+# The key of updates of the whole pipeline.
 JOINT = "the pipeline"
 
 
 @dataclass
 class MovingAverage:
-    """Of the norms of one set of params.
+    """The moving average of the norms of one set of params.
 
     norm (float): The average.
-    updates (int): How many norms went into it.
+    updates (int): The number of norms in it.
     """
 
     norm: NotNegative = 0.0
     updates: Count = 0
 
     def add(self, norm: float) -> None:
-        """Take in one more norm."""
+        """Add a norm."""
         self.updates += 1
         self.norm += (1.0 - DECAY) / (1.0 - DECAY**self.updates) * (norm - self.norm)
 
 
 @dataclass
 class GuardState:
-    """What a guard is saved as: attributes of its own."""
+    """The saved form of a guard: its attributes."""
 
     nonfinite: Count
     spikes: Count
@@ -73,14 +70,14 @@ class GuardState:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """what (str): What is not finite, as a sentence without its end."""
+    """what (str): The non-finite value, as a sentence without its end."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A norm above `spike_factor` times its moving average, in which param `largest` has most."""
+    """A norm above `spike_factor` times its moving average. Param `largest` has the largest part of it."""
 
     params: str
     norm: float
@@ -90,10 +87,10 @@ class Spike:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happens to an update.
+    """The decision on an update.
 
-    factor (float | None): By how much to scale all gradients, at most 1. None: skip it.
-    found (NonFinite | Spike | None): Why.
+    factor (float | None): A factor for all gradients, at most 1. None: skip the update.
+    found (NonFinite | Spike | None): The reason.
     """
 
     factor: float | None = 1.0
@@ -101,17 +98,15 @@ class Verdict:
 
 
 class Guard:
-    """Decides for each update whether it is made, and counts those that are not.
+    """Decides whether each update is made, and counts skipped ones.
 
-    max_nonfinite (int): After so many updates in a row whose gradients were not finite it stops the training. 0: they
-        are made.
-    spike_factor (float): What a norm must be above to be a spike, as a multiple of its moving average. 0: nothing is a
-        spike.
-    on_spike ("skip" | "clip"): Spikes are skipped, or made with the gradients scaled down to `spike_factor` times the
-        average.
+    max_nonfinite (int): It stops the training after this many updates in a row with non-finite gradients. 0: never skip
+        or stop.
+    spike_factor (float): A norm above this many times its moving average is a spike. 0: no norm is.
+    on_spike ("skip" | "clip"): Skip spikes, or scale the gradients down to `spike_factor` times the average.
 
-    Public: `nonfinite`, `spikes` (how many were found), `skipped` (how many updates were not made, for either reason),
-    `bad_in_a_row` (how many of the last updates in a row were one or the other).
+    Public: `nonfinite` and `spikes` (how many were found), `skipped` (updates not made, for either reason),
+        `bad_in_a_row` (bad updates since the last good one).
     RAISES (ConfigError): An invalid setting.
     """
 
@@ -128,15 +123,15 @@ class Guard:
 
     @property
     def wants_norms(self) -> bool:
-        """Whether it has anything to decide."""
+        """Whether it needs the norms."""
         return bool(self.max_nonfinite or self.spike_factor)
 
     def judge(self, params: Sequence[Param], norms: Sequence[float], norm: float) -> Verdict:
-        """Decide whether an update is made. `report` comes after it.
+        """Decide whether an update is made. Call `report` afterwards.
 
-        params (Sequence[Param]): The params that are to be updated.
+        params (Sequence[Param]): The params to update.
         norms (Sequence[float]): The norm of each gradient.
-        norm (float): Of all together.
+        norm (float): The norm of all gradients together.
         RETURNS (Verdict): For `report`.
         """
         if not norm < math.inf:
@@ -160,19 +155,18 @@ class Guard:
         return Verdict(limit / norm if self.on_spike == "clip" else None, found)
 
     def refuse(self, error: Exception) -> Verdict:
-        """Skip an update whose gradients could not all be computed because of a value that is not finite.
+        """Skip an update whose gradients could not all be computed because of a non-finite value.
 
-        error (Exception): What the component raised. It is raised again if such updates are not to be skipped.
+        error (Exception): The component's error. It is raised again if such updates are not skipped.
         """
         if not self.max_nonfinite:
             raise error
         return Verdict(None, NonFinite(str(error).rstrip(".")))
 
     def report(self, verdict: Verdict, together: str) -> None:
-        """Count what was found, and warn when it is the first of its kind.
+        """Count the result, and warn when it is the first of its kind.
 
-        together (str): Name of the params that are updated together. Models may be updated in turns; each has its own
-            count.
+        together (str): Name of the params that are updated together. Models may take turns; each has its own count.
         RAISES (NonFiniteGradError): Too many updates in a row were not finite.
         """
         self.bad_in_a_row = 0 if verdict.found is None else self.bad_in_a_row + 1
@@ -218,7 +212,7 @@ class Guard:
             )
 
     def begin_anew(self) -> None:
-        """Forget averages and bad updates in a row, as other params follow. Counters are kept."""
+        """Forget averages and bad updates in a row, for other params. Counters are kept."""
         self.bad_in_a_row = 0
         self.averages = {}
         self.nonfinite_in_a_row = {}
@@ -226,11 +220,11 @@ class Guard:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and averages, as JSON takes them."""
+        """Counters and averages, for JSON."""
         return write(self, GuardState)
 
     def load_state_dict(self, saved: Any, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Load the state of another guard. Everything is checked first; after an error nothing has changed.
+        """Load the state of another guard. Everything is checked first; an error changes nothing.
 
         saved (Mapping): From `state_dict`.
         renamed (Mapping[str, str]): The new names of components, by their names in the state.
@@ -245,7 +239,7 @@ class Guard:
 def rollback_settings(
     after: int, factor: float, at_most: int, guard: Guard, checkpoint: CheckpointSettings | None
 ) -> RollbackSettings | None:
-    """The settings in a config for going back to a checkpoint. None: it is off.
+    """The settings for rollbacks in a config. None: they are off.
 
     RAISES (ConfigError): An invalid setting.
     """
@@ -275,7 +269,7 @@ def rollback_settings(
 def set_name(params: Sequence[Param]) -> str:
     """Name of a set of params that is updated together: its components and number of params, or its only param.
 
-    The number is part of it because norms are others from when layers are unfrozen.
+    The number is part of it because unfreezing layers changes the norms.
     """
     if len(params) == 1:
         return params[0].name

@@ -1,7 +1,6 @@
-"""Gradient norms: one look at all gradients, from which clipping by norms (clipping.py) and the guard against bad ones
-(guard.py) follow.
+"""Gradient norms, for clipping by norms (clipping.py) and the guard against bad gradients (guard.py).
 
-It costs one pass over the gradients and one host sync, however many tensors there are.
+They take one pass over the gradients and one host sync for any number of tensors.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ..params import CHUNK, Param, as_one_vector
 
 
 def norms_of_grads(params: Sequence[Param]) -> list[float]:
-    """As `grad_norms`, of the gradients of params, in half the time for many small ones. `Param.flat_grad` saves half
-    of the rest.
+    """As `grad_norms`, of the gradients of params, in half the time for many small ones. `Param.flat_grad` halves the
+    rest.
     """
     flats: list[torch.Tensor] = []
     for param in params:
@@ -51,7 +50,7 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
             wide = torch.float32 if dtype.itemsize < 4 else None
             away.setdefault(device, []).append((indices, torch.stack(kernels.norms(chosen, wide))))
     for parts in away.values():
-        # All dtypes together: it is here that the host waits for the device.
+        # All dtypes together: here the host waits for the device.
         found = torch.cat([part for _, part in parts]).tolist()
         for i, norm in zip(itertools.chain.from_iterable(indices for indices, _ in parts), found):
             norms[i] = norm
@@ -70,9 +69,7 @@ def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
 
 
 def total_norm(norms: Sequence[float]) -> float:
-    """The 2-norm of tensors as one vector, from the norm of each. It is finite where these are and a float can hold
-    it.
-    """
+    """The 2-norm of tensors as one vector, from their norms. Finite if these are and a float can hold it."""
     try:
         total = math.sqrt(math.fsum(map(operator.mul, norms, norms)))
     except OverflowError:

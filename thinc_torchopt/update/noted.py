@@ -1,4 +1,4 @@
-"""Gradients that were noted since the last update."""
+"""Gradients since the last update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Call = Callable[..., tuple[Any, Any]]
 
 
 class NotedGrads:
-    """The params that have a gradient for the next update, by key, and the shims that take part in it."""
+    """The params that have a gradient for the next update, by key, and the shims of the updated models."""
 
     def __init__(self) -> None:
         self.params: dict[Key, Param] = {}
@@ -36,14 +36,14 @@ class NotedGrads:
     def note(
         self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
     ) -> None:
-        """Note a param with its gradient. That of a frozen param is dropped.
+        """Add a param with its gradient. The gradient of a frozen param is dropped.
 
-        table (ParamTable): All params: it is among these from now on.
+        table (ParamTable): All params. The param is added to it.
         key, source, grad, callback: As in `TorchOptimizer.set_grad`.
         RAISES (ParamError | ShapeError): As there.
         """
         param = table.by_key.get(key)
-        # Else it is thinc's array, as ever: tensors may change their data.
+        # Otherwise thinc's array is the key: tensors may change their data.
         if param is None or param.source is not source or not param.is_array or callback is not None:
             param = table.see(key, source, callback)
             if param is None:  # it is empty
@@ -51,7 +51,7 @@ class NotedGrads:
                     callback(source)
                 return
             param.callback = callback
-        if not param.has_taken(grad):
+        if not param.has_grad(grad):
             param.set_grad(grad)
         if param.group is not None:
             self.params[key] = param
@@ -63,14 +63,14 @@ class NotedGrads:
     def collect(
         self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call, *, sees_all: bool
     ) -> None:
-        """Note all params of a model that have a gradient.
+        """Add all params of a model that have a gradient.
 
-        table (ParamTable): All params: these are among them from now on.
-        set_grad (Callable): `TorchOptimizer.set_grad`, which notes each; or a subclass's own.
-        update_alone (Callable): For arrays that a shim gives to its optimizer, and that are no params: thinc's
-            interface of an optimizer.
-        sees_all (bool): Whether `set_grad` is to be called for each. Else it is not for those that are as they were at
-            the update before: a torch param; the same array, with the same gradient on the same memory.
+        table (ParamTable): All params. These are added to it.
+        set_grad (Callable): `TorchOptimizer.set_grad`, which adds each; or a subclass's own.
+        update_alone (Callable): thinc's interface of an optimizer, for arrays that a shim passes to its optimizer but
+            that are not params.
+        sees_all (bool): Call `set_grad` for each. False: not for unchanged ones, that is torch params, and arrays with
+            the same gradient on the same memory as before.
         """
         for node in model.walk():
             for shim in node.shims:
@@ -81,13 +81,13 @@ class NotedGrads:
                     param is not None
                     and param.source is array
                     and param.is_array
-                    and param.has_taken(grad)
+                    and param.has_grad(grad)
                     and param.group is not None
                     and not sees_all
                 ):
                     self.params[key] = param
                     continue
-                if isinstance(grad, numpy.generic):  # it will be set to zero in place, which a number can't be
+                if isinstance(grad, numpy.generic):  # it will be zeroed in place, which a number does not allow
                     grad = own_copy(grad)
                     node.set_grad(key[1], grad)
                 set_grad(table.array_of_node(node, key[1], model), grad, key=key)
@@ -106,7 +106,7 @@ class NotedGrads:
         scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             for source, grad in torch_grads(shim, update_alone):
-                param = table.meet_torch_param(source, shim, model)
+                param = table.add_torch_param(source, shim, model)
                 if param is not None and param.callback is None and param.group is not None and not sees_all:
                     param.set_grad(grad)
                     self.params[param.key] = param
@@ -116,15 +116,15 @@ class NotedGrads:
             back = WriteBack(shim, [name for name, _, _ in found], update_alone)
             for name, weights, gradient in found:
                 key = table.name_shim_param(shim, name, model)
-                set_grad(weights, gradient, partial(back.take, name), key=key)
+                set_grad(weights, gradient, partial(back.add, name), key=key)
 
-    def take(self) -> tuple[list[Param], list[Shim]]:
-        """Give away what was noted: the params whose gradient is still there, and the shims."""
+    def pop_all(self) -> tuple[list[Param], list[Shim]]:
+        """Remove and return everything: the params that still have their gradient, and the shims."""
         params, shims = [param for param in self.params.values() if param.tensor.grad is not None], self.shims
         self.forget()
         return params, shims
 
     def forget(self) -> None:
-        """Drop what was noted."""
+        """Drop everything."""
         self.params.clear()
         self.shims = []

@@ -1,4 +1,4 @@
-"""What a torch optimizer keeps of each param: read, replaced, and fitted to another tensor or shape."""
+"""A torch optimizer's state of each param: read, replaced, and fitted to another tensor or shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..params import Param
 class ParamStates:
     """The states in a torch optimizer, by param.
 
-    optimizer (torch.optim.Optimizer): Any. The params that are asked for are in its groups.
+    optimizer (torch.optim.Optimizer): Any, with the params in its groups.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -22,10 +22,10 @@ class ParamStates:
         self.optimizer_class = type(optimizer)
 
     def get(self, param: Param) -> dict[str, Any]:
-        """The state of a param, as torch keeps it. Empty: it has none yet."""
+        """The state of a param, in torch's form. Empty: none yet."""
         return dict(self._optimizer.state.get(param.tensor, {}))
 
-    def take(
+    def put(
         self,
         param: Param,
         state: Mapping[str, Any],
@@ -34,10 +34,10 @@ class ParamStates:
         dtype: torch.dtype,
         on_growth: Fill = "mean",
     ) -> None:
-        """Give a param a state: of another process, or of the param that had its name. Its tensors are copied.
+        """Set the state of a param: from a file, or of the param that had its name. Its tensors are copied.
 
         shape (Sequence[int]), dtype (torch.dtype): Of the param that had this state.
-        on_growth (Fill): What new cells get.
+        on_growth (Fill): How to fill new cells.
         RAISES (StateError): It does not fit.
         """
         fitted = self._fit(param, state, param.tensor, shape, dtype, on_growth)
@@ -47,27 +47,25 @@ class ParamStates:
         }
 
     def drop(self, param: Param) -> None:
-        """Forget the state of a param."""
+        """Drop the state of a param."""
         self._optimizer.state.pop(param.tensor, None)
 
     def keep_only(self, tensors: Collection[torch.Tensor]) -> None:
-        """Forget the states of all other tensors."""
+        """Drop the states of all other tensors."""
         state = self._optimizer.state
         for tensor in [known for known in state if isinstance(known, torch.Tensor) and known not in tensors]:
             del state[tensor]
 
-    def take_over(self, built: torch.optim.Optimizer) -> None:
-        """Take the states that another optimizer of the class made when it was built, as Adagrad does, of params that
-        have none.
+    def add_initial(self, built: torch.optim.Optimizer) -> None:
+        """Add the states that another optimizer of the class made when it was built, as Adagrad does, where there are
+        none.
         """
         for tensor, state in built.state.items():
             if isinstance(tensor, torch.Tensor):
                 self._optimizer.state.setdefault(tensor, state)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
-        """Move the state of a param to the tensor that will take the place of its own: of the same shape, anywhere, in
-        any memory order.
-        """
+        """Move the state of a param to a new tensor of the same shape, on any device, in any memory order."""
         if param.tensor in self._optimizer.state:
             state = self._optimizer.state.pop(param.tensor)
             self._optimizer.state[new] = self._fit(param, state, new, param.shape, param.dtype)
@@ -81,7 +79,7 @@ class ParamStates:
         dtype: torch.dtype,
         on_growth: Fill = "mean",
     ) -> dict[str, Any]:
-        """State of a param for a tensor: on its device, and in its memory order, where fused kernels look for it."""
+        """State of a param for a tensor: on its device, and in its memory order, as fused kernels need it."""
         fitted = fit_param_state(
             self.optimizer_class,
             state,

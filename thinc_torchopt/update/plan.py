@@ -1,11 +1,11 @@
-"""The plan of an optimizer: which torch optimizer updates which param, and in which param group.
+"""The plan of an optimizer: the torch optimizer and the param group of each param.
 
-It is derived from the params as a whole, whenever one of them has come, gone or changed: see `Plan.sync`. Params whose
-settings, and the rates that rules made of them, are equal are in one param group of torch's. torch keeps its state by
-tensor, so that groups can be made anew at any time.
+It is derived from all params whenever one of them is added, removed or changed: see `Plan.sync`. Params with equal
+settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
+made anew at any time.
 
-A frozen param is in no group: it has no state and no average, nothing decays it, and inside `FrozenGrads.stopping`
-torch computes no gradient for it.
+A frozen param is in no group: it has no state and no average, does not decay, and inside `FrozenGrads.stopping` torch
+computes no gradient for it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .stepping import Stepper
 
 Chosen = list[tuple[Stepper, list[tuple[Group, Sequence[Param]]]]]
 
-# By the algorithm's place, and by the key of the group: the params of a group.
+# By the algorithm's index, and by the key of the group: the params of a group.
 _Derived = dict[int, dict[tuple[Any, ...], list[Param]]]
 
 
 class Kept(NamedTuple):
-    """The state in torch that a param leaves to the one that takes its name."""
+    """The state in torch that a param passes to its successor."""
 
     optimizer_class: type[torch.optim.Optimizer]
     state: dict[str, Any]
@@ -48,16 +48,16 @@ class Kept(NamedTuple):
 class Plan:
     """The torch optimizers behind a TorchOptimizer, with their param groups.
 
-    params (Mapping[Key, Param]): All params of the optimizer, in the order in which they were first seen. Whoever
-        changes them, or one of them, calls `sync` afterwards.
-    cascade (Cascade): What holds for each param.
+    params (Mapping[Key, Param]): All params of the optimizer, in the order in which they were added. Code that changes
+        them calls `sync` afterwards.
+    cascade (Cascade): The settings of each param.
     writer (RateWriter): Writes the learning rates.
     default_rate (Callable): The learning rate of params without one of their own.
-    step (int): The step that comes.
-    frozen_grads (FrozenGrads): Told which params are frozen.
+    step (int): The next step.
+    frozen_grads (FrozenGrads): Gets the frozen params.
 
-    Public: `algorithms` (the torch optimizers: of the algorithm, those of blocks, and fallbacks; each is there from its
-    first param on), `freeze_changes`, `rate_changes`.
+    Public: `algorithms` (the torch optimizers: of the algorithm, of blocks, and of fallbacks; each is built for its
+        first param), `freeze_changes`, `rate_changes`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Plan:
         ]
         self._built: dict[int, BuiltAlgorithm] = {}
         self._n_lineages = 0
-        self._next_thaw = math.inf  # the step at which a param that is frozen now is trained again
+        self._next_thaw = math.inf  # the next step at which a frozen param is trained again
 
     @property
     def algorithms(self) -> list[BuiltAlgorithm]:
@@ -96,13 +96,13 @@ class Plan:
 
     @property
     def frozen_params(self) -> list[Param]:
-        """Those that are not trained, or not yet."""
+        """Params that are not trained, or not yet."""
         return [param for param in self._params.values() if param.group is None]
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """The policies of all params, by the config paths of their blocks. Those of frozen params too: they may have
-        learned something before, and their params may be trained again.
+        """The policies of all params, by the config paths of their blocks. With those of frozen params: they may have
+        state, and the params may be trained again.
         """
         found = {param.settings.policy: self.rates.policy_of(param.settings) for param in self._params.values()}
         return {wanted.where: policy for wanted, policy in found.items() if wanted is not None and policy is not None}
@@ -110,16 +110,15 @@ class Plan:
     # ------------------------------------------------------------------ deriving it
 
     def sync(self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True) -> None:
-        """Bring torch's param groups in line with the params as they are now.
+        """Bring torch's param groups in line with the params.
 
-        changed (Iterable[Param]): Those whose settings may be others than before: they have got another name, for
-            example, or take the place of others.
-        new (Iterable[Param]): Those that came. They take part in what rules did before, and in what was frozen.
-        names_are_lasting (bool): Whether their names are those of a pipeline, to which patterns can be applied.
-        RAISES (ConfigError): The algorithm can't optimize a param, and there is no fallback; or there are patterns, but
-            no such names. Nothing has changed then. (LearnRateIntegrityError): Other code wrote a rate.
+        changed (Iterable[Param]): Params whose settings may have changed: renamed or replaced ones, for example.
+        new (Iterable[Param]): Added params. They get the changes that rules made before, and may be frozen.
+        names_are_lasting (bool): Whether their names are those of a pipeline, so that patterns apply.
+        RAISES (ConfigError): The algorithm can't optimize a param and has no fallback, or patterns can't apply without
+            lasting names. Nothing changes then. (LearnRateIntegrityError): Other code wrote a rate.
         """
-        for algorithm in self.algorithms:  # what was written to a group that goes would be lost
+        for algorithm in self.algorithms:  # changes to a group that is replaced would be lost
             self._writer.check_rates(algorithm.name)
         new = list(new)
         changed = [*changed, *new]
@@ -160,8 +159,8 @@ class Plan:
         return derived
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
-        """Equal for params that are in one group: their settings, whether they can be fused, and what rules made of
-        their rates. Groups in which an algorithm keeps a state stay apart once they are.
+        """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates.
+        Groups with state of their algorithm stay apart.
         """
         builder = self._builders[param.settings.algorithm]
         is_fused, lineage = builder.fuses(param.tensor, param.settings), 0
@@ -173,7 +172,7 @@ class Plan:
     def _build(
         builder: Builder, of: BuiltAlgorithm | None, groups: Mapping[tuple[Any, ...], list[Param]]
     ) -> dict[tuple[Any, ...], torch.optim.Optimizer]:
-        """Build an optimizer for each group that is new, or has new params, of these. Changes nothing."""
+        """Build an optimizer for each group that is new, or has new params, from these. Changes nothing."""
         known = set() if of is None else {group.key for group in of.groups}
         built = {}
         for key, params in groups.items():
@@ -193,8 +192,8 @@ class Plan:
             taken[i] = {}
             for key, params in derived.get(i, {}).items():
                 if key in built[i]:
-                    # Some classes, Adagrad among them, make a param's state only when they are built.
-                    algorithm.states.take_over(built[i][key])
+                    # Some classes, such as Adagrad, make a param's state only when they are built.
+                    algorithm.states.add_initial(built[i][key])
                 group = known.get(key)
                 taken[i][group or self._new_group(key, params, entries[i][key], algorithm)] = params
         before = set(self.groups)
@@ -204,7 +203,7 @@ class Plan:
                 for param in group.params:
                     param.group = None
         for i, groups in taken.items():
-            self._built[i].take(groups)
+            self._built[i].set_groups(groups)
         frozen = self.frozen_params
         self._next_thaw = min((param.settings.frozen_until for param in frozen), default=math.inf)
         self._frozen_grads.stop_only(frozen)
@@ -212,9 +211,7 @@ class Plan:
     def _new_group(
         self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm
     ) -> Group:
-        """Make a group. If its first param is from another one of this algorithm, it goes on with what was kept in
-        that.
-        """
+        """Make a group. If its first param is from another group of this algorithm, it inherits that group's values."""
         old, id = params[0].group, params[0].settings.label
         if old is None or old.owner is not algorithm:
             return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
@@ -223,7 +220,7 @@ class Plan:
             for param in params:
                 param.lineage = self._n_lineages
             key = self._key_of(params[0])
-        # Of the same settings: what others wrote there, too.
+        # Of the same settings, including values written by other code.
         kept = old.entry if old.key[:2] == key[:2] else old.state
         entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
         group = Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
@@ -232,9 +229,9 @@ class Plan:
 
     @staticmethod
     def _name(groups: Mapping[Group, list[Param]], before: Set[Group]) -> None:
-        """Give ids to groups that are new, and others to those whose id is now the label of another one's params.
+        """Give ids to new groups, and other ids to groups whose id is now the label of another group.
 
-        before (Set[Group]): Those that there were.
+        before (Set[Group]): The earlier groups.
         """
         labels = {group: {param.settings.label for param in params} for group, params in groups.items()}
         known = set().union(*labels.values())
@@ -244,7 +241,7 @@ class Plan:
             group.watched.id = unique(groups[group][0].settings.label, ids)
 
     def _frozen_alike(self, group: Group) -> list[Param]:
-        """Frozen params that would be in a group."""
+        """Frozen params that would belong to a group."""
         settings, *_, factor, held = group.key
         return [
             param
@@ -253,54 +250,54 @@ class Plan:
         ]
 
     def _settings_of(self, param: Param) -> ParamSettings:
-        """What the config says for a param, and what was done to it since."""
+        """The settings of a param in the config, with later changes."""
         settings = self._cascade.settings_of(param)
         return settings if param.frozen_until is None else replace(settings, frozen_until=param.frozen_until)
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every pattern matches a name.
 
-        RAISES (ConfigError): One matches none.
+        RAISES (ConfigError): A pattern matches none.
         """
         self._cascade.check(names)
 
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
-        """Learn the names of all params of the pipeline.
+        """Set the names of all params of the pipeline.
 
-        embeddings (Collection[str]): Those of embeddings.
-        RETURNS (bool): Whether the settings of params may be others than before.
+        embeddings (Collection[str]): The names of embeddings.
+        RETURNS (bool): Whether settings of params may have changed.
         """
         return self._cascade.see_names(names, embeddings)
 
     # ------------------------------------------------------------------ the state of a param
 
     def release(self, param: Param) -> Kept | None:
-        """The state in torch of a param, for the one that takes its name."""
+        """The state in torch of a param, for its successor."""
         if param.group is None or not (state := param.group.owner.states.get(param)):
             return None
         return Kept(param.group.owner.states.optimizer_class, state)
 
     def inherit(self, param: Param, released: Kept, old: Released, on_growth: OnGrowth) -> None:
-        """Let a param go on with the state of one that had its name before, if the same class optimizes both.
+        """Give a param the state of its predecessor, if the same class optimizes both.
 
         RAISES (StateError): The state can't be fitted to its shape.
         """
         if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
             fill: Fill = "zero" if on_growth == "zero" else "mean"
-            param.group.owner.states.take(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
+            param.group.owner.states.put(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
-        """Let a tensor of the same shape take the place of a param's, perhaps on another device or in another memory
-        order. The state moves along. `sync` comes after it.
+        """Replace a param's tensor by one of the same shape, perhaps on another device or in another memory order. The
+        state moves too. Call `sync` afterwards.
         """
         if param.group is not None:
             param.group.owner.states.move(param, new)
         param.put_on(new)
 
     def keep_apart(self, saved: Mapping[str, Collection[str]]) -> None:
-        """Part params that were in different groups of an algorithm that keeps a state in each.
+        """Separate params that were in different groups of an algorithm that keeps state by group.
 
-        saved (Mapping[str, Collection[str]]): The names of the params of each group in another run, by its id.
+        saved (Mapping[str, Collection[str]]): The names of the params of each saved group, by its id.
         """
         origins = {name: id for id, names in saved.items() for name in names}
         is_due = False
@@ -314,10 +311,10 @@ class Plan:
         if is_due:
             self.sync()
 
-    def take_ids(self, ids: Mapping[Group, str]) -> None:
-        """Give groups the ids that they had in another run, each to the first one that it is for. Others get free ones.
+    def restore_ids(self, ids: Mapping[Group, str]) -> None:
+        """Give groups their saved ids, each to the first group that asks for it. Others get free ids.
 
-        ids (Mapping[Group, str]): Of those that there were.
+        ids (Mapping[Group, str]): The saved ids.
         """
         free, taken = set(ids.values()), set(ids.values())
         for group in self.groups:
@@ -330,27 +327,27 @@ class Plan:
         self._writer.note_ids()
 
     def forget_lists(self) -> None:
-        """Other states come: nothing holds on to those that they replace."""
+        """Drop references to states that are replaced now."""
         for algorithm in self.algorithms:
             algorithm.stepper.direct.forget()
 
-    # ------------------------------------------------------------------ changes in the course of a training
+    # ------------------------------------------------------------------ changes during a training
 
     def move_to_step(self, step: int) -> None:
-        """Begin to train what is frozen up to a step.
+        """Begin to train params that were frozen up to a step.
 
-        step (int): The step that comes.
+        step (int): The next step.
         """
         self._step = step
         if step >= self._next_thaw:
             self.sync()
 
     def freeze(self, texts: Sequence[str], *, frozen: bool) -> list[Param]:
-        """Train params no longer, or again. They begin anew then.
+        """Freeze params, or train them again. They begin anew then.
 
         texts (Sequence[str]): Patterns over names.
-        RETURNS (list[Param]): Those for which that is a change.
-        RAISES (ConfigError): A param that is to be trained can't be. Nothing has changed then.
+        RETURNS (list[Param]): The params that changed.
+        RAISES (ConfigError): A param can't be trained. Nothing changes then.
         """
         change = FreezeChange(list(texts), math.inf if frozen else self._step)
         params = [param for param in self._params.values() if change.matches(param.names)]
@@ -370,12 +367,12 @@ class Plan:
         return changed
 
     def change_rates(self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0) -> None:
-        """Multiply the rates of params, from the next step on, and of those that will come to their blocks.
+        """Multiply the rates of params from the next step on, and of params that are added to their blocks later.
 
         texts (Sequence[str]): Names of groups or blocks, or patterns over these.
         factor (float): Above 0.
-        min_rate (float): If a factor below 1 would take the rate of the next step below that, it goes no further down.
-        RAISES (ConfigError): There is no such group, or an invalid factor or rate. Nothing has changed then.
+        min_rate (float): A factor below 1 does not lower the rate of the next step below this.
+        RAISES (ConfigError): No such group, or an invalid factor or rate. Nothing changes then.
         """
         section = Section("the learn rate controller")
         section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
@@ -385,9 +382,9 @@ class Plan:
         self._change_rates(RateChange(tuple(texts), factor, min_rate / scale if scale else min_rate))
 
     def set_rates(self, texts: Sequence[str], rate: float) -> None:
-        """Set the rates of params, from the next step on, in place of those that settings and schedules say.
+        """Set the rates of params from the next step on, in place of settings and schedules.
 
-        RAISES (ConfigError): There is no such group, or an invalid rate. Nothing has changed then.
+        RAISES (ConfigError): No such group, or an invalid rate. Nothing changes then.
         """
         Section("the learn rate controller").number("rate", rate)
         self.check_group_names(texts)
@@ -409,7 +406,7 @@ class Plan:
         self.sync()
 
     def _rate_to_come(self, param: Param) -> float:
-        """The rate that a param would have at the next step, without the scale of the run."""
+        """The rate of a param at the next step, without the scale of the run."""
         if param.group is not None:
             return param.group.watched.rate_at(0)
         if param.held_rate is not None:
@@ -437,16 +434,16 @@ class Plan:
                 found.append((algorithm.stepper, chosen))
         return found
 
-    # ------------------------------------------------------------------ what can be looked at
+    # ------------------------------------------------------------------ for inspection
 
     @property
     def options(self) -> dict[str, Any]:
-        """The algorithm's options as they are at this step, for params without any of their own."""
+        """The algorithm's options at this step, for params without options of their own."""
         return {name: current(value) for name, value in self._cascade.candidates[0].options.items()}
 
     def learn_rates(self) -> dict[str, float]:
-        """The rate of the last step by label, as in `ParamSettings`; 0 for what is frozen. Where groups with one label
-        have different rates, they stand under their ids.
+        """The rate of the last step by label, as in `ParamSettings`; 0 for frozen params. Groups with one label and
+        different rates appear under their ids.
         """
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
@@ -462,11 +459,11 @@ class Plan:
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
     def rate_names(self) -> set[str]:
-        """All names that `learn_rates` may ever have."""
+        """All names that `learn_rates` can have."""
         return {name for group in self.groups for name in (group.id, *group.labels)} | self.learn_rates().keys()
 
     def check_group_names(self, texts: Sequence[str]) -> None:
-        """Check that each pattern matches a name of a group or a block, of a frozen one too.
+        """Check that each pattern matches a name of a group or block, including frozen ones.
 
         RAISES (ConfigError): One matches none; or not a list.
         """
@@ -476,13 +473,13 @@ class Plan:
             if not RateChange((text,)).matches(names):
                 known = ", ".join(sorted(names)) or "none"
                 raise ConfigError(
-                    f"Can't change the learning rates of '{text}': expected the name of a param group, or a pattern, "
-                    f"found that it matches none of {known}."
+                    f"Can't change the learning rates of '{text}': it matches none of the param groups. There are: "
+                    f"{known}."
                 )
 
     def _group_names(self) -> dict[Param, set[str]]:
-        """By what the rate of each param can be changed: its label, the blocks that it is from, and the id of its group
-        if that is no label.
+        """The names that select each param for changes of rates: its label, its blocks, and the id of its group if that
+        is not a label.
         """
         names = {param: param.settings.names for param in self._params.values()}
         known = set().union(*names.values())

@@ -1,4 +1,4 @@
-"""Gradients of several processes, made one before anything is decided about them."""
+"""Combine the gradients of several processes, before the guard and clipping see them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from ..params import Param
 
 
 class SplitState(Protocol):
-    """Lets each process update some of the params, and keep their state."""
+    """Splits the updates of params, and their state, between processes."""
 
     def own(self, params: Sequence[Param]) -> list[Param]:
-        """Those that this process updates, of all that are updated."""
+        """The params that this process updates, among those to update."""
 
     def exchange(self, params: Sequence[Param]) -> None:
-        """They are updated: take the values of others."""
+        """Get the values of params that other processes have updated."""
 
 
 class Reduce(Protocol):
-    """Makes each gradient that of all processes, in place. Data parallel stands behind this: see distributed/reduce.py.
+    """Combines each gradient over all processes, in place. distributed/reduce.py implements it for data parallel
+    training.
 
     lr_scale (float): Multiplies all learning rates.
     shards (SplitState | None): None: each process updates all params.
@@ -37,10 +38,10 @@ class Reduce(Protocol):
         spoiled_by: Exception | None,
         metrics: Mapping[str, Any] | None,
     ) -> tuple[list[Param], Exception | None, Mapping[str, Any] | None]:
-        """Every process comes here at each joint update, also without a gradient.
+        """Called by every process at each joint update, even without a gradient.
 
-        params (Sequence[Param]): Those that have a gradient here. known (Sequence[Param]): All.
-        spoiled_by (Exception | None): Why not all gradients could be computed here.
+        params (Sequence[Param]): The params that have a gradient here. known (Sequence[Param]): All params.
+        spoiled_by (Exception | None): The error that prevented gradients here.
         metrics (Mapping | None): Of this step, for learning rates.
-        RETURNS (tuple): The same of all processes: params with a gradient in any, the first reason, and metrics.
+        RETURNS (tuple): Over all processes: params with a gradient in any, the first error, and metrics.
         """

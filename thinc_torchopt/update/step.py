@@ -1,16 +1,16 @@
 """One update of some params, from top to bottom:
 
- 1. reduce      with several processes: each gradient becomes that of all of them
- 2. judge       one look at all gradients; the update is skipped if one is not finite, or if they are a spike
- 3. clip        by how much to scale the gradients
+ 1. reduce      with several processes: combine each gradient
+ 2. judge       look once at all gradients; skip the update if one is not finite, or if they are a spike
+ 3. clip        the factor for the gradients
  4. rates       the learning rate of each param group, by the one controller that writes them
  5. torch       the algorithm's own step, on the params that have a gradient
  6. write back  shims that keep their params elsewhere get the new values
  7. zero        thinc's gradients become zero in place, torch's None
  8. averages    follow the new values
 
-Gradients were noted before, see torch_optimizer.py. A skipped update changes nothing but counters: what a batch wrote
-to BatchNorm's statistics is put back.
+Gradients were collected before, see torch_optimizer.py. A skipped update changes nothing but counters: even BatchNorm's
+statistics are restored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 class Step:
     """Makes updates.
 
-    guard (Guard): Decides which are made.
-    clip_by (ClipBy): Whose norm, or what else, is clipped.
+    guard (Guard): Decides which updates are made.
+    clip_by (ClipBy): The kind of clipping.
 
     Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured),
-    `buffers` (what the buffers of torch modules held after the last update that was made), `reduce` (for joint updates;
-    None: this is the only process).
+        `buffers` (of torch modules, as of the last update), `reduce` (for joint updates; None: this is the only
+        process).
     """
 
     def __init__(self, guard: Guard, clip_by: ClipBy):
@@ -60,7 +60,7 @@ class Step:
         self.forget_buffers()
 
     def forget_buffers(self) -> None:
-        """Other params come: what the buffers of modules held counts no more."""
+        """Forget saved buffers, for other params."""
         self.buffers = KeptBuffers()
 
     def make(
@@ -80,13 +80,13 @@ class Step:
         """Make one update, or skip it.
 
         params (Sequence[Param]): Each with a gradient.
-        shims (Sequence[Shim]): Those that take part.
+        shims (Sequence[Shim]): The shims of the updated models.
         trained (TrainedParams): Groups, learning rates and averages of these params.
         grad_clip (float): The largest norm, or value. 0: no clipping.
-        together (str): Under what the guard counts it.
+        together (str): The guard's name for the set of params.
         lr_scale (float): Multiplies all learning rates.
         epoch, metrics: For the writer of learning rates.
-        spoiled_by (Exception | None): Why not all gradients could be computed. The update is skipped then.
+        spoiled_by (Exception | None): The error that prevented gradients. The update is skipped then.
         batch_size (BatchSize | None): For algorithms that normalize gradients.
         RETURNS (bool): Whether it was made.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
@@ -117,8 +117,7 @@ class Step:
                         shards.exchange(params)
                     for param in params:
                         param.steps += 1
-                # After a skipped update too: shims that keep their params elsewhere wait for this to release their
-                # gradients.
+                # After a skipped update too: shims that keep their params elsewhere then release their gradients.
                 for param in params:
                     if param.callback is not None:
                         param.callback(param.in_form(param.tensor))
@@ -138,10 +137,10 @@ class Step:
         return None, self.guard.refuse(spoiled_by)
 
     def _measure_and_clip(self, params: Sequence[Param], grad_clip: float) -> tuple[float | None, Verdict]:
-        """Clip, or say by how much to clip.
+        """Clip, or return the factor to clip by.
 
-        RETURNS (tuple[float | None, Verdict]): A factor for all gradients that is still to be applied; None: skip the
-            update. And why.
+        RETURNS (tuple[float | None, Verdict]): A factor that must still be applied to all gradients, or None to skip
+            the update; and the reason.
         """
         by_norm = grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
@@ -157,7 +156,5 @@ class Step:
 
 
 def name_of_set(params: Sequence[Param]) -> str:
-    """Under what the guard counts an update of params that is made outside a joint step: their components, or the only
-    param.
-    """
+    """The guard's name for params that are updated outside a joint step: their components, or the only param."""
     return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))

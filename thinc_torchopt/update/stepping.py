@@ -1,6 +1,6 @@
 """One step of a torch optimizer, for some of its params.
 
-A step takes only the params that got a gradient. torch passes over a param whose `grad` is None; but gradients live on
+A step updates only the params that have a new gradient. torch skips a param whose `grad` is None; but gradients stay
 between steps, in thinc's buffers and in torch's, so those of all other params are put aside while torch steps.
 """
 
@@ -28,9 +28,9 @@ Parts = Sequence[tuple[Group, Sequence[Param]]]
 
 
 class Stepper:
-    """Lets a torch optimizer step.
+    """Makes the steps of a torch optimizer.
 
-    builder (Builder): What it was built by.
+    builder (Builder): Built it.
     optimizer (torch.optim.Optimizer): As it was built.
     writer (RateWriter): Writes the learning rates.
     """
@@ -44,12 +44,12 @@ class Stepper:
         self.direct = DirectStep(optimizer)
 
     def begin_step(self, chosen: Parts, batch_size: BatchSize | None = None) -> None:
-        """Write the options that schedules move, and let an algorithm that wants it know the size of the batch, and
-        change the gradients before they are measured.
+        """Write the options that schedules move, and let algorithms see the batch size and change gradients before they
+        are measured.
 
         chosen (Parts): As for `step`.
         batch_size (BatchSize | None): If it is known.
-        RAISES (ScheduleError): The algorithm does not take the value of a schedule.
+        RAISES (ScheduleError): The algorithm does not accept the value of a schedule.
         """
         for group, _ in chosen:
             for name in group.moving:
@@ -65,18 +65,18 @@ class Stepper:
                 hook(group.entry, [param.tensor for param in params])
 
     def step(self, chosen: Parts, grad_factor: float) -> None:
-        """Update params by their gradients, at the rates that were written.
+        """Update params by their gradients, at the written rates.
 
-        chosen (Parts): Groups of this algorithm, with the params of each that are to be updated. Each has a gradient.
-        grad_factor (float): Scales all gradients. Rides along in fused kernels.
+        chosen (Parts): Groups of this algorithm, with the params of each to update. Each has a gradient.
+        grad_factor (float): Scales all gradients, in fused kernels without another pass.
         """
         scale = None
         if grad_factor != 1.0:
             device = chosen[0][1][0].device
-            # From one device to another torch would copy the factor without waiting for it.
+            # torch would copy the factor to other devices without waiting for it.
             is_one_device = all(param.device == device for _, params in chosen for param in params)
-            if is_one_device and all(group.takes_factor for group, _ in chosen):
-                # What torch.amp.GradScaler sets for fused kernels, which divide by it.
+            if is_one_device and all(group.accepts_factor for group, _ in chosen):
+                # As torch.amp.GradScaler: fused kernels divide by it.
                 scale = torch.full((), 1.0 / grad_factor, device=device)
             else:
                 grads = [param.grad for _, params in chosen for param in params]
@@ -87,11 +87,11 @@ class Stepper:
             self._step_by_torch(chosen, scale)
 
     def _step_by_torch(self, chosen: Parts, scale: torch.Tensor | None) -> None:
-        """As `step`, by torch's own. scale (Tensor | None): What fused kernels divide gradients by."""
+        """As `step`, by torch's own step. scale (Tensor | None): Fused kernels divide gradients by it."""
         optimizer = self.optimizer
         last_word = None
         if is_hooked_before_step(optimizer):
-            # Hooks of others run just before the step, and may write rates.
+            # Hooks of other code run just before the step, and may write rates.
             last_word = optimizer.register_step_pre_hook(lambda *_: self._writer.check_rates(self._name))
         if scale is not None:
             optimizer.grad_scale = scale  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ class Stepper:
                 del optimizer.grad_scale  # type: ignore[attr-defined]
 
     def _step_once(self) -> None:
-        """Let torch step. RAISES (ConfigError): A learning rate is too high for the type of the params."""
+        """Let torch step. RAISES (ConfigError): A learning rate is too high for the dtype of the params."""
         optimizer = self.optimizer
         try:
             optimizer.step()
@@ -120,14 +120,14 @@ class Stepper:
                 raise
             group, rate = max(self._writer.rates.items(), key=lambda item: item[1])
             raise ConfigError(
-                f"Can't update params by {self.algorithm.label}: expected learning rates whose steps the type of the "
-                f"params can hold, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
+                f"Can't update params by {self.algorithm.label}: expected learning rates whose steps fit the dtype of "
+                f"the params, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
                 "[training.optimizer], or that of a param group."
             ) from error
 
     def _parts(self, chosen: Parts) -> Iterator[list[torch.Tensor]]:
-        """The tensors of a step in as few calls of torch's as can be: one, but for fused SGD, which can't take params
-        with and without momentum together.
+        """The tensors of a step in as few calls as possible: one, except for fused SGD, which can't update params with
+        and without momentum together.
         """
         tensors = [param.tensor for _, params in chosen for param in params]
         if isinstance(self.optimizer, torch.optim.SGD) and any(group.is_fused for group, _ in chosen):
@@ -141,7 +141,7 @@ class Stepper:
 
     @contextmanager
     def _only_grads_of(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, no other tensors of the optimizer have a gradient."""
+        """Inside, only these tensors of the optimizer have gradients."""
         aside: list[tuple[torch.Tensor, torch.Tensor]] = []
         everything = [tensor for entry in self.optimizer.param_groups for tensor in entry["params"]]
         if len(everything) > len(tensors):
@@ -157,8 +157,8 @@ class Stepper:
                 tensor.grad = grad
 
     def _groups_by_count(self, chosen: Parts) -> Iterator[None]:
-        """While this is gone through, the optimizer has only groups and params that are to be updated, and that had
-        equally many updates: for one that counts the steps of a group, and counts those of idle groups too.
+        """While this iterates, the optimizer has only groups and params to update that had equally many updates: for
+        algorithms that count the steps of a group, even of idle ones.
         """
         optimizer = self.optimizer
         all_groups = optimizer.param_groups
@@ -176,7 +176,7 @@ class Stepper:
                 for entry, part in zip(optimizer.param_groups, filter(None, parts)):
                     count, entry["params"] = part
                     if count == 0 and first is None:
-                        entry.pop("step", None)  # which is how most of them know that state has to be made
+                        entry.pop("step", None)  # most of them create state if it is missing
                     else:
                         entry["step"] = count + (first or 0)
                 yield
@@ -186,8 +186,8 @@ class Stepper:
                 entry["params"] = tensors
 
     def _part_groups(self) -> None:
-        """Give each group tensors of its own: some algorithms put one into all groups of a step, where an idle group
-        would have it move in the steps of others.
+        """Give each group its own tensors: some algorithms share one between all groups of a step, so it would move
+        while its group is idle.
         """
         seen: set[int] = set()
         for entry in self.optimizer.param_groups:
@@ -199,10 +199,9 @@ class Stepper:
 
     @torch.no_grad()
     def in_eval_form(self, groups: Iterable[Group]) -> list[tuple[Param, torch.Tensor]]:
-        """Params with copies of the values that are to be used, if those are others than the ones that are trained.
-        Changes nothing.
+        """Params with copies of the values to evaluate, if these differ from the trained ones. Changes nothing.
 
-        groups (Iterable[Group]): All of this optimizer.
+        groups (Iterable[Group]): All groups of this optimizer.
         """
         optimizer, found = self.optimizer, []
         if not self.algorithm.trial.has_eval_form:
@@ -218,7 +217,7 @@ class Stepper:
                 optimizer.eval()  # type: ignore[attr-defined]
                 found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in part]
                 optimizer.train()  # type: ignore[attr-defined]
-                # It computes them back, which is not to the last bit.
+                # It computes them back, though not to the last bit.
                 kernels.copy_([tensor.detach() for tensor in part], trained)
             group.entry.update(before)
         return found

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinc_torchopt.modular.federated.house import Plan
-from thinc_torchopt.state import put_together, take_apart
+from thinc_torchopt.state import flatten, unflatten
 
 from .by_hand import Client
 from .houses import house, small_config
@@ -20,8 +20,8 @@ WARMUP = {
 
 def copied(state):
     """As it comes back from Flower."""
-    values, tensors = take_apart(state)
-    return put_together(values, {name: tensor.clone() for name, tensor in tensors.items()})
+    values, tensors = flatten(state)
+    return unflatten(values, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
 @pytest.mark.parametrize("plan", [{"steps": 3}, {"epochs": 2}])

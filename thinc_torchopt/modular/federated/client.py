@@ -17,7 +17,7 @@ from thinc.api import require_gpu
 
 from ...errors import ConfigError, MessageError
 from ...schema import read
-from ...state import put_together, take_apart
+from ...state import flatten, unflatten
 from .agreement import differences
 from .flower import ClientApp, ConfigRecord, Context, Message
 from .house import House, read_config
@@ -137,11 +137,11 @@ def keep_state(
 
 
 def _state_record(round: int, state: Mapping[str, Any]) -> ConfigRecord:
-    values, tensors = take_apart(state)
+    values, tensors = flatten(state)
     return ConfigRecord({"round": round, "values": json.dumps(values), "tensors": save(tensors)})
 
 
 def _read_state(kept: Mapping[str, Any], key: str) -> dict[str, Any]:
     record = kept[key]
-    state = put_together(json.loads(str(record["values"])), load(record["tensors"]))
+    state = unflatten(json.loads(str(record["values"])), load(record["tensors"]))
     return read(dict[str, Any], state, f"the state of round {record['round']}")

@@ -45,7 +45,7 @@ class GaussianNoise(Module):
         label: Optional[str] = None,
     ):
         super().__init__({"std": std}, {"safe_mode": safe_mode, "seed": seed}, params=params, label=label)
-        section = Section(self.where, takes_texts=False)
+        section = Section(self.where, allows_texts=False)
         section.flag("safe_mode", safe_mode)
         if seed is not None:
             section.whole("seed", seed)

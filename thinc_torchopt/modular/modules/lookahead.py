@@ -34,7 +34,7 @@ class Lookahead(Module):
         label: Optional[str] = None,
     ):
         super().__init__({"alpha": alpha}, {"k": k}, params=params, label=label)
-        Section(self.where, takes_texts=False).whole("k", k, at_least=1)
+        Section(self.where, allows_texts=False).whole("k", k, at_least=1)
 
     def first_state(self, weights: Tensor) -> dict[str, Any]:
         return {"step": 0, "slow": weights.detach().to(opmath(weights.dtype), copy=True)}

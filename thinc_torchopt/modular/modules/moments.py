@@ -247,7 +247,7 @@ class Adam(Module):
 
     def run_last(self, block: Block, rate: float, decay: float) -> bool:
         options, mean, square = block.options, block.state["exp_avg"], block.state["exp_avg_sq"]
-        fits = all(kernels.ADAM.takes(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
+        fits = all(kernels.ADAM.accepts(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
         if type(self) is not Adam or options["amsgrad"] or not rate or not fits or not math.isfinite(decay / rate):
             return False
         kernels.adam_(

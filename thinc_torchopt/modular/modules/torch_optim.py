@@ -45,7 +45,7 @@ class TorchOptim(Module):
         **options: Any,
     ):
         where = where_it_stands.get() or "the module 'torch-optim'"
-        section = Section(where, takes_texts=False)
+        section = Section(where, allows_texts=False)
         if optim_cls is None:
             raise ConfigArgumentError(f"Can't make {where}: expected 'optim_cls', found none.")
         section.choice("validate", validate, (True,))

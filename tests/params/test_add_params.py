@@ -32,7 +32,7 @@ class Counts:
 
         return Algorithm("counted", counted, {"weight_decay": 0.01, "eps": 1e-8}, **settings)
 
-    def take(self):
+    def pop(self):
         """What was counted since the last call."""
         found = sum(self.builds), len(self.builds), self.refreshes
         self.builds, self.refreshes = [], 0
@@ -65,37 +65,37 @@ def pipeline_with(model):
 
 def optimizer_of(counts, **settings):
     made = TorchOptimizer(counts.algorithm(), 0.1, **settings)
-    counts.take()  # the trials
+    counts.pop()  # the trials
     return made
 
 
 @pytest.mark.parametrize("kind", ["torch", "thinc"])
-def test_take_in_builds_once_for_each_group(counts, kind):
+def test_add_params_builds_once_for_each_group(counts, kind):
     model = make_model(kind)
     nlp, optimizer = pipeline_with(model), optimizer_of(counts, skip_decay="bias_and_norm")
     optimizer.initialize(nlp)
-    assert counts.take() == (N, 2, 1)
+    assert counts.pop() == (N, 2, 1)
     assert [len(group["params"]) for group in optimizer.torch_optimizers["algorithm"].param_groups] == [N // 2, N // 2]
     backprop(model, numpy.random.default_rng(0))
     model.finish_update(optimizer)
-    assert counts.take() == (0, 0, 0)
+    assert counts.pop() == (0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["torch", "thinc"])
-def test_take_in_at_the_first_update_without_a_pipeline(counts, kind):
+def test_add_params_at_the_first_update_without_a_pipeline(counts, kind):
     model, optimizer = make_model(kind), optimizer_of(counts)
     backprop(model, numpy.random.default_rng(0))
     model.finish_update(optimizer)
-    assert counts.take() == (N, 1, 1)
+    assert counts.pop() == (N, 1, 1)
     assert list(optimizer.params) == [info.name for info in optimizer.describe()] and len(optimizer.params) == N
 
 
-def test_take_in_when_all_move_grow_are_renamed_thawed_or_go(counts):
+def test_add_params_when_all_move_grow_are_renamed_thawed_or_go(counts):
     model = make_model("torch")
     nlp, module = pipeline_with(model), model.shims[0]._model
     optimizer = optimizer_of(counts, param_groups={"late": {"params": ["*/weight"], "unfreeze_at": 1}})
     optimizer.initialize(nlp)
-    assert counts.take()[2] == 1
+    assert counts.pop()[2] == 1
 
     def update():
         for param in module.parameters():
@@ -103,41 +103,41 @@ def test_take_in_when_all_move_grow_are_renamed_thawed_or_go(counts):
         model.finish_update(optimizer)
 
     update()
-    counts.take()
+    counts.pop()
     optimizer.step_schedules()
-    assert counts.take() == (N // 2, 1, 1)
+    assert counts.pop() == (N // 2, 1, 1)
     update()
     module.double()
     update()
-    assert counts.take() == (0, 0, 1)
+    assert counts.pop() == (0, 0, 1)
     ids = [group.id for group in groups_in(optimizer).groups]
     nlp.rename_pipe("tagger", "renamed")
     optimizer.introduce(nlp)
-    assert counts.take() == (0, 0, 1) and all(name.startswith("renamed/") for name in optimizer.params)
+    assert counts.pop() == (0, 0, 1) and all(name.startswith("renamed/") for name in optimizer.params)
     assert ids == [group.id for group in groups_in(optimizer).groups]
     for layer in module:
         layer.weight = torch.nn.Parameter(torch.zeros(6, 5))
         layer.bias = torch.nn.Parameter(torch.zeros(6))
     optimizer.introduce(nlp)
-    assert counts.take() == (N, 1, 1)
+    assert counts.pop() == (N, 1, 1)
     nlp.add_pipe("morphologizer").model = make_model("thinc")
     nlp.remove_pipe("renamed")
     optimizer.introduce(nlp)
-    assert counts.take() == (N, 1, 1)
+    assert counts.pop() == (N, 1, 1)
     assert len(optimizer.params) == N and all(name.startswith("morphologizer/") for name in optimizer.params)
 
 
-def test_take_in_loads_all_at_once(counts):
+def test_add_params_loads_all_at_once(counts):
     model = make_model("torch")
     nlp, optimizer = pipeline_with(model), optimizer_of(counts)
     optimizer.initialize(nlp)
     saved = optimizer.state_dict()
-    counts.take()
+    counts.pop()
     optimizer.load_state_dict(saved)
-    assert counts.take()[2] == 1
+    assert counts.pop()[2] == 1
 
 
-def test_take_in_keeps_the_order_of_the_model():
+def test_add_params_keeps_the_order_of_the_model():
     """In groups, too, where another order would be another order of sums in a norm, and another file."""
     model = chain(Linear(5, 5), PyTorchWrapper(torch.nn.Linear(5, 5)), Linear(5, 5)).initialize()
     backprop(model, numpy.random.default_rng(0))
@@ -161,7 +161,7 @@ def test_take_in_keeps_the_order_of_the_model():
     assert [id(param) for param in group.params] == [id(param) for param in params_in(optimizer)]
 
 
-def test_take_in_keeps_state_that_a_class_makes_when_it_is_built():
+def test_add_params_keeps_state_that_a_class_makes_when_it_is_built():
     model = make_model("torch")
     nlp = pipeline_with(model)
     optimizer = TorchOptimizer(
@@ -180,7 +180,7 @@ def refuse_in(model, n):
     model.shims[0]._model[n].weight = torch.nn.Parameter(torch.ones(5, 1).expand(5, 5))
 
 
-def test_take_in_is_all_or_nothing_when_a_tensor_is_refused():
+def test_add_params_is_all_or_nothing_when_a_tensor_is_refused():
     model = make_model("torch")
     nlp, optimizer = pipeline_with(model), TorchOptimizer(AdamW(), 0.1)
     refuse_in(model, 3)
@@ -192,7 +192,7 @@ def test_take_in_is_all_or_nothing_when_a_tensor_is_refused():
     assert len(optimizer.params) == N
 
 
-def test_take_in_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts):
+def test_add_params_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts):
     """The error names the param, though all are built together; and what was there before is as it was."""
     bad = []
 
@@ -216,7 +216,7 @@ def test_take_in_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts):
 
 
 @needs_muon
-def test_take_in_is_all_or_nothing_when_no_algorithm_takes_a_param():
+def test_add_params_is_all_or_nothing_when_no_algorithm_takes_a_param():
     model = chain(Linear(5, 5), Linear(5, 5)).initialize()
     muon = Muon()
     object.__setattr__(muon, "fallback", None)

@@ -1,6 +1,6 @@
 """How long it takes to take in the params of a model, before the first step.
 
-    python benchmarks/take_in.py [--tensors 400 800 1600 3000]
+    python benchmarks/add_params.py [--tensors 400 800 1600 3000]
 
 Half of the tensors are matrices, half are biases, all of them small. They belong to a torch module or to thinc's
 layers. `initialize` is what `spacy train` does at the start; `first update` is what an optimizer does that was not told
