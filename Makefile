@@ -7,12 +7,14 @@ FEDERATED := .venv-federated
 # What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
 LOWEST := .venv-lowest
 PYTHON_LOWEST ?= python3.10
+# What builds the documentation needs nothing of the package.
+SITE := .venv-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Two workers with one thread each: torch's own threads would only get into each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format benchmark clean
+.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format docs benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -71,9 +73,17 @@ format: $(VENV)/installed  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(SITE)/installed: constraints.txt
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --constraint constraints.txt mkdocs-material
+	touch $@
+
+docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
 benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/import_time.py
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) $(LOWEST) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
