@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format docs benchmark clean
+.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format docs reference benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -80,6 +80,9 @@ $(SITE)/installed: constraints.txt
 
 docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
+reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
+	$(BIN)/python docs/_site/reference.py
 
 benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
