@@ -21,8 +21,11 @@ help:  ## Show this list
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
+	@echo "Setting up $(VENV), once: torch, spaCy and others, 1.5 GB on disk. pip is silent for some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1 of 2: torch"
 	$(PIP) torch setuptools
+	@echo "2 of 2: this package, spaCy, and what the tests need"
 	$(PIP) --editable '.[dev,optimizers,plot,tensorboard,tune]'
 	touch $@
 
@@ -45,9 +48,11 @@ $(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
 	touch $@
 
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
+	@echo "Training two small models. This takes about two minutes."
 	$(BIN)/python examples/demo.py --output training/demo
 
-test: $(VENV)/installed  ## Run the tests
+test: $(VENV)/installed  ## Run the tests (12 minutes)
+	@echo "Running the tests. This takes about 12 minutes on two cores."
 	$(PYTEST) -n 2 -m "not slow"
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
@@ -74,6 +79,7 @@ format: $(VENV)/installed  ## Format the code
 	$(BIN)/ruff format .
 
 $(SITE)/installed: constraints.txt
+	@echo "Setting up $(SITE), once: mkdocs-material. This takes about a minute."
 	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
 	$(SITE)/bin/python -m pip install --quiet --constraint constraints.txt mkdocs-material
 	touch $@
