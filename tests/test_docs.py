@@ -41,6 +41,13 @@ SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
 {"step": 1, "words": 18, "losses": {"ner": 1.0}}
 """
+OPTIMIZER = """[training.optimizer]
+@optimizers = "thinc-torchopt.TorchOptimizer.v1"
+
+[training.optimizer.algorithm]
+@torch_optimizers = "torch.AdamW.v1"
+
+"""
 # What docs/controller.md begins with.
 RULES = """
 controller_metrics:
@@ -82,6 +89,9 @@ def commands():
 
 @pytest.mark.parametrize("text", blocks("ini"))
 def test_docs_config_blocks_resolve(text):
+    """A block below [training.optimizer] without it: below the shortest one."""
+    if "[training.optimizer." in text and "[training.optimizer]" not in text:
+        text = OPTIMIZER + text
     config = Config().from_str(text.replace("[training.", "["))
     if "pytorch-optimizer.create.v1" in text and not has_pytorch_optimizer:
         pytest.skip("pytorch-optimizer is not installed")
