@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks.site")
 
 ROOT = Path(__file__).resolve().parents[2]
+STYLE = "docs/_site/site.css"
 AS_THEY_ARE = (".md", ".png", ".svg")
 LANGUAGES = {".cfg": "ini", ".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 # Code between fences, which is left alone, or a link with its target.
@@ -31,6 +32,7 @@ FETCHED = re.compile(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Take the pages of docs/ and all that they link to, in place of the files that mkdocs found there."""
     mirrored = Files([file for file in files if file.src_dir != config.docs_dir])
+    mirrored.append(File.generated(config, STYLE, abs_src_path=str(ROOT / STYLE)))
     texts: dict[str, str] = {}
     waiting = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
     while waiting:
