@@ -86,6 +86,7 @@ $(SITE)/installed: constraints.txt
 
 docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
 
 reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
 	$(BIN)/python docs/_site/reference.py
