@@ -7,20 +7,25 @@ FEDERATED := .venv-federated
 # What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
 LOWEST := .venv-lowest
 PYTHON_LOWEST ?= python3.10
+# What builds the documentation needs nothing of the package.
+SITE := .venv-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Two workers with one thread each: torch's own threads would only get into each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format benchmark clean
+.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format docs reference benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
+	@echo "Setting up $(VENV), once: torch, spaCy and others, 1.5 GB on disk. pip is silent for some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1 of 2: torch"
 	$(PIP) torch setuptools
+	@echo "2 of 2: this package, spaCy, and what the tests need"
 	$(PIP) --editable '.[dev,optimizers,plot,tensorboard,tune]'
 	touch $@
 
@@ -43,9 +48,11 @@ $(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
 	touch $@
 
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
+	@echo "Training two small models. This takes about two minutes."
 	$(BIN)/python examples/demo.py --output training/demo
 
-test: $(VENV)/installed  ## Run the tests
+test: $(VENV)/installed  ## Run the tests (12 minutes)
+	@echo "Running the tests. This takes about 12 minutes on two cores."
 	$(PYTEST) -n 2 -m "not slow"
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
@@ -71,9 +78,22 @@ format: $(VENV)/installed  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(SITE)/installed: constraints.txt
+	@echo "Setting up $(SITE), once: mkdocs-material. This takes about a minute."
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --constraint constraints.txt mkdocs-material
+	touch $@
+
+docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
+
+reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
+	$(BIN)/python docs/_site/reference.py
+
 benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/import_time.py
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) $(LOWEST) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from configparser import ConfigParser
 from importlib.util import find_spec
 from itertools import pairwise, takewhile
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import spacy
+import srsly
 from confection import Config
 from thinc.api import warmup_linear
 
@@ -22,13 +25,13 @@ from thinc_torchopt.training.checkpoint_folder import steps_of
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
-from .spacy_cli import spacy_cli, toy_corpus
+from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
@@ -37,6 +40,13 @@ SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
 {"step": 1, "words": 18, "losses": {"ner": 1.0}}
+"""
+OPTIMIZER = """[training.optimizer]
+@optimizers = "thinc-torchopt.TorchOptimizer.v1"
+
+[training.optimizer.algorithm]
+@torch_optimizers = "torch.AdamW.v1"
+
 """
 # What docs/controller.md begins with.
 RULES = """
@@ -62,17 +72,26 @@ def blocks(language):
 
 
 def commands():
-    """Every command in the docs, but for those that stand in the heads of the configs too, which test_configs.py runs;
-    and those that start several processes: tests/distributed/test_docs.py.
+    """The commands of each block in the docs, but for those that stand in the heads of the configs too, which
+    test_configs.py runs; those that start several processes: tests/distributed/test_docs.py; and those of
+    start-here.md, which belong together: they have a test below.
     """
-    lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
-    found = [shlex.split(line, comments=True) for line in dict.fromkeys(lines) if line.strip()]
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
-    return [command for command in found if command not in in_heads and "--nproc-per-node" not in command]
+    found = []
+    for block in blocks("bash"):
+        lines = block.values[0].replace("\\\n", " ").splitlines()
+        block_commands = [shlex.split(line, comments=True) for line in lines]
+        kept = [c for c in block_commands if c and c not in in_heads and "--nproc-per-node" not in c]
+        if kept and kept not in found and not block.id.startswith("start-here.md"):
+            found.append(kept)
+    return found
 
 
 @pytest.mark.parametrize("text", blocks("ini"))
 def test_docs_config_blocks_resolve(text):
+    """A block below [training.optimizer] without it: below the shortest one."""
+    if "[training.optimizer." in text and "[training.optimizer]" not in text:
+        text = OPTIMIZER + text
     config = Config().from_str(text.replace("[training.", "["))
     if "pytorch-optimizer.create.v1" in text and not has_pytorch_optimizer:
         pytest.skip("pytorch-optimizer is not installed")
@@ -89,28 +108,38 @@ def test_docs_config_blocks_resolve(text):
     assert "optimizer" not in resolved or isinstance(resolved["optimizer"], TorchOptimizer)
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_docs_commands_run(command, tmp_path, monkeypatch):
-    program, *args = command
-    if program == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-        assert set(args) <= set(targets)  # CI runs `make check` and `make test`; `make demo` has a test below
-    elif program == "pip":
-        setup = ConfigParser()
-        setup.read(ROOT / "setup.cfg")
-        extras = {extra for arg in args for found in re.findall(r"\[(.*)\]", arg) for extra in found.split(",")}
-        assert args[0] == "install" and extras <= set(setup["options.extras_require"])
-    elif program == "python":
-        script = ROOT / args[0]
-        if script.parent.name in ("benchmarks", "federated"):
-            assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
+@pytest.mark.parametrize("block", commands(), ids=lambda block: " && ".join(map(" ".join, block)))
+def test_docs_commands_run(block, tmp_path, monkeypatch):
+    """All commands of a block, one after the other, in one folder."""
+    for program, *args in block:
+        if program == "make":
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+            assert set(args) <= set(targets)  # CI runs `make check` and `make test`; `make demo` has a test below
+        elif program == "pip":
+            check_pip(args)
+        elif program == "cd":
+            assert (ROOT / args[0]).is_dir()
+        elif program == "python":
+            # Examples have tests of their own.
+            script = ROOT / args[0]
+            assert script.is_file()
+            if script.parent.name in ("benchmarks", "federated"):
+                assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
+        elif program in ("flower-superlink", "flower-supernode", "flwr"):
+            check_flower(program, args)
+        elif args[0] == "project":
+            pass  # tests/test_project.py
         else:
-            pytest.skip("examples have tests of their own")
-    elif program in ("flower-superlink", "flower-supernode", "flwr"):
-        check_flower(program, args)
-    else:
-        assert program == "spacy"
-        run_spacy(args, tmp_path, monkeypatch)
+            assert program == "spacy"
+            run_spacy(args, tmp_path, monkeypatch)
+
+
+def check_pip(args):
+    """That the extras exist."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = {extra for arg in args for found in re.findall(r"\[(.*)\]", arg) for extra in found.split(",")}
+    assert args[0] == "install" and extras <= set(setup["options.extras_require"])
 
 
 def check_flower(program, args):
@@ -126,14 +155,13 @@ def check_flower(program, args):
 
 
 def run_spacy(args, folder, monkeypatch):
-    """Run a spaCy command of the docs as it stands, in a folder with a small corpus. Those that train are in the heads
-    of configs.
-    """
+    """Run a spaCy command of the docs as it stands, in a folder with a small corpus; those that train for two steps."""
     if args[0] == "torchopt" and args[1] != "train" and "--output" in args and not has_matplotlib:
         pytest.skip("matplotlib is not installed")
     toy_corpus(folder)
     monkeypatch.chdir(folder)
-    (folder / "configs").symlink_to(ROOT / "configs")
+    if not (folder / "configs").exists():
+        (folder / "configs").symlink_to(ROOT / "configs")
     is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
     for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
@@ -145,12 +173,16 @@ def run_spacy(args, folder, monkeypatch):
     if args[1] == "tune":
         pytest.importorskip("optuna", reason="optuna is not installed")
         quick += ["--trials", "2"]
+    if args[0] == "train":
+        quick = flags_of({"training.max_steps": 2, "training.eval_frequency": 1})
     run = spacy_cli(*args, *quick)
     written = ("--output", "--picture")
     assert run.stdout and all((folder / output).exists() for flag, output in pairwise(args) if flag in written)
 
 
-@pytest.mark.parametrize("text", [block for block in blocks("python") if not block.id.startswith("python.md")])
+@pytest.mark.parametrize(
+    "text", [block for block in blocks("python") if not block.id.startswith(("python.md", "start-here.md"))]
+)
 def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     """With the names that the text around them explains: an optimizer, and models with gradients."""
     nlp = toy_pipeline(["tagger"], shared=False)
@@ -187,6 +219,57 @@ def test_docs_python_page_runs(tmp_path, monkeypatch):
     assert (tmp_path / "model-best" / "meta.json").is_file() and names["scores"]["ents_f"] > 0.5
     found = [path.name for path in steps_of(tmp_path / "training" / "state")]
     assert found == ["step-00000015", "step-00000019"]
+
+
+def test_docs_start_here_runs(tmp_path, monkeypatch, capsys):
+    """From top to bottom, but for the set-up. The training is shorter."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    quick = flags_of({"training.max_steps": 12, "training.eval_frequency": 6, "training.batcher.size": 40})
+    text = (ROOT / "docs" / "start-here.md").read_text()
+    fence = re.compile(r"^```(bash|ini|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+    (_, setup), *rest = fence.findall(text)
+    *_, install = setup.splitlines()
+    check_pip(shlex.split(install)[1:])
+    for language, block in rest:
+        if language == "ini":
+            config = Path("config.cfg").read_text()
+            changed = re.sub(r"\[training.logger\]\n.*\n.*\n", block, config)
+            assert changed != config
+            Path("config.cfg").write_text(changed)
+        elif language == "python":
+            exec(block, {})
+            assert capsys.readouterr().out.startswith("[")
+        else:
+            for program, *args in map(shlex.split, block.splitlines()):
+                if program == "python":
+                    subprocess.run([sys.executable, *args], check=True)
+                elif args[0] == "train":
+                    press_ctrl_c([*args, *quick], after_lines=3)
+                    spacy_cli(*args, *quick)
+                else:
+                    spacy_cli(*args)
+    steps = [srsly.json_loads(line)["step"] for line in Path("training/log.jsonl").read_text().splitlines()]
+    assert steps == list(range(13)) and Path("report.html").is_file()
+
+
+def press_ctrl_c(args, after_lines):
+    """Run a training in a process of its own, and stop it when its log has so many lines."""
+    command = [sys.executable, "-m", "spacy", *map(str, args)]
+    log = Path("training/log.jsonl")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Ctrl-C is ignored by what was started in the background, as these tests may be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= after_lines):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -104,6 +104,13 @@ def test_cli_commands_are_in_spacys_help():
     assert all(command in listed for command in ("params", "schedule", "find-lr"))
 
 
+def test_cli_help_shows_whole_summaries_in_80_columns(monkeypatch):
+    """What does not fit is cut, and ends with three dots."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, _, listed = spacy_cli("torchopt", "--help").stdout.partition("Commands:")
+    assert listed.count("\n  ") > 10 and "..." not in listed
+
+
 def test_cli_says_what_is_wrong_without_a_traceback(folder):
     adam = folder / "adam.cfg"
     spacy_cli("init", "config", "--pipeline", "tagger", adam)

@@ -312,7 +312,7 @@ def explain_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Check a training before it begins, and say in plain words what it will do: what stops it (corpora, annotations,
+    Check a training before it begins, and say what it will do. In plain words: what stops it (corpora, annotations,
     labels, device, disk), what may be a mistake, which params learn at which rate when, what is frozen, clipped,
     averaged and saved, and what it costs. The pipeline is built and initialized as `spacy train` would, so overrides
     such as --paths.train train.spacy are needed here too. Nothing is written. The exit code is 1 if something stops
