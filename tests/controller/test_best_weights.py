@@ -113,7 +113,7 @@ def test_best_weights_that_are_worse_are_not_the_best_model(scores, models, corp
     run(prepared(tmp_path, corpus, rules_for()), tmp_path / "out")
     found = {model: weights(tmp_path / "out" / model, "tagger") for model in ("model-last", "model-best")}
     assert found == {"model-last": models(4)["tagger"], "model-best": models(12)["tagger"]}
-    assert "below that of model-best, 0.8000" in caplog.text
+    assert "below the score of model-best, 0.8000" in caplog.text
 
 
 @pytest.mark.parametrize("event", ["on_train_begin", "on_train_end"])

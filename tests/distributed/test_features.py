@@ -78,7 +78,7 @@ def test_features_other_development_data_is_noticed(ranks):
 
 def test_features_stateful_layers_are_refused(ranks):
     for found in ranks("stateful"):
-        assert "Can't train component 'tagger' in several processes: expected layers that begin anew" in found["error"]
+        assert "Can't train component 'tagger' in several processes: stateful = true" in found["error"]
 
 
 def test_features_error_of_one_rank_is_told_by_others(ranks):

@@ -114,7 +114,7 @@ def test_total_steps_wait_for_the_batch_that_ends_the_epoch():
 @pytest.mark.parametrize(
     ("max_epochs", "said"),
     [
-        (0, "max_steps = 0 and 0 for both, which is no limit"),
+        (0, "max_steps = 0 and max_epochs = 0, which means no limit"),
         (-1, "max_epochs = -1, which is a corpus that is streamed"),
     ],
 )

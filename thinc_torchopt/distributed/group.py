@@ -171,7 +171,7 @@ class Group:
 
     # ------------------------------------------------------------------ patient
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks are here, as long as they live.
 
         RAISES (DistributedError): One has no pulse for `timeout_seconds`.
@@ -202,7 +202,7 @@ class Group:
         """What each rank gives, in the order of ranks. Patient."""
         import torch.distributed as dist
 
-        self.meet()
+        self.barrier()
         found: list[Any] = [None] * self.size
         with self._named("gather"):
             dist.all_gather_object(found, value)
@@ -212,7 +212,7 @@ class Group:
         """As `gather`, for rank 0. On others None."""
         import torch.distributed as dist
 
-        self.meet()
+        self.barrier()
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._named("gather"):
             dist.gather_object(value, found)
@@ -220,7 +220,7 @@ class Group:
 
     def broadcast(self, value: T) -> T:
         """What rank 0 gives. Patient."""
-        self.meet()
+        self.barrier()
         return self._broadcast(value)
 
     def broadcast_now(self, value: T) -> T:

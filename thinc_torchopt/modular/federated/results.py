@@ -69,7 +69,7 @@ class Results:
     def __init__(self, path: Path):
         self._path = path
         self._lock = RunLock(path, what="results", setting="'output' in [tool.flwr.app.config]")
-        self._lock.take()
+        self._lock.acquire()
         if (before := set_aside(path)) is not None:
             LOG.warning("The results of a run before were in '%s': they are in '%s' now", path, before)
         self.rounds = [Round(0)]
