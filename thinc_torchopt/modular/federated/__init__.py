@@ -1,4 +1,4 @@
-"""Federated training of a spaCy pipeline, over Flower: clients train on texts that stay with them, a server averages.
+"""Federated training of a spaCy pipeline, over Flower: clients train on their own texts, a server averages.
 
 Open house.py first: a pipeline and one round of local training. weights.py is what travels, agreement.py what must be
 the same everywhere, labels.py and settings.py are what users see of it. messages.py puts it into Flower's messages and
