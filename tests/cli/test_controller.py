@@ -288,7 +288,7 @@ def test_controller_replay_of_a_run_in_several_logs(run, tmp_path):
     content = json.loads(found.stdout)
     assert content["logs"] == [str(path) for path in (first, *more)] and content["last_step"] == 7
     assert content["notes"] == [
-        "log-2.jsonl begins at step 3: 2 lines of before, from that step on, are left out.",
+        "log-2.jsonl begins at step 3: 2 earlier lines from that step on are left out.",
         "log-11.jsonl is empty.",
     ]
     repeated = spacy_cli(*command, more[2], "--replay", more[1], "--replay", first)
@@ -339,7 +339,7 @@ def test_controller_replay_does_not_overwrite_what_it_reads(run, tmp_path):
             *("--output", tmp_path / "link.png"),
             check=False,
         )
-        assert found.returncode == 1 and "expected another file than those that are read" in found.stderr
+        assert found.returncode == 1 and "it is one of the files to read" in found.stderr
         assert (tmp_path / name).read_bytes() == before
         (tmp_path / "link.png").unlink()
 

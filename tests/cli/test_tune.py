@@ -128,7 +128,7 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
         (["--trials", 0], "Can't use '--trials' in spacy torchopt tune"),
         (["--seeds", -1], "Can't use '--seeds' in spacy torchopt tune"),
-        (["--study", "train.spacy"], "Can't open the study 'train.spacy': expected a new file"),
+        (["--study", "train.spacy"], "Can't open the study 'train.spacy': it is not a file"),
     ],
 )
 def test_tune_refuses_early(folder, args, message):

@@ -163,7 +163,7 @@ def test_alone_another_program_at_the_port_is_no_store(what, listener, monkeypat
     monkeypatch.setattr(group, "ANSWER_SECONDS", 0.3)
     port, what_to_do = listener
     what_to_do.append(what)
-    with pytest.raises(DistributedError, match=f"Can't meet at 127.0.0.1:{port}: .* does not answer as one"):
+    with pytest.raises(DistributedError, match=f"Can't connect to rank 0 at 127.0.0.1:{port}: .* does not answer as"):
         wait_for_store("127.0.0.1", port)
 
 

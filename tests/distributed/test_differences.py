@@ -56,8 +56,8 @@ def test_differences_of_annotations_are_found_before_they_are_learned(ranks):
 def test_differences_of_params_are_found_before_they_are_saved(ranks, scenario):
     """And at the end: the next regular check would be in step 100."""
     for found in ranks(scenario):
-        assert "expected the same params on all 2 ranks, found that they differ in tagger/" in found["error"]
-        step = re.search(r"Can't go on after step (\d+)", found["error"])[1]
+        assert "expected the same params on all 2 ranks, but they differ in tagger/" in found["error"]
+        step = re.search(r"Can't continue after step (\d+)", found["error"])[1]
         if scenario == "drift_before_the_end":
             assert step == "7"
         elif scenario == "drift_before_a_save":

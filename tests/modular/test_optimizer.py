@@ -492,7 +492,7 @@ def test_optimizer_patterns_choose_params():
     same = {name for name in found if torch.equal(found[name], plain[name])}
     assert same == set()  # "scalar" has a c
     assert set(optimizer.state[found["bias"]]) == set() and "adam/exp_avg" in optimizer.state[found["matrix"]]
-    with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of matrix"):
+    with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of the params matrix"):
         Modular(found.items(), 0.01, modules=[("adam", {"params": ["nothing/*"]})])
 
 

@@ -287,7 +287,7 @@ def test_report_of_a_log_whose_steps_go_back(tmp_path):
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert run.steps.tolist() == list(range(30)) and set(run.columns["losses"]["ner"][13:]) == {7.0}
     assert math.isnan(run.columns["losses"]["tok2vec"][13])
-    assert run.notes == ["log.jsonl goes back from step 19 to step 13 in line 21: shown is what comes later."]
+    assert run.notes == ["log.jsonl goes back from step 19 to step 13 in line 21: the later lines are shown."]
     twice = [row(0), row(1, grad_norm=1.0), row(1, grad_norm=2.0)]
     run = only(read_runs([write(tmp_path / "twice.jsonl", twice)]))
     assert run.numbers("grad_norm").tolist() == [2.0, 2.0] and not run.notes
@@ -669,7 +669,7 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path, capsys):
         with pytest.raises(SystemExit, match="1"):
             show_report([write(tmp_path / "other.jsonl", rows(3)), log], output_path=output, as_json=False)
         said = " ".join(capsys.readouterr().err.split())
-        assert "expected another file than those that are read, found" in said and "Change --output." in said
+        assert "it is one of the files to read" in said and "Change --output." in said
     assert log.read_bytes() == before
 
 

@@ -116,7 +116,7 @@ def test_results_are_those_of_one_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected JSON"),
+        ("{", "not valid JSON"),
         ("3", "expected a dict, found 3"),
         ('"finished"', "expected a dict, found 'finished'"),
         ('{"ended": null, "error": null, "best": null}', "found one without rounds"),

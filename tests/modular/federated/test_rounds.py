@@ -162,7 +162,7 @@ def test_rounds_without_an_average_fail(texts, tmp_path):
     run = Run(texts, tmp_path, small_config())
     house = House(_server_config(texts, small_config()))
     strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), NoAverage())
-    with pytest.raises(FederationError, match="found that NoAverage gives none"):
+    with pytest.raises(FederationError, match="NoAverage gave no average"):
         strategy.run(run.grid)
 
 
@@ -235,7 +235,7 @@ def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what
     assert set(first["clients"]) == set(third["clients"]) == set(SIZES) and not third["failed"]
     assert result["status"] == "finished"
     assert f"Client 'south' is left out of this round: {second['failed']['south']}" in caplog.text
-    assert "Client 'south' takes back round 2" in caplog.text and "'north' takes back" not in caplog.text
+    assert "Client 'south' undoes round 2" in caplog.text and "'north' undoes" not in caplog.text
 
 
 def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog):
