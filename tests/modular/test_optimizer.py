@@ -668,7 +668,7 @@ def test_optimizer_labels_tell_modules_apart():
     named = Modular(params().items(), 0.1, modules={"first": "momentum", "second": Momentum(0.5)})
     assert named.param_groups[0]["second_beta"] == 0.5
     assert Modular.from_config(params().items(), named.get_config()).get_config() == named.get_config()
-    with pytest.raises(ConfigError, match="two labels"):
+    with pytest.raises(ConfigError, match="both have the label"):
         Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
     config = {**named.get_config(), "bogus": 1}
     del config["decay"]

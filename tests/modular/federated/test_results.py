@@ -135,5 +135,5 @@ def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):
 
 
 def test_results_that_are_not_there(tmp_path):
-    with pytest.raises(StateError, match="It has not begun"):
+    with pytest.raises(StateError, match="The training has not begun"):
         read_result(tmp_path)
