@@ -85,5 +85,5 @@ def test_features_error_of_one_rank_is_told_by_others(ranks):
     """In a line, without what torch says of it."""
     first, second = ranks("error_on_one_rank")
     assert second["error"] == "ValueError: the widget\nhas no handle"
-    reason = "rank 1 could not go on: ValueError: the widget has no handle"
+    reason = "rank 1 failed: ValueError: the widget has no handle"
     assert first == {"error": f"DistributedError: Rank 0 ends at step 2 because {reason}", "cause": "None"}

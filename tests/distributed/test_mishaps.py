@@ -153,7 +153,7 @@ def test_mishaps_say_why_last(tmp_path):
     command = config_with(tmp_path, "run", [4], "raise")
     run = run_torchopt(command, "--nproc-per-node", 2, check=False)
     last = " ".join("".join(run.stderr.splitlines(keepends=True)[-3:]).split())
-    reason = "Rank 1 was the first to fail: it could not go on: ValueError: the widget has no handle"
+    reason = "Rank 1 was the first to fail: it failed: ValueError: the widget has no handle"
     assert run.returncode == 1 and reason in last and last.endswith("if there is one.")
     assert run.stderr.count("Traceback") == 1
 

@@ -275,9 +275,9 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
         *(("resumed", step, "") for step in (11, 18)),
         *(("update skipped", step, "") for step in (0, 11)),
     ]
-    assert len(run.notes) == 2 and "log-2.jsonl goes on with log.jsonl from step 11" in run.notes[0]
+    assert len(run.notes) == 2 and "log-2.jsonl continues log.jsonl from step 11" in run.notes[0]
     # Alone, each says what is missing.
-    assert only(read_runs([first])).notes == ["The run goes on in log-2.jsonl, it seems. Give both."]
+    assert only(read_runs([first])).notes == ["The run seems to continue in log-2.jsonl. Give both."]
     [alone] = read_runs([second])
     assert "begins at step 11: the steps before may be in log.jsonl" in alone.notes[0] and not alone.events
 

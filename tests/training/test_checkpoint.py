@@ -298,7 +298,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
 
     monkeypatch.setattr(checkpoint, "write_folder", full)
     with pytest.warns(
-        CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"
+        CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
     ):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state").progress.step == before
@@ -418,7 +418,7 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
         while True:
             file.write(b"0" * 4096)
     with pytest.warns(
-        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training goes on"
+        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training continues"
     ):
         train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
@@ -690,7 +690,7 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     resize(small_disk, 5 * size // 2)  # no room for a third one
     args = command(config, tmp_path, "broken")[3:]
     found = spacy_cli(*args)
-    assert "No space left on device" in found.stderr and "Training goes on" in found.stderr
+    assert "No space left on device" in found.stderr and "Training continues" in found.stderr
     assert rows(found.stdout) == expected
     assert [read_folder(path)["progress"]["step"] for path in steps_of(small_disk / "state")] == [0, 3]
     assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers

@@ -77,7 +77,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         return entry | {
             "whole": False,
-            "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r}).",
+            "problem": f"Can't read '{folder}': it is not a checkpoint ({error!r}).",
         }
 
 

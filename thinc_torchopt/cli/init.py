@@ -161,9 +161,7 @@ def read_config(path: Path) -> str:
             f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?"
-        ) from error
+        raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error
 
 
 def write_config(path: Path, text: str) -> None:

@@ -115,12 +115,12 @@ def _run(command: list[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if isinstance(failure.message, dict):  # written by distributed/failures.py
-            ended = f"could not go on: {failure.message['message']}"
+            ended = f"failed: {failure.message['message']}"
         elif failure.exitcode < 0:
             ended = f"was killed by {signal.Signals(-failure.exitcode).name}."
         else:
             ended = f"ended with exit code {failure.exitcode}."
-        advice = "Run the same command again to go on from the last checkpoint, if there is one."
+        advice = "Run the same command again to resume from the last checkpoint, if there is one."
         print_error(console, f"Training stopped. Rank {rank} was the first to fail: it {ended}\n{advice}")
         return failure.exitcode if failure.exitcode > 128 else 1
     except RuntimeError as error:

@@ -146,7 +146,7 @@ def tune(
             what = "the config as it is" if result.winner == AS_IT_IS else f"the config of trial {result.winner}"
             console.print(f"Saved {what} to {output_path}")
         if was_stopped:
-            console.print(f"Stopped before the end. The same command goes on with the study '{study_path}'.")
+            console.print(f"Stopped before the end. The same command continues the study '{study_path}'.")
         if output_path is not None and result.winner is None:
             console.print(f"Nothing is saved to {output_path}.")
     if was_stopped:

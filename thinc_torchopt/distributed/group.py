@@ -244,7 +244,7 @@ class Group:
         if error is not None:
             raise error
         if text is not None:
-            raise DistributedError(f"Rank {self.rank} ends because rank 0 could not go on: {text}")
+            raise DistributedError(f"Rank {self.rank} ends because rank 0 failed: {text}")
         return value
 
     def _broadcast(self, value: Any) -> Any:
@@ -279,7 +279,7 @@ class Group:
 
         def look() -> list[str]:
             reasons = {rank: self._read(f"failed/{rank}").decode() for rank in range(self.size)}
-            return [f"rank {rank} could not go on: {reason}" for rank, reason in reasons.items() if reason]
+            return [f"rank {rank} failed: {reason}" for rank, reason in reasons.items() if reason]
 
         with suppress(RuntimeError):
             if found := self._ask(look, seconds=2.5):

@@ -40,8 +40,9 @@ def create(
     decay ("adamw" | "declearn"): Whether the learning rate scales the decay ("adamw") or not ("declearn").
     normalize ("words" | "examples" | None): Divide gradients, which are sums in spaCy, by the number of words or
         examples in the batch. None: don't.
-    regularizers (dict[str, Regularizer]): Blocks with `@regularizers`.
-    modules (dict[str, Module]): Blocks with `@gradient_modules`.
+    regularizers (dict[str, Regularizer]): Blocks with `@regularizers`, in order.
+    modules (dict[str, Module]): Blocks with `@gradient_modules`, in order. In each block of both kinds, `params` may
+        list patterns over names of params: the part then works on these only.
     """
     section = Section(IN_ALGORITHM)
     section.choice("decay", decay, get_args(Decay))

@@ -33,7 +33,10 @@ class _Alpha(Regularizer):
 
 
 class Ridge(_Alpha):
-    """L2 regularization: g + 2 alpha w. alpha (float): Strength; note the factor of 2."""
+    """L2 regularization: g + 2 alpha w.
+
+    alpha (float): Strength. Note the factor of 2, as in declearn.
+    """
 
     name = "ridge"
 
@@ -42,7 +45,10 @@ class Ridge(_Alpha):
 
 
 class Lasso(_Alpha):
-    """L1 regularization: g + alpha sign(w), where sign(0) is 0. alpha (float): Strength."""
+    """L1 regularization: g + alpha sign(w), where sign(0) is 0.
+
+    alpha (float): Strength.
+    """
 
     name = "lasso"
 

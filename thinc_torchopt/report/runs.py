@@ -1,8 +1,8 @@
-"""Training logs, as `JSONLinesLogger` writes them, read as runs.
+"""Join the logs of `JSONLinesLogger` to runs.
 
-A *run* is one training, from one log or several: one that was resumed may go on in the next numbered file. Logs come
-from older versions, from trainings that were killed, and from strangers, so nothing in them is taken for granted: what
-is no number is a gap.
+A *run* is one training, from one log or several, as a resumed run may continue in the next numbered file. Logs may come
+from other versions, from trainings that were killed, or from anyone, so everything is checked: a value that is no
+number is a gap.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
     run, *others = (logs[path] for path in chain)
     for log in others:
         run.go_on_with(log)
-        run.notes.append(f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run.")
+        run.notes.append(f"{log.path.name} continues {chain[0].name} from step {log.steps[0]}: they are one run.")
     notes = [*run.notes, *_hints(chain, run.steps[0])]
     steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
     given_up = run.sums_of_gradients & set(columns.get("losses", {}))
@@ -241,7 +241,7 @@ def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
         )
         yield f"{chain[0].name} begins at step {first_step}{where}."
     if after is not None and after.is_file() and (_first_step(after) or 0) > 0:
-        yield f"The run goes on in {after.name}, it seems. Give both."
+        yield f"The run seems to continue in {after.name}. Give both."
 
 
 def _first_step(path: Path) -> int | None:

@@ -371,7 +371,7 @@ class RunCheckpoints:
     def _warn(self, error: OSError) -> None:
         warnings.warn(
             CheckpointWarning(
-                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on, and older checkpoints are "
+                f"Can't write a checkpoint to '{self.folder}': {error}. Training continues, and older checkpoints are "
                 "unchanged. Make room on the disk, or lower 'keep'."
             ),
             stacklevel=5,

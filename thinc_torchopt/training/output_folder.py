@@ -60,7 +60,7 @@ class OutputFolder:
         except (OSError, StateError) as error:
             warnings.warn(
                 CheckpointWarning(
-                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the "
+                    f"Can't restore the best model so far to '{model_best}': {error} Training continues, and saves the "
                     "next better model there."
                 ),
                 stacklevel=4,

@@ -21,8 +21,9 @@ class Momentum(Module):
 
     The same as momentum in torch.optim.SGD.
 
-    beta (float): Decay of the sum. nesterov (bool): Use Nesterov's form. round_reset (bool): Reset the sum in each
-    federated round.
+    beta (float): Decay of the sum.
+    nesterov (bool): Use Nesterov's form.
+    round_reset (bool): Reset the sum in each federated round.
     """
 
     name = "momentum"
@@ -58,7 +59,8 @@ class EWMA(Module):
 
     Not torch's `dampening`, whose first step is the full gradient.
 
-    beta (float): Decay of the average. round_reset (bool): Reset the average in each federated round.
+    beta (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "ewma"
@@ -88,7 +90,8 @@ class YogiMomentum(EWMA):
 
         s = s - sign(s - g) (1 - beta) g, from s = 0        out: s
 
-    beta (float): Decay of the average. round_reset (bool): Reset the average in each federated round.
+    beta (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "yogi-momentum"
@@ -103,8 +106,9 @@ class Lion(Module):
 
         out: sign(b1 m + (1 - b1) g)        m = b2 m + (1 - b2) g, from m = 0
 
-    beta_1 (float): Weight of the average in the update. beta_2 (float): Decay of the average. round_reset (bool): Reset
-    the average in each federated round.
+    beta_1 (float): Weight of the average in the update.
+    beta_2 (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "lion"
@@ -138,7 +142,8 @@ class AdaGrad(Module):
 
     The same as torch.optim.Adagrad with lr_decay = 0; eps is declearn's.
 
-    eps (float): Added to the root. round_reset (bool): Reset the sum in each federated round.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the sum in each federated round.
     """
 
     name = "adagrad"
@@ -168,8 +173,9 @@ class RMSProp(Module):
 
     The same as torch.optim.RMSprop; beta and eps are declearn's (torch: alpha = 0.99, eps = 1e-8).
 
-    beta (float): Decay of the average. eps (float): Added to the root. round_reset (bool): Reset the average in each
-    federated round.
+    beta (float): Decay of the average.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "rmsprop"
@@ -205,8 +211,10 @@ class Adam(Module):
     that of v *after* its bias correction, as in declearn; torch uses v before it. `round_reset` does not reset the
     maximum, as in declearn.
 
-    beta_1, beta_2 (float): Decays of the two averages. amsgrad (bool): Divide by the largest second moment so far. eps
-    (float): Added to the root. round_reset (bool): Reset the averages in each federated round.
+    beta_1, beta_2 (float): Decays of the two averages.
+    amsgrad (bool): Divide by the largest second moment so far.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the averages in each federated round.
     """
 
     name = "adam"
@@ -286,8 +294,10 @@ class Yogi(Adam):
     The paper starts with v = g^2 of a first batch, and has no bias correction; here both are as in declearn. The
     defaults are declearn's (paper: b2 = 0.999, eps = 1e-3).
 
-    beta_1, beta_2 (float): Decays of the two averages. amsgrad (bool): Divide by the largest second moment so far. eps
-    (float): Added to the root. round_reset (bool): Reset the averages in each federated round.
+    beta_1, beta_2 (float): Decays of the two averages.
+    amsgrad (bool): Divide by the largest second moment so far.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the averages in each federated round.
     """
 
     name = "yogi"

@@ -30,6 +30,11 @@ Changes = dict[str, dict[str, Any]]
 
 
 class ScaffoldClient(Module):
+    """The client's part of SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378.
+
+    Corrects gradients by their difference from those of all clients. Put it before all other modules.
+    """
+
     name = "scaffold-client"
     aux_name = "scaffold"
     has_aux = True
@@ -85,6 +90,11 @@ class ScaffoldClient(Module):
 
 
 class ScaffoldServer(Module):
+    """The server's part of SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378.
+
+    Averages the corrections of clients, and sends the result to them. It does not change the server's update.
+    """
+
     name = "scaffold-server"
     aux_name = "scaffold"
     has_aux = True
