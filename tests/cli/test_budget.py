@@ -164,7 +164,7 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
     assert newest.progress.step == 39 and [step for _, step in newest.progress.results][-1] == 39
     assert (tmp_path / "out" / "model-best" / "meta.json").exists()
     more = budget("60 steps")
-    assert "Budget: the end is later now. Back to the checkpoint of step 31." in more
+    assert "Budget: it was raised. Back to the checkpoint of step 31." in more
     assert "The learning rate falls in 12 steps, and the training ends." in more
 
 

@@ -212,5 +212,5 @@ def test_best_weights_refuse_shared_layers(corpus, tmp_path):
     config = prepared(tmp_path, corpus, rules_for())
     config["nlp"]["pipeline"] = ["tagger", "ner", "again"]
     config["components"]["again"] = config["components"]["tagger"]
-    with pytest.raises(ControllerError, match=r"'tagger'.*scores that are its own, found those of 'again' too"):
+    with pytest.raises(ControllerError, match=r"'tagger'.*scores of its own, found those of 'again' too"):
         run(config)

@@ -289,9 +289,9 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"a: &a '" + b"x" * 60_000 + b"'\nb: *a", "100,000 characters"),
         ("d.yaml", b" " * 100_001, "more than 100,000 bytes"),
         ("d.json", b"{", "line 1"),
-        ("d.json", b'{"controllers": [], "controllers": []}', "more than once"),
+        ("d.json", b'{"controllers": [], "controllers": []}', "duplicate keys"),
         ("d.json", b"[" * 20_000, "more than 100 open brackets"),
-        ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"more than once in the same place: \['.x1b\[2J'\]"),
+        ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"duplicate keys: \['.x1b\[2J'\]"),
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip

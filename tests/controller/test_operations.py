@@ -67,7 +67,7 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
     assert [(c[0], c.args) for c in steering.mock_calls] == [(call, args)]
     with pytest.raises(
         ControllerError,
-        match=f"op.{action} of the controller 'c' on on_step_end at step 3: expected a training loop that can",
+        match=f"op.{action} of the controller 'c' on on_step_end at step 3: this training loop can't",
     ):
         controller.on_event("on_step_end", step=3, control=Control())
 

@@ -48,7 +48,7 @@ def test_differences_of_annotations_are_found_at_the_start(ranks):
 def test_differences_of_annotations_are_found_before_they_are_learned(ranks):
     """Where only batches are known, in the step of the first that differs."""
     for found in ranks("other_annotations_of_a_stream"):
-        assert "found others, or other annotations" in found["error"] and found["steps"] == 4
+        assert "reads other batches or annotations" in found["error"] and found["steps"] == 4
         assert all(torch.equal(value, found["after"][name]) for name, value in found["before"].items())
 
 

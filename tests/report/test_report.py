@@ -608,7 +608,7 @@ def test_report_errors_of_the_output(tmp_path):
     with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
         write_report(runs, tmp_path / "file" / "report.html")
     nothing = read_runs([write(tmp_path / "nothing.jsonl", [{"step": 0, "losses": {}}])])
-    with pytest.raises(ConfigError, match="found no number"):
+    with pytest.raises(ConfigError, match="no line has a number"):
         write_report(nothing, tmp_path / "report.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "log.jsonl", "nothing.jsonl"]
 

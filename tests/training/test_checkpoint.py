@@ -476,7 +476,7 @@ def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
         process.send_signal(signal.SIGSTOP)  # or else it may be saving while its files are listed
         config["training"]["seed"] = 1
         before = contents(tmp_path)
-        with pytest.raises(StateError, match=f"one that another run uses: process {process.pid}"):
+        with pytest.raises(StateError, match=f"another run uses it: process {process.pid}"):
             run(config, tmp_path / "out")
         assert contents(tmp_path) == before
         process.kill()
@@ -655,7 +655,7 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
             assert process.returncode == 0, printed
             return found, killed
         if number == signal.SIGTERM and process.returncode != 0:
-            assert process.returncode == 128 + number and "To go on, run the same command again" in printed, printed
+            assert process.returncode == 128 + number and "To resume, run the same command again" in printed, printed
 
 
 def run_whole(config, folder):

@@ -397,5 +397,5 @@ def test_listeners_are_checked():
     ):
         train(Listener(on_step_ends=print))
     for method in ("state_dict", "load_state_dict"):
-        with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or none"):
+        with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or neither"):
             train(Listener(**{method: print}))

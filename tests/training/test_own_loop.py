@@ -190,7 +190,7 @@ def test_python_loop_says_what_is_wrong(tmp_path):
         with pytest.raises(ConfigError, match=message):
             Checkpoints(*arguments, **settings)
     checkpoints = Checkpoints(tmp_path / "state", nlp, optimizer)
-    with pytest.raises(StateError, match="Take the batches from"):
+    with pytest.raises(StateError, match="Iterate over"):
         checkpoints.save()
     assert list(checkpoints.resume([])) == [] and checkpoints.step == -1
     checkpoints.save()  # nothing was done

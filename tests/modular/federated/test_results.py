@@ -101,7 +101,7 @@ def test_results_of_a_run_before_are_kept(tmp_path, caplog):
     folders = (tmp_path / "earlier-1", tmp_path / "earlier-2", tmp_path)
     assert [len(read_result(folder)["rounds"]) for folder in folders] == [2, 3, 4]
     assert all((folder / "model-best").is_dir() for folder in folders)
-    assert f"they are in '{tmp_path / 'earlier-1'}' now" in caplog.text
+    assert f"moved to '{tmp_path / 'earlier-1'}'" in caplog.text
 
 
 def test_results_are_those_of_one_run(tmp_path):
