@@ -94,12 +94,12 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
     [
         (
             {"training__optimizer": {"@optimizers": "Adam.v1"}},
-            'found "Adam.v1", which has no checkpoints. spacy torchopt init',
+            'found "Adam.v1", which has no checkpoints. Convert it',
         ),
         ({"training__optimizer": {"@optimizers": "thinc-torchopt.Adam.v1"}}, 'found "thinc-torchopt.Adam.v1"'),
         (
             {"training__optimizer__param_groups": {"x": {"params": ["*"], "policy": "cosine"}}},
-            r"param_groups.x\], found 'cosine'. It would not fall",
+            r"param_groups.x\] has rates or an end of its own",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
     (tmp_path / "out").unlink()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "budget.cfg").write_text("no config")
-    with pytest.raises(ConfigError, match="expected the config of a training with --budget, found something else"):
+    with pytest.raises(ConfigError, match="expected the config of a training with --budget, found another file"):
         derived(config, tmp_path)
     config["vars"] = {"optimizer": config["training"].pop("optimizer")}
     with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found none"):
@@ -164,7 +164,7 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
     assert newest.progress.step == 39 and [step for _, step in newest.progress.results][-1] == 39
     assert (tmp_path / "out" / "model-best" / "meta.json").exists()
     more = budget("60 steps")
-    assert "Budget: the end is later now. Back to the checkpoint of step 31." in more
+    assert "Budget: it was raised. Back to the checkpoint of step 31." in more
     assert "The learning rate falls in 12 steps, and the training ends." in more
 
 

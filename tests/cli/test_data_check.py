@@ -124,7 +124,7 @@ def test_data_check_span_keys():
     nlp = pipeline("spancat", spans_key="mine")
     train = corpus(nlp, GOLD)
     [stop] = check(nlp, train, is_initialized=False).stops
-    assert "spans under the key 'mine'. There are spans under 'sc': set spans_key in [components.spancat]" in stop
+    assert "spans under the key 'mine'. The corpus has spans under 'sc': set spans_key in [components.spancat]" in stop
     other = GOLD | {"spans": {"mine": GOLD["spans"]["sc"]}}
     train, dev = corpus(nlp, other), corpus(nlp, other, "dev")
     nlp.initialize(lambda: train.examples)

@@ -89,7 +89,7 @@ def test_explain_param_groups(corpus, capsys):
     assert found["Ends"].startswith(
         "At step 2,000 (max_steps), or when the score got no better for 1,600 steps (patience)"
     )
-    assert found["Saves"].endswith("No checkpoints: a training that is killed has to begin anew.")
+    assert found["Saves"].endswith("No checkpoints: a training that is killed has to start again.")
 
 
 def test_explain_guards_checkpoints_and_averages(corpus, capsys):
@@ -127,7 +127,7 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, caps
     block += 'decay_steps = 5\ndecay_begins = "when told"\n'
     path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
     found = told(path, corpus, capsys, "--training.patience", "10")
-    assert "learn_rate falls only when it is told: by optimizer.begin_decay(), or by the signal" in found["Note"]
+    assert "learn_rate falls only on demand: by optimizer.begin_decay(), or by the signal" in found["Note"]
     found = told(path, corpus, capsys, f"{given}.decay_begins", "in time", "--training.patience", "10")
     assert "learn_rate falls until step" in found["Note"]
 
@@ -135,21 +135,21 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, caps
 def test_explain_what_is_done_about_rates_of_others(tmp_path, corpus, capsys):
     given = "--training.optimizer."
     budgets = (
-        "It may take 5 ms of CPU time for the rates of a step, and 2 ms to check them; more is counted as overruns in "
-        "the logs."
+        "Time limits: 5 ms of CPU time for the rates of a step, 2 ms to check them. Longer ones are counted as "
+        "overruns in the logs."
     )
     found = told(CONFIGS / "cnn.cfg", corpus, capsys)["Rates"]
-    assert found == f"What other code writes to learning rates is undone, with a warning. {budgets}"
+    assert found == f"If other code writes a learning rate, that is undone, with a warning. {budgets}"
     found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "on_outside_write", "adopt")["Rates"]
-    assert found == f"What other code writes to learning rates is kept, and schedules go on from there. {budgets}"
+    assert found == f"If other code writes a learning rate, it is kept, and schedules go on from there. {budgets}"
     path = tmp_path / "budgets.cfg"
     path.write_text((CONFIGS / "cnn.cfg").read_text() + "\n[training.optimizer.runtime_budgets]\nrate_step = 0.5\n")
     found = told(path, corpus, capsys, given + "on_outside_write", "raise")["Rates"]
     assert found.startswith(
-        "What other code writes to learning rates stops the training with an error. It may take 0.5 ms of CPU time"
+        "If other code writes a learning rate, the training stops with an error. Time limits: 0.5 ms of CPU time"
     )
     found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "enable_runtime_guards", "false")["Rates"]
-    assert found.startswith("Nobody looks whether other code writes learning rates (enable_runtime_guards = false).")
+    assert found.startswith("Writes of other code to learning rates are not checked (enable_runtime_guards = false).")
 
 
 def test_explain_modules(tmp_path, corpus, capsys):
@@ -171,10 +171,10 @@ def test_explain_modules(tmp_path, corpus, capsys):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "each step takes the sum of the gradients of n batches."),
+        ({}, "each step uses the sum of the gradients of n batches."),
         (
             {"reduce": "mean", "scale_learn_rate": "sqrt", "shard_state": "true"},
-            "each step takes the mean of the gradients of n batches, learning rates sqrt(n) times as high. Each "
+            "each step uses the mean of the gradients of n batches, learning rates sqrt(n) times as high. Each "
             "process keeps a part of the optimizer's state.",
         ),
     ],
@@ -201,7 +201,7 @@ def test_explain_settings(corpus, capsys):
         "--training.max_steps",
         "0",
     )
-    assert found["Clipping"] == "None." and found["On NaN"].startswith("Nobody looks")
+    assert found["Clipping"] == "None." and found["On NaN"].startswith("Not checked")
     assert found["Ends"].startswith("When the score got no better for 1,600 steps (patience).")
     found = told(
         config,

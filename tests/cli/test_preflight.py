@@ -90,7 +90,7 @@ def test_preflight_streamed_corpus(preflight):
     found = preflight(CNN, training__max_epochs=-1)
     assert named(found["checked"], "72 texts in [corpora.train]")
     [end] = [line["text"] for line in found["lines"] if line["about"] == "Ends"]
-    assert "streamed again and again (max_epochs = -1): its end ends nothing" in end
+    assert "streamed again and again (max_epochs = -1): its end does not end the training" in end
     assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 2001
 
 
@@ -106,7 +106,7 @@ def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
 
 def test_preflight_nothing_to_train(preflight):
     frozen = preflight(CNN, training__frozen_components=["tok2vec", "tagger", "parser"])
-    assert named(frozen["stops"], "Nothing would be trained: [training] frozen_components has all")
+    assert named(frozen["stops"], "Nothing would be trained: [training] frozen_components lists every")
     still = preflight(CNN, **{f"{RATE}.initial_rate": 0.0})
     assert still["stops"] == ["Nothing would be trained: each learning rate in [training.optimizer] is 0 at all steps."]
 
@@ -119,7 +119,7 @@ def test_preflight_nothing_to_train(preflight):
         ({f"{RATE}.warmup_steps": 5000, f"{RATE}.total_steps": 9000}, "still rises at step 2,000"),
         ({f"{RATE}.initial_rate": 0.5}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to 0.005"),
         ({"training.patience": 100}, "The training ends at step 100, whatever the score does"),
-        ({"training.eval_frequency": 3000}, "The score is taken only at step 0"),
+        ({"training.eval_frequency": 3000}, "The only evaluation is at step 0"),
         ({"training.eval_frequency": 1500}, "500 steps at the end are not scored"),
         ({"training.max_steps": 0}, "Nothing ends this training"),
         (

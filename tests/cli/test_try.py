@@ -103,7 +103,7 @@ def test_try_tells_of_recipes_that_fail(folder):
     assert "can't be compared: the loss, the gradients or the score were not finite at step" in done.stdout
     groups = run(CONFIGS / "param_groups.cfg", "--recipes", "fine-tune,drop-in", "--steps", 2, check=False)
     assert groups.returncode == 1 and not groups.stdout
-    assert "expected one at least that can be used, found none. " in groups.stderr
+    assert "Can't compare recipes: none of them can be used. " in groups.stderr
     assert "Can't use the recipe fine-tune" in groups.stderr and "Can't use the recipe drop-in" in groups.stderr
 
 

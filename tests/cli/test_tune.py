@@ -107,7 +107,7 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
     width = "components.tagger.model.tok2vec.width=97|98"  # the tok2vec has 96
     args = ["plain.cfg", "--set", width, "--steps", 1, "--trials", 2, "--seeds", 0, "--output", "best.cfg"]
     done = run(*args, check=False)
-    assert done.returncode == 1 and "No trial has come to its end." in done.stdout
+    assert done.returncode == 1 and "No trial has finished." in done.stdout
     assert "Nothing is saved to best.cfg" in done.stdout and not (folder / "best.cfg").exists()
 
 
@@ -128,7 +128,7 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
         (["--trials", 0], "Can't use '--trials' in spacy torchopt tune"),
         (["--seeds", -1], "Can't use '--seeds' in spacy torchopt tune"),
-        (["--study", "train.spacy"], "Can't open the study 'train.spacy': expected a new file"),
+        (["--study", "train.spacy"], "Can't open the study 'train.spacy': it is not a file"),
     ],
 )
 def test_tune_refuses_early(folder, args, message):

@@ -113,7 +113,7 @@ def test_best_weights_that_are_worse_are_not_the_best_model(scores, models, corp
     run(prepared(tmp_path, corpus, rules_for()), tmp_path / "out")
     found = {model: weights(tmp_path / "out" / model, "tagger") for model in ("model-last", "model-best")}
     assert found == {"model-last": models(4)["tagger"], "model-best": models(12)["tagger"]}
-    assert "below that of model-best, 0.8000" in caplog.text
+    assert "below the score of model-best, 0.8000" in caplog.text
 
 
 @pytest.mark.parametrize("event", ["on_train_begin", "on_train_end"])
@@ -212,5 +212,5 @@ def test_best_weights_refuse_shared_layers(corpus, tmp_path):
     config = prepared(tmp_path, corpus, rules_for())
     config["nlp"]["pipeline"] = ["tagger", "ner", "again"]
     config["components"]["again"] = config["components"]["tagger"]
-    with pytest.raises(ControllerError, match=r"'tagger'.*scores that are its own, found those of 'again' too"):
+    with pytest.raises(ControllerError, match=r"'tagger'.*scores of its own, found those of 'again' too"):
         run(config)

@@ -293,5 +293,7 @@ def test_controller_state_of_a_definition_that_has_changed(caplog):
     same.load_state_dict(old.state_dict())
     assert not caplog.records and log(same, 0.5, 1)
     changed.load_state_dict(old.state_dict())
-    assert "Begins anew, because the controller definition has changed" in caplog.text and "controller c" in caplog.text
+    assert (
+        "Not restored, because the controller definition has changed" in caplog.text and "controller c" in caplog.text
+    )
     assert not log(changed, 0.5, 1) and log(changed, 0.5, 2)

@@ -98,9 +98,9 @@ def test_definition_from_yaml_json_and_dict(tmp_path):
 @pytest.mark.parametrize(
     "nothing, place",
     [
-        ({}, "the top: expected the key 'controllers'"),
-        ({"controllers": []}, "controllers: expected a list, at least one"),
-        ({"controllers": None, "operations": None}, "controllers: expected a list, at least one"),
+        ({}, "the top: the key 'controllers' is missing"),
+        ({"controllers": []}, "controllers: expected a list of at least one"),
+        ({"controllers": None, "operations": None}, "controllers: expected a list of at least one"),
     ],
 )
 def test_definition_without_a_controller_would_do_nothing(nothing, place):
@@ -171,8 +171,8 @@ def test_definition_action_without_a_name():
         ((*C, "triggers"), ["on_log", "on_log"], "controllers[0].triggers[1]", "again"),
         ((*C, "triggers"), "on_log", "controllers[0].triggers", "a list of texts"),
         ((*C, "triggers"), [3], "controllers[0].triggers", "a list of texts"),
-        ((*C, "triggers"), [], "controllers[0].triggers", "at least one, found []"),
-        ((*C, "triggers"), None, "controllers[0].triggers", "at least one, found None"),
+        ((*C, "triggers"), [], "controllers[0].triggers", "at least one text, found []"),
+        ((*C, "triggers"), None, "controllers[0].triggers", "at least one text, found None"),
         ((*C, "triggers"), del_, "controllers[0]", "the key 'triggers'"),
         ((*C, "rule"), "los > 1", "controllers[0].rule", "metric (loss), found 'los'"),
         ((*C, "rule"), "loss['los'] > 1", "controllers[0].rule", "Did you mean 'loss'?"),
@@ -191,12 +191,12 @@ def test_definition_action_without_a_name():
             (*C, "operations"),
             ["control.should_log"],
             "operations[0]",
-            "a controller that names it, found none for 'lr'",
+            "no controller uses the operation 'lr'",
         ),
         ((*C, "operations"), "lr.should_cut", "controllers[0].operations", "a list of texts"),
         ((*C, "operations"), del_, "controllers[0]", "the key 'operations'"),
-        ((*C, "operations"), [], "controllers[0].operations", "at least one, found []"),
-        ((*C, "operations"), None, "controllers[0].operations", "at least one, found None"),
+        ((*C, "operations"), [], "controllers[0].operations", "at least one text, found []"),
+        ((*C, "operations"), None, "controllers[0].operations", "at least one text, found None"),
         ((*C, "rule"), None, "controllers[0].rule", "found NoneType"),
         ((*C, "rule"), " ", "controllers[0].rule", "one Python expression"),
         ((*M, "class"), None, "controller_metrics[0].class", "found None"),
@@ -233,7 +233,7 @@ def test_definition_faults_have_a_place_and_a_reason(path, value, place, reason)
 @pytest.mark.parametrize("section", ["controller_metrics", "operations", "controllers"])
 def test_definition_names_are_unique(section):
     definition = changed((section,), [*GOOD[section], *GOOD[section]])
-    with pytest.raises(ControllerError, match=rf"{section}\[1\].name: expected a name of its own"):
+    with pytest.raises(ControllerError, match=rf"{section}\[1\].name: the name .* is used twice"):
         TrainerController(definition)
 
 
@@ -289,9 +289,9 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"a: &a '" + b"x" * 60_000 + b"'\nb: *a", "100,000 characters"),
         ("d.yaml", b" " * 100_001, "more than 100,000 bytes"),
         ("d.json", b"{", "line 1"),
-        ("d.json", b'{"controllers": [], "controllers": []}', "more than once"),
+        ("d.json", b'{"controllers": [], "controllers": []}', "duplicate keys"),
         ("d.json", b"[" * 20_000, "more than 100 open brackets"),
-        ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"more than once in the same place: \['.x1b\[2J'\]"),
+        ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"duplicate keys: \['.x1b\[2J'\]"),
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
@@ -314,7 +314,7 @@ def test_definition_that_would_be_waited_for(tmp_path):
     """Nobody writes to the pipe, and the device never ends."""
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", tmp_path, "/dev/zero", "/dev/null"):
-        with pytest.raises(ControllerError, match=r"Can't read .*something else than a file"):
+        with pytest.raises(ControllerError, match=r"Can't read .*a folder, a pipe or a device instead of a file"):
             TrainerController(path)
 
 

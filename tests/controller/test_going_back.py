@@ -192,7 +192,7 @@ def test_best_needs_an_evaluation(corpus, scores, tmp_path):
 
 
 def test_best_is_asked_for_too_late(corpus, tmp_path):
-    with pytest.raises(ControllerError, match=r"best\.should_rollback on on_train_end: expected an event"):
+    with pytest.raises(ControllerError, match=r"best\.should_rollback on on_train_end: the training does not continue"):
         run(prepared(tmp_path, corpus, back_at(6, "on_train_end")))
 
 

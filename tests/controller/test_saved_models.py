@@ -80,7 +80,7 @@ def test_saved_model_at_the_end(corpus, tmp_path):
 
 def test_saved_model_needs_a_folder(corpus, tmp_path):
     rules = definition(rule("save", "on_step_end", 'state["step"] > 2', SAVE))
-    with pytest.warns(ConfigWarning, match="after step 3, .*expected a folder for models") as found:
+    with pytest.warns(ConfigWarning, match="after step 3, .*has no folder for models") as found:
         run(prepared(tmp_path, corpus, rules))
     assert len([warning for warning in found if warning.category is ConfigWarning]) == 1
 

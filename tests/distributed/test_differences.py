@@ -48,7 +48,7 @@ def test_differences_of_annotations_are_found_at_the_start(ranks):
 def test_differences_of_annotations_are_found_before_they_are_learned(ranks):
     """Where only batches are known, in the step of the first that differs."""
     for found in ranks("other_annotations_of_a_stream"):
-        assert "found others, or other annotations" in found["error"] and found["steps"] == 4
+        assert "reads other batches or annotations" in found["error"] and found["steps"] == 4
         assert all(torch.equal(value, found["after"][name]) for name, value in found["before"].items())
 
 
@@ -56,8 +56,8 @@ def test_differences_of_annotations_are_found_before_they_are_learned(ranks):
 def test_differences_of_params_are_found_before_they_are_saved(ranks, scenario):
     """And at the end: the next regular check would be in step 100."""
     for found in ranks(scenario):
-        assert "expected the same params on all 2 ranks, found that they differ in tagger/" in found["error"]
-        step = re.search(r"Can't go on after step (\d+)", found["error"])[1]
+        assert "expected the same params on all 2 ranks, but they differ in tagger/" in found["error"]
+        step = re.search(r"Can't continue after step (\d+)", found["error"])[1]
         if scenario == "drift_before_the_end":
             assert step == "7"
         elif scenario == "drift_before_a_save":

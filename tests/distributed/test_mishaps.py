@@ -72,11 +72,8 @@ def test_mishaps_are_named(how, tmp_path):
     """A rank that hangs, or is killed, in step 4: the other one says so, and ends."""
     [(code, output)] = by_hand(config_with(tmp_path, "run", [4], how, timeout=4), timeout=120)
     assert code == 1
-    assert (
-        "Can't compare what ranks found on rank 0 at step 4: expected all 2 ranks to take part within 4 seconds"
-        in output
-    )
-    assert "found that rank 1 did not: it was last seen at step 3 and has ended, hangs" in output
+    assert "Can't compare what ranks found on rank 0 at step 4: not all 2 ranks took part within 4 seconds" in output
+    assert "rank 1 was last seen at step 3 and has ended, hangs" in output
 
 
 def test_mishaps_of_another_command(tmp_path):
@@ -156,7 +153,7 @@ def test_mishaps_say_why_last(tmp_path):
     command = config_with(tmp_path, "run", [4], "raise")
     run = run_torchopt(command, "--nproc-per-node", 2, check=False)
     last = " ".join("".join(run.stderr.splitlines(keepends=True)[-3:]).split())
-    reason = "Rank 1 was the first to fail: it could not go on: ValueError: the widget has no handle"
+    reason = "Rank 1 was the first to fail: it failed: ValueError: the widget has no handle"
     assert run.returncode == 1 and reason in last and last.endswith("if there is one.")
     assert run.stderr.count("Traceback") == 1
 

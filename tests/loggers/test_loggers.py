@@ -495,7 +495,7 @@ def small_disk():
 def test_loggers_jsonl_lets_training_go_on_when_the_disk_is_full(tmp_path, small_disk):
     log_step, finalize = JSONLinesLogger(tmp_path / "log.jsonl")(pipeline(), StringIO(), StringIO())
     small_disk()
-    with pytest.warns(TorchOptWarning, match=r"log\.jsonl at step \d+.*The training goes on") as warned:
+    with pytest.warns(TorchOptWarning, match=r"log\.jsonl at step \d+.*The training continues") as warned:
         for i in range(20):
             log_step(info_of(i))
         finalize()
@@ -575,7 +575,7 @@ def test_loggers_tensorboard_lets_training_go_on_when_the_disk_is_full(tmp_path,
     threads = set(threading.enumerate())
     log_step, finalize = TensorBoardLogger(tmp_path / "tb")(pipeline(), StringIO(), StringIO())
     small_disk()
-    with pytest.warns(TorchOptWarning, match=r"tb at step \d+.*The training goes on") as warned:
+    with pytest.warns(TorchOptWarning, match=r"tb at step \d+.*The training continues") as warned:
         for i in range(200):
             log_step(info_of(i))
         finalize()

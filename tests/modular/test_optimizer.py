@@ -492,7 +492,7 @@ def test_optimizer_patterns_choose_params():
     same = {name for name in found if torch.equal(found[name], plain[name])}
     assert same == set()  # "scalar" has a c
     assert set(optimizer.state[found["bias"]]) == set() and "adam/exp_avg" in optimizer.state[found["matrix"]]
-    with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of matrix"):
+    with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of the params matrix"):
         Modular(found.items(), 0.01, modules=[("adam", {"params": ["nothing/*"]})])
 
 
@@ -668,7 +668,7 @@ def test_optimizer_labels_tell_modules_apart():
     named = Modular(params().items(), 0.1, modules={"first": "momentum", "second": Momentum(0.5)})
     assert named.param_groups[0]["second_beta"] == 0.5
     assert Modular.from_config(params().items(), named.get_config()).get_config() == named.get_config()
-    with pytest.raises(ConfigError, match="two labels"):
+    with pytest.raises(ConfigError, match="both have the label"):
         Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
     config = {**named.get_config(), "bogus": 1}
     del config["decay"]

@@ -275,9 +275,9 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
         *(("resumed", step, "") for step in (11, 18)),
         *(("update skipped", step, "") for step in (0, 11)),
     ]
-    assert len(run.notes) == 2 and "log-2.jsonl goes on with log.jsonl from step 11" in run.notes[0]
+    assert len(run.notes) == 2 and "log-2.jsonl continues log.jsonl from step 11" in run.notes[0]
     # Alone, each says what is missing.
-    assert only(read_runs([first])).notes == ["The run goes on in log-2.jsonl, it seems. Give both."]
+    assert only(read_runs([first])).notes == ["The run seems to continue in log-2.jsonl. Give both."]
     [alone] = read_runs([second])
     assert "begins at step 11: the steps before may be in log.jsonl" in alone.notes[0] and not alone.events
 
@@ -287,7 +287,7 @@ def test_report_of_a_log_whose_steps_go_back(tmp_path):
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert run.steps.tolist() == list(range(30)) and set(run.columns["losses"]["ner"][13:]) == {7.0}
     assert math.isnan(run.columns["losses"]["tok2vec"][13])
-    assert run.notes == ["log.jsonl goes back from step 19 to step 13 in line 21: shown is what comes later."]
+    assert run.notes == ["log.jsonl goes back from step 19 to step 13 in line 21: the later lines are shown."]
     twice = [row(0), row(1, grad_norm=1.0), row(1, grad_norm=2.0)]
     run = only(read_runs([write(tmp_path / "twice.jsonl", twice)]))
     assert run.numbers("grad_norm").tolist() == [2.0, 2.0] and not run.notes
@@ -608,7 +608,7 @@ def test_report_errors_of_the_output(tmp_path):
     with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
         write_report(runs, tmp_path / "file" / "report.html")
     nothing = read_runs([write(tmp_path / "nothing.jsonl", [{"step": 0, "losses": {}}])])
-    with pytest.raises(ConfigError, match="found no number"):
+    with pytest.raises(ConfigError, match="no line has a number"):
         write_report(nothing, tmp_path / "report.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "log.jsonl", "nothing.jsonl"]
 
@@ -669,7 +669,7 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path, capsys):
         with pytest.raises(SystemExit, match="1"):
             show_report([write(tmp_path / "other.jsonl", rows(3)), log], output_path=output, as_json=False)
         said = " ".join(capsys.readouterr().err.split())
-        assert "expected another file than those that are read, found" in said and "Change --output." in said
+        assert "it is one of the files to read" in said and "Change --output." in said
     assert log.read_bytes() == before
 
 

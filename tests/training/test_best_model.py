@@ -65,7 +65,7 @@ def test_best_model_leaves_what_is_not_ours(tmp_path):
     before, best = files_in(mine), BestModel(tmp_path / "state")
     with pytest.raises(
         ConfigError,
-        match=r"Can't keep the best model in '.*best': expected a copy made by this package.*Move it elsewhere",
+        match=r"Can't keep the best model in '.*best': expected a copy made by this package.*Move them elsewhere",
     ):
         best.check_place()
     best.remove()

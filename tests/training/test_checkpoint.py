@@ -298,7 +298,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
 
     monkeypatch.setattr(checkpoint, "write_folder", full)
     with pytest.warns(
-        CheckpointWarning, match="No space left on device.*Training goes on, and older checkpoints are unchanged"
+        CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
     ):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state").progress.step == before
@@ -418,7 +418,7 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
         while True:
             file.write(b"0" * 4096)
     with pytest.warns(
-        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training goes on"
+        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training continues"
     ):
         train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
@@ -476,7 +476,7 @@ def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
         process.send_signal(signal.SIGSTOP)  # or else it may be saving while its files are listed
         config["training"]["seed"] = 1
         before = contents(tmp_path)
-        with pytest.raises(StateError, match=f"one that another run uses: process {process.pid}"):
+        with pytest.raises(StateError, match=f"another run uses it: process {process.pid}"):
             run(config, tmp_path / "out")
         assert contents(tmp_path) == before
         process.kill()
@@ -655,7 +655,7 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
             assert process.returncode == 0, printed
             return found, killed
         if number == signal.SIGTERM and process.returncode != 0:
-            assert process.returncode == 128 + number and "To go on, run the same command again" in printed, printed
+            assert process.returncode == 128 + number and "To resume, run the same command again" in printed, printed
 
 
 def run_whole(config, folder):
@@ -690,7 +690,7 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     resize(small_disk, 5 * size // 2)  # no room for a third one
     args = command(config, tmp_path, "broken")[3:]
     found = spacy_cli(*args)
-    assert "No space left on device" in found.stderr and "Training goes on" in found.stderr
+    assert "No space left on device" in found.stderr and "Training continues" in found.stderr
     assert rows(found.stdout) == expected
     assert [read_folder(path)["progress"]["step"] for path in steps_of(small_disk / "state")] == [0, 3]
     assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers

@@ -190,7 +190,7 @@ def test_python_loop_says_what_is_wrong(tmp_path):
         with pytest.raises(ConfigError, match=message):
             Checkpoints(*arguments, **settings)
     checkpoints = Checkpoints(tmp_path / "state", nlp, optimizer)
-    with pytest.raises(StateError, match="Take the batches from"):
+    with pytest.raises(StateError, match="Iterate over"):
         checkpoints.save()
     assert list(checkpoints.resume([])) == [] and checkpoints.step == -1
     checkpoints.save()  # nothing was done
@@ -202,12 +202,12 @@ def test_python_loop_says_what_is_wrong(tmp_path):
     del checkpoints.extra["function"], steps
     checkpoints.save()
     checkpoints.close()
-    with pytest.raises(StateError, match="expected a run that has begun"):
+    with pytest.raises(StateError, match="no run has begun"):
         checkpoints.save()
 
     # Other data, another pipeline, a schedule that is further.
     fresh = pipeline()
-    with pytest.raises(StateError, match=r"used up or shuffled in place .*start anew: resume=\"never\""):
+    with pytest.raises(StateError, match=r"used up or shuffled in place .*start again: resume=\"never\""):
         Checkpoints(tmp_path / "state", *fresh[:2]).resume([examples[:3]])
     other = pipeline(["tagger"])
     with pytest.raises(StateError, match=r"(?s)the config has changed.*the saved state does not fit the pipeline"):
@@ -252,7 +252,7 @@ def test_python_loop_leaves_the_folder_to_the_last_run_of_a_notebook(tmp_path):
     checkpoints = Checkpoints(tmp_path / "state", nlp, optimizer)
     assert [step for step, _ in checkpoints.resume([examples] * 3)] == [1, 2]
     next(steps)
-    with pytest.raises(StateError, match="another run has taken it"):
+    with pytest.raises(StateError, match="another run uses this folder now"):
         given_up.save()
     # The same object begins again where its folder stands.
     checkpoints.save()

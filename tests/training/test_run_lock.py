@@ -16,7 +16,7 @@ import sys, time
 from pathlib import Path
 from thinc_torchopt.training.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
-lock.take()
+lock.acquire()
 print("taken", flush=True)
 sys.stdin.readline()
 lock.release()
@@ -34,13 +34,11 @@ def hold(folder):
 def test_run_lock_is_for_one_process(tmp_path):
     lock = RunLock(tmp_path / "state")
     with hold(tmp_path / "state") as process:
-        with pytest.raises(
-            StateError, match=rf"found one that another run uses: process {process.pid} on .*, since 20"
-        ) as caught:
-            lock.take()
+        with pytest.raises(StateError, match=rf"another run uses it: process {process.pid} on .*, since 20") as caught:
+            lock.acquire()
         assert "'path' in [training.optimizer.checkpoint]" in str(caught.value)
         process.communicate("\n")
-    lock.take()
+    lock.acquire()
     lock.release()
     assert os.listdir(tmp_path / "state") == []
 
@@ -51,7 +49,7 @@ def test_run_lock_of_a_killed_process_does_not_block(tmp_path):
         process.wait()
         assert (tmp_path / "lock.json").exists()
         lock = RunLock(tmp_path)
-        lock.take()
+        lock.acquire()
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
         lock.check()
         lock.release()
@@ -60,17 +58,17 @@ def test_run_lock_of_a_killed_process_does_not_block(tmp_path):
 def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
     """As in a notebook, where the run before was given up. It must not write again, nor let go of what is another's."""
     first, second = RunLock(tmp_path), RunLock(tmp_path)
-    first.take()
+    first.acquire()
     first.check()
-    second.take()
-    with pytest.raises(StateError, match=r"Can't write checkpoints to .* another run has taken it since: process"):
+    second.acquire()
+    with pytest.raises(StateError, match=r"Can't write checkpoints to .* another run uses this folder now: process"):
         first.check()
     first.release()
     del first
     second.check()
     code = (
         "import sys; from pathlib import Path; from thinc_torchopt.training.run_lock import RunLock; "
-        "RunLock(Path(sys.argv[1])).take()"
+        "RunLock(Path(sys.argv[1])).acquire()"
     )
     other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert other.returncode and "another run uses" in other.stderr
@@ -80,7 +78,7 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
 
 def test_run_lock_is_taken_again_if_the_folder_was_removed(tmp_path):
     lock = RunLock(tmp_path / "state")
-    lock.take()
+    lock.acquire()
     (tmp_path / "state" / "lock.json").unlink()
     (tmp_path / "state").rmdir()
     lock.check()
@@ -94,7 +92,7 @@ def test_run_lock_refuses_a_folder_that_can_not_be_written(path, tmp_path):
     with pytest.raises(
         ConfigError, match=r"Can't save checkpoints in .*: expected a folder that can be written to, found \w+Error"
     ):
-        RunLock(tmp_path / path).take()
+        RunLock(tmp_path / path).acquire()
 
 
 def test_run_lock_does_not_follow_links(tmp_path):
@@ -108,11 +106,11 @@ def test_run_lock_does_not_follow_links(tmp_path):
             with pytest.raises(
                 ConfigError, match=r"Can't lock '.*lock.json': expected a file .*, found a link to .*txt"
             ):
-                RunLock(tmp_path / folder).take()
+                RunLock(tmp_path / folder).acquire()
         (tmp_path / "state" / "lock.json").unlink()
     assert (tmp_path / "thesis.txt").read_text() == "years of work" and not (tmp_path / "nothing.txt").exists()
     lock = RunLock(tmp_path / "link")
-    lock.take()
+    lock.acquire()
     (tmp_path / "state" / "lock.json").unlink()
     (tmp_path / "state" / "lock.json").symlink_to(tmp_path / "thesis.txt")
     with pytest.raises(ConfigError, match="Can't lock"):
@@ -127,7 +125,7 @@ def test_run_lock_lets_a_full_disk_pass(small_disk):
         while True:
             file.write(b"0" * 4096)
     lock = RunLock(small_disk / "state")
-    lock.take()
+    lock.acquire()
     (small_disk / "full").unlink()
     lock.check()
     assert json.loads((small_disk / "state" / "lock.json").read_text())["process"] == os.getpid()

@@ -114,8 +114,8 @@ def test_total_steps_wait_for_the_batch_that_ends_the_epoch():
 @pytest.mark.parametrize(
     ("max_epochs", "said"),
     [
-        (0, "max_steps = 0 and 0 for both, which is no limit"),
-        (-1, "max_epochs = -1, which is a corpus that is streamed"),
+        (0, "max_steps = 0 and max_epochs = 0, which means no limit"),
+        (-1, "max_epochs = -1, which streams the corpus"),
     ],
 )
 def test_total_steps_refuse_a_training_without_an_end(max_epochs, said, corpus, tmp_path):
@@ -151,7 +151,7 @@ def test_total_steps_of_batches_of_ones_own():
         )
         return [info["learn_rate_default"] for _, info, _ in loop]
 
-    with pytest.raises(ConfigError, match="batches that are not spaCy's own, which are not counted"):
+    with pytest.raises(ConfigError, match="batches that are not spaCy's own, which can't be counted"):
         rates(0)
     assert rates(4) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # a rounding
 
@@ -197,5 +197,5 @@ def test_total_steps_are_known_to_commands(corpus, tmp_path):
         total = setup.count_steps()
         assert setup.optimizer.schedules["learn_rate"].total_steps == total == (21 if name == "steps" else total)
     config_for(tmp_path, corpus, steps=0, training__optimizer__learn_rate=COSINE).to_disk(tmp_path / "none.cfg")
-    with pytest.raises(ConfigError, match="Can't find out where the training ends"):
+    with pytest.raises(ConfigError, match="Can't find the end of the training"):
         build(tmp_path / "none.cfg", [])

@@ -154,7 +154,7 @@ def test_study_of_trials_that_fail(tmp_path):
     second.search(12, fails)
     states = {(one.state, one.problem) for one in second.found() if one.values["a.kind"] == "x"}
     assert states == {("failed", "too large")} and len(second.found()) == 12
-    with pytest.raises(ConfigError, match=r"that comes to its end, found 3 that failed. The last one: wrong size"):
+    with pytest.raises(ConfigError, match=r"all 3 trials failed. The last one: wrong size"):
         open_study(tmp_path / "third.db").search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
 
 
@@ -167,16 +167,16 @@ def test_study_is_one_of_the_same_training(tmp_path):
         ({"training.max_steps": "200"}, "--set a.b as before, 1..8, found none"),
         ({"training.max_steps": "200", "--set a.b": "1..8", "x.y": "1"}, "x.y as before, none, found 1"),
     ):
-        with pytest.raises(ConfigError, match="Can't go on with the study") as error:
+        with pytest.raises(ConfigError, match="Can't continue the study") as error:
             open_study(path, settings)
         assert message in str(error.value)
     (tmp_path / "text.db").write_text("no database, but a text\n" * 100)
-    with pytest.raises(ConfigError, match=r"Can't open the study .*text.db': expected a new file"):
+    with pytest.raises(ConfigError, match=r"Can't open the study .*text.db': it is not a file of this command"):
         open_study(tmp_path / "text.db")
     with closing(sqlite3.connect(tmp_path / "other.db")) as database:
         database.execute("CREATE TABLE customers (name TEXT)")
     before = (tmp_path / "other.db").read_bytes()
-    with pytest.raises(ConfigError, match=r"expected a new file, .*a database with the table 'customers'"):
+    with pytest.raises(ConfigError, match=r"not a file of this command .*a database with the table 'customers'"):
         open_study(tmp_path / "other.db")
     assert (tmp_path / "other.db").read_bytes() == before
 

@@ -1,6 +1,6 @@
-"""`spacy torchopt`: show every param with its learning rate, show the rates of a whole run, find a rate.
+"""The commands of `spacy torchopt`.
 
-spaCy imports this for each of its commands, so it must be cheap: what a command needs is imported when it runs.
+spaCy imports this for each of its commands, so it must be cheap: each command imports what it needs when it runs.
 """
 
 import sys
@@ -19,36 +19,34 @@ from ._screen import is_main_program, show_errors
 
 torchopt_cli = typer.Typer(
     name="torchopt",
-    help="Give a config an optimizer of thinc-torchopt; see what it will do, and what it did.",
+    help="Put a thinc-torchopt optimizer into a config, check it before training, and look at runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 cli_util().app.add_typer(torchopt_cli)
 
-# What is left over are overrides of settings in the config, as in spaCy's own commands.
+# Extra arguments override settings of the config, as in spaCy's own commands.
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 _CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
-_LOGS = Arg(
-    ..., help="Logs that JSONLinesLogger wrote. Several: their runs in one picture", exists=True, dir_okay=False
-)
-_CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
-_JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
+_LOGS = Arg(..., help="Log files of JSONLinesLogger. Several are drawn together", exists=True, dir_okay=False)
+_CHECKPOINTS = Arg(..., help="Folder with a run's checkpoints, or one checkpoint", exists=True, file_okay=False)
+_JSON = Opt(False, "--json", help="Print only JSON to stdout")
 _PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("best", "drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _TRIED = "best,adamw,robust"
-_RECIPE = Opt(..., "--recipe", "-r", help=f"What to make of the optimizer: {', '.join(_RECIPES)}")
+_RECIPE = Opt(..., "--recipe", "-r", help=f"How to set up the optimizer: {', '.join(_RECIPES)}")
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
-_OUTPUT_FILE = Arg(..., help="Path to output .cfg file, which may be the same, or - for stdout")
+_OUTPUT_FILE = Arg(..., help="Path to output .cfg file (may be the input file), or - for stdout")
 _DEFINITION = Arg(..., help="YAML or JSON file with the rules", exists=True, dir_okay=False)
 _REPLAY = Opt(
-    None, "--replay", help="Log that JSONLinesLogger wrote: which rules would have fired", exists=True, dir_okay=False
+    None, "--replay", help="Log file of JSONLinesLogger: show which rules would have fired", exists=True, dir_okay=False
 )
 _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
-_BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with what was found better")
+_BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
 _SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs the extra 'plot'")
 _SET = Opt(
     None,
@@ -56,12 +54,14 @@ _SET = Opt(
     metavar="PATH=VALUES",
     help="Setting to search: 1e-4..1e-2:log, 0.0..0.5, 1..8, 16|32. Repeatable",
 )
-_STUDY = Opt(Path("tune.db"), "--study", help="SQLite file of the study; if it is there, it goes on", dir_okay=False)
+_STUDY = Opt(
+    Path("tune.db"), "--study", help="SQLite file of the study. An existing study is continued", dir_okay=False
+)
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
 _launched = False
-with suppress(ConfigError):  # what is wrong with the environment, a training in several processes will say
+with suppress(ConfigError):  # a training in several processes reports a wrong environment itself
     _launched = is_launched()
 if _launched:
     from ..distributed import report_failure
@@ -82,20 +82,20 @@ def train_cli(
     output_path: Optional[Path] = _TRAINED,
     code_path: Optional[Path] = _CODE,
     verbose: bool = Opt(False, "--verbose", "-V", "-VV", help="Display more information for debugging purposes"),
-    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process has a GPU of its own. -1: CPU"),
-    processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Processes on this machine"),
-    machines: int = Opt(1, "--nnodes", min=1, help="Machines. Run the same command on each"),
-    machine: int = Opt(0, "--node-rank", min=0, help="Which of them this is. 0 has the output"),
+    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process uses its own GPU. -1: CPU"),
+    processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Number of processes on this machine"),
+    machines: int = Opt(1, "--nnodes", min=1, help="Number of machines. Run the same command on each"),
+    machine: int = Opt(0, "--node-rank", min=0, help="Rank of this machine. Machine 0 writes the output"),
     endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
-    max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to go on after a process has died"),
+    max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to restart after a process died"),
     budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
-    any_time: bool = Opt(False, "--any-time", help="With --budget: finished models at a quarter and a half of it, too"),
+    any_time: bool = Opt(False, "--any-time", help="With --budget: also save finished models at 25% and 50% of it"),
 ) -> None:
     """
-    Train in several processes, or within a budget. As `spacy train` does, on one machine or several: each batch is
-    shared between the processes, and each update takes the gradients of all. With --budget, the learning rate stays at
-    the highest of the config, and falls in time to end with the budget, in the place of schedules, max_steps and
-    patience. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Train in several processes, or within a budget. Works as `spacy train` does, on one machine or several: the
+    processes split the batches, and each update uses the gradients of all processes. With --budget, the learning rate
+    stays at its highest value in the config, then falls so that it ends with the budget; schedules, max_steps and
+    patience have no effect. Pass overrides such as --paths.train train.spacy as in `spacy train`.
     """
     from .train import launch
 
@@ -120,16 +120,16 @@ def train_cli(
 def params_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG,
-    steps: Optional[int] = Opt(None, "--steps", "-n", min=0, help="Show the learning rate at this step as well"),
+    steps: Optional[int] = Opt(None, "--steps", "-n", min=0, help="Also show the learning rate at this step"),
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    List every param, with its group and learning rate. For each: name, shape, size, device, kind, group, learning rate,
-    weight decay, and whether it is frozen; sums by group and by component; patterns in the config that match nothing.
-    The pipeline is built and initialized as `spacy train` would, so overrides such as --paths.train train.spacy are
-    needed here too; a trained pipeline is loaded. Nothing is trained or written.
+    List every param, with its group and learning rate. Shows name, shape, size, device, kind, group, learning rate,
+    weight decay, and whether the param is frozen; totals by group and component; patterns in the config that match
+    nothing. The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as
+    --paths.train train.spacy. A trained pipeline is loaded instead. Nothing is trained or written.
     """
     from .params import show_params
 
@@ -144,15 +144,15 @@ def schedule_cli(
         None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"
     ),
     output_path: Optional[Path] = _PICTURE,
-    log: bool = Opt(False, "--log", help="Rates on a logarithmic scale"),
+    log: bool = Opt(False, "--log", help="Draw rates on a logarithmic scale"),
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
     Show the learning rate of each param group over the steps. As text, as JSON, or as a picture. The pipeline is built
-    and initialized as `spacy train` would, so overrides such as --paths.train train.spacy are needed here too. Nothing
-    is trained.
+    and initialized as in `spacy train`, so pass the same overrides, such as --paths.train train.spacy. Nothing is
+    trained.
     """
     from .schedule import show_schedule
 
@@ -208,9 +208,9 @@ def find_lr_cli(
 def try_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG_OF_TRAINING,
-    recipes: str = Opt(_TRIED, "--recipes", "-r", help=f"Which, with commas between them: {', '.join(_RECIPES)}"),
+    recipes: str = Opt(_TRIED, "--recipes", "-r", help=f"Recipes to try, comma-separated: {', '.join(_RECIPES)}"),
     steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
-    seeds: int = Opt(2, "--seeds", "-s", help="How many trials of each, which differ in their seed"),
+    seeds: int = Opt(2, "--seeds", "-s", help="Number of seeds to try each recipe with"),
     output_path: Optional[Path] = _BEST,
     picture_path: Optional[Path] = _SIDE_PICTURE,
     as_json: bool = _JSON,
@@ -218,10 +218,10 @@ def try_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Try recipes on your data, in short trainings. Train for a few steps with the config as it is and with each recipe,
-    with several seeds, and say which is better, and whether that is more than chance. Each trial has a pipeline of its
-    own; there are no loggers, checkpoints or output folders. Overrides such as --paths.train train.spacy are needed as
-    in `spacy train`.
+    Try recipes on your data, in short trainings. Trains for a few steps with the config as it is and with each recipe,
+    with several seeds, and says which is better and whether the difference is more than chance. Each trial builds its
+    own pipeline, without loggers, checkpoints or output folders. Pass overrides such as --paths.train train.spacy as in
+    `spacy train`.
     """
     from .try_ import try_recipes
 
@@ -246,9 +246,9 @@ def tune_cli(
     given: Optional[list[str]] = _SET,
     recipe: Optional[str] = Opt(None, "--recipe", "-r", help=f"Rewrite the optimizer first: {', '.join(_RECIPES)}"),
     steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
-    trials: int = Opt(30, "--trials", "-t", help="Trials of the study, those of all its runs together"),
-    seeds: int = Opt(2, "--seeds", "-s", help="With how many other seeds the best five are done again"),
-    prune: bool = Opt(True, "--prune/--no-prune", help="Stop trials early that are worse than most others"),
+    trials: int = Opt(30, "--trials", "-t", help="Trials of the study in total, over all its runs"),
+    seeds: int = Opt(2, "--seeds", "-s", help="Number of other seeds to repeat the best five trials with"),
+    prune: bool = Opt(True, "--prune/--no-prune", help="Stop a trial early if it is worse than most others"),
     study_path: Path = _STUDY,
     output_path: Optional[Path] = _BEST,
     picture_path: Optional[Path] = _SIDE_PICTURE,
@@ -257,10 +257,10 @@ def tune_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Search for better settings on your data, by Optuna. It tries values in short trainings (extra 'tune'). Which
-    settings: --set, or a section [search] in the config, or else the learning rate, weight decay and dropout. Run the
-    same command again to go on, or at the same time to share the work. Overrides such as --paths.train train.spacy are
-    needed as in `spacy train`.
+    Search for better settings on your data, by Optuna. Tries values in short trainings (needs the extra 'tune').
+    Searches the settings given by --set or by a section [search] in the config; by default, the learning rate, weight
+    decay and dropout. Run the same command again to continue, or at the same time to share the work. Pass overrides
+    such as --paths.train train.spacy as in `spacy train`.
     """
     from .tune import tune
 
@@ -291,11 +291,11 @@ def init_cli(
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
-    Give a config one of our optimizers. [training.optimizer] is rewritten: best: what scored best in our benchmark,
-    with a learning rate and an end of its own, counted from the corpus (--paths.train train.spacy); drop-in: the same
-    arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for what was trained before, a higher one
-    for what is new; low-memory: Adafactor; robust: guards, checkpoints and averages. All but best carry learning rate
-    and schedules over. All else in the config stays as it is, comments too.
+    Put one of our optimizers into a config. Rewrites [training.optimizer] by a recipe. best: the settings that scored
+    best in our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train
+    train.spacy); drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for
+    pretrained params, a higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All
+    recipes but best keep the learning rate and its schedules. The rest of the config stays as it is, comments too.
     """
     from .init import init_config
 
@@ -306,17 +306,17 @@ def init_cli(
 def explain_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG,
-    is_timed: bool = Opt(False, "--time", help="Train for a few steps, to tell how long the training will take"),
+    is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Check a training before it begins, and say what it will do. In plain words: what stops it (corpora, annotations,
-    labels, device, disk), what may be a mistake, which params learn at which rate when, what is frozen, clipped,
-    averaged and saved, and what it costs. The pipeline is built and initialized as `spacy train` would, so overrides
-    such as --paths.train train.spacy are needed here too. Nothing is written. The exit code is 1 if something stops
-    the training.
+    Check a training before it begins, and say what it will do. Shows problems that would stop it (corpora, annotations,
+    labels, device, disk), possible mistakes, which params learn at which rate, what is frozen, clipped, averaged and
+    saved, and what the training costs. The pipeline is built and initialized as in `spacy train`, so pass the same
+    overrides, such as --paths.train train.spacy. Nothing is written. The exit code is 1 if something would stop the
+    training.
     """
     from .explain import explain
 
@@ -330,7 +330,7 @@ def checkpoint_cli(
 ) -> None:
     """
     Show what is inside the checkpoints of a run. Step, epoch, scores, param groups with their learning rates, sizes,
-    and whether they are whole or damaged. Nothing is changed.
+    and whether each checkpoint is intact or damaged. Nothing is changed.
     """
     from .checkpoint import show_checkpoint
 
@@ -341,13 +341,13 @@ def checkpoint_cli(
 def report_cli(
     log_paths: list[Path] = _LOGS,
     output_path: Optional[Path] = _REPORT,
-    watch: bool = Opt(False, "--watch", "-w", help="Write it every ten seconds while the training goes on"),
+    watch: bool = Opt(False, "--watch", "-w", help="Rewrite the report every ten seconds until the training ends"),
     as_json: bool = _JSON,
 ) -> None:
     """
-    Draw a training from its log, or compare several. Losses, scores, learning rates, the norm of the gradients, the
-    speed, and what happened when: rules that fired, skipped updates, rollbacks, checkpoints. Without --output, only the
-    summary is printed.
+    Draw a training from its log, or compare several. Shows losses, scores, learning rates, gradient norms, the speed,
+    and when rules fired, updates were skipped, the run was rolled back, and checkpoints were saved. Without --output,
+    only the summary is printed.
     """
     from .report import show_report
 
@@ -357,7 +357,7 @@ def report_cli(
 @torchopt_cli.command("controller")
 def controller_cli(
     definition_path: Path = _DEFINITION,
-    check: bool = Opt(False, "--check", help="Check the rules, and say what they do. Default without --replay"),
+    check: bool = Opt(False, "--check", help="Check the rules, and show what they do. Default without --replay"),
     log_path: Optional[list[Path]] = _REPLAY,
     more_logs: Optional[list[Path]] = _MORE_LOGS,
     output_path: Optional[Path] = _PICTURE,
@@ -365,9 +365,10 @@ def controller_cli(
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
-    Check the rules of a controller, or try them on a log. All that is wrong with its definition at once, or what its
-    rules do on which events. Or try its rules on the log of a training (--replay): which would have fired when, and
-    with --output a picture of what they look at. Nothing is trained, and no operation is done.
+    Check the rules of a controller, or try them on a log. Lists all errors of the definition at once; without errors,
+    shows on which events the rules run and what they do. With --replay, tries the rules on the log of a training and
+    shows which would have fired when; --output draws the metrics that the rules use. Nothing is trained, and no
+    operation runs.
     """
     from .controller import run_controller
 

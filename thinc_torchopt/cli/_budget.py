@@ -1,4 +1,4 @@
-"""`spacy torchopt train --budget`: the config of a training that ends with a budget, from one that ends elsewhere."""
+"""`spacy torchopt train --budget`: rewrite a config so that its training ends with a budget."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SECTION = Section("spacy torchopt train", verb="use")
 _OURS = "thinc-torchopt.TorchOptimizer.v1"
 _DEFAULT_RATE = 0.001
 _MARKS = [0.25, 0.5]
-# The warm-up is that of the config; a schedule that rises for longer rises for this part of the training.
+# The config's warm-up is kept, up to this part of the training.
 _LONGEST_WARMUP = 0.05
-# For a fall that is told by a signal, in a run without its budget.
+# Length of the decay if a signal starts it, in a run without its budget.
 _DECAY_STEPS = 500
 
 
@@ -39,10 +39,10 @@ def with_budget(
     """Write the config of a training within a budget.
 
     args (Sequence[str]): Overrides. budget (str): As in `training.Budget`.
-    any_time (bool): There are to be finished models at marks.
-    output_path (Path | None): Where spaCy is to save models.
-    RETURNS (tuple): The config, in that folder, or else beside the checkpoints; and what was done.
-    RAISES (ConfigError): It can't be trained so.
+    any_time (bool): Also finish models at the marks.
+    output_path (Path | None): Where spaCy will save models.
+    RETURNS (tuple): The path of the new config (in that folder, or beside the checkpoints), and what was changed.
+    RAISES (ConfigError): The config can't be trained within a budget.
     """
     limit, unit = read_limit(budget, _SECTION, "--budget")
     overrides = _spacy.parse_config_overrides(list(args))
@@ -67,7 +67,7 @@ def with_budget(
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
         schedule = _stable(rates, limit if unit == "steps" else _steps_of(plain_config))
         if (begun := _at(before, place)) is not None:
-            # The run may go on with a larger budget: its warm-up is what it was.
+            # A run may resume with a larger budget: its warm-up must stay the same.
             schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
         _put(optimizer, place, schedule)
         steps = schedule["warmup_steps"]
@@ -92,30 +92,30 @@ def with_budget(
 
 
 def _rates_before(path: Path) -> Any:
-    """What [training.optimizer] was in a budget before. RAISES (ConfigError): The file is no config."""
+    """[training.optimizer] of an earlier run with a budget. RAISES (ConfigError): The file is not a config."""
     try:
         return Config().from_disk(path, interpolate=False)["training"]["optimizer"] if path.exists() else {}
     except (ValueError, KeyError, OSError) as error:
         raise ConfigError(
-            f"Can't read '{path}': expected the config of a training with --budget, found something else. Remove it, "
-            "and its training begins with another warm-up; or change --output."
+            f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it, "
+            "and the training begins with another warm-up; or change --output."
         ) from error
 
 
 def _check(block: Mapping[str, Any]) -> None:
-    """RAISES (ConfigError): The optimizer's rates can't be told to fall."""
+    """RAISES (ConfigError): The optimizer's rates can't be made to fall on demand."""
     if block["@optimizers"] != _OURS:
         raise ConfigError(
             f'Can\'t train with --budget: expected @optimizers = "{_OURS}" in [training.optimizer], found '
-            f'"{block["@optimizers"]}", which has no checkpoints. spacy torchopt init makes one of the other, with '
-            "--recipe adamw, for example."
+            f'"{block["@optimizers"]}", which has no checkpoints. Convert it, for example with spacy torchopt init '
+            "--recipe adamw."
         )
     for name, group in (block.get("param_groups") or {}).items():
         if group.get("policy") == "cosine" or (group.get("policy") and group.get("max_rate") is not None):
             raise ConfigError(
-                f"Can't train with --budget: expected no policy with rates or an end of its own in "
-                f"[training.optimizer.param_groups.{name}], found '{group['policy']}'. It would not fall with the "
-                "others. Give the group a learn_rate instead."
+                f"Can't train with --budget: policy = '{group['policy']}' in [training.optimizer.param_groups.{name}] "
+                "has rates or an end of its own, so it would not fall with the others. Give the group a learn_rate "
+                "instead."
             )
 
 
@@ -124,7 +124,7 @@ def _steps_of(config: Mapping[str, Any]) -> int:
 
 
 def _stable(rates: Sequence[float], steps: float) -> dict[str, Any]:
-    """A schedule that rises as others do, and stays at their peak. steps (float): Of the training, about."""
+    """A schedule with the warm-up of given rates that stays at their peak. steps (float): Expected training steps."""
     peak = max(rates)
     return {
         "@schedules": "thinc-torchopt.warmup_stable_decay.v1",

@@ -1,8 +1,7 @@
-"""The text of a config with one section that can be changed, and everything around it as it was, to the last byte.
+"""Change one section in the text of a config, and keep every other byte.
 
-confection reads a config and writes it anew, without its comments and in an order of its own. Here the lines of the
-section, and of those below it, are found as Python's configparser finds them; what is changed is written anew, and
-nothing else.
+confection rewrites a config without its comments and in its own order. This module finds the lines of the section and
+its subsections as Python's configparser does, and rewrites only the lines that change.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _VARIABLE = re.compile(r"\$\{([\w.:]+)\}")
 class Setting:
     """One setting of a section.
 
-    value (str): As it stands in the text, perhaps in several lines.
+    value (str): As written in the text. May have several lines.
     above (tuple[str, ...]): Comments and empty lines above it.
-    text (str): Its own lines as they stand. Empty: it is new, or has changed.
+    text (str): Its own lines as written. Empty: it is new or changed.
     """
 
     key: str
@@ -35,11 +34,11 @@ class Setting:
     text: str = ""
 
     def renamed(self, key: str) -> Setting:
-        """The same under another name."""
+        """A copy with another name."""
         return self if key == self.key else replace(self, key=key, text="")
 
     def changed(self, value: str) -> Setting:
-        """The same with another value."""
+        """A copy with another value."""
         return self if value == self.value else replace(self, value=value, text="")
 
 
@@ -48,7 +47,7 @@ Entry = Union[Setting, "Section"]
 
 @dataclass
 class Section:
-    """A section, with those below it.
+    """A section with its subsections.
 
     above (list[str]): Comments right above its header.
     below (list[str]): Comments below its last setting, with the empty lines around them.
@@ -64,9 +63,7 @@ class Section:
         return key in self.settings or key in self.sections
 
     def put(self, key: str, value: Any, *comments: str) -> None:
-        """Set a setting. value (Any): A number, a text, a list; or a `Raw`. comments (str): What to say of it, in lines
-        above.
-        """
+        """Set a setting. value (Any): A number, text, list or `Raw`. comments (str): Lines of comments above it."""
         text = value.text if isinstance(value, Raw) else json.dumps(value)
         known = self.settings.get(key)
         lines = tuple(f"# {line}\n" for line in comments)
@@ -76,33 +73,31 @@ class Section:
         self.settings[key] = Setting(key, text, (*(known.above if known is not None else ()), *lines))
 
     def section(self, key: str, *comments: str) -> Section:
-        """The section of a name below this one. It is added if there is none. comments (str): What to say of it
-        then.
-        """
+        """Get a subsection, or add it. comments (str): Lines of comments above a new one."""
         if key not in self.sections:
             self.sections[key] = Section(above=[f"# {line}\n" for line in comments])
         return self.sections[key]
 
-    def take(self, key: str) -> Entry | None:
-        """Take a setting or a section out."""
+    def pop(self, key: str) -> Entry | None:
+        """Remove and return a setting or subsection."""
         return self.settings.pop(key, None) or self.sections.pop(key, None)
 
-    def give(self, key: str, entry: Entry) -> None:
-        """Put in what was taken elsewhere, under a name of this section."""
+    def add(self, key: str, entry: Entry) -> None:
+        """Add an entry that was popped from another section."""
         if isinstance(entry, Section):
             self.sections[key] = entry
         else:
             self.settings[key] = entry.renamed(key)
 
     def drop(self, key: str) -> bool:
-        """Take something out, and keep its comments. RETURNS (bool): Whether it was there."""
-        entry = self.take(key)
+        """Remove an entry, but keep its comments. RETURNS (bool): Whether it was there."""
+        entry = self.pop(key)
         if entry is not None:
             self.below += [line for line in _comments_of(entry) if line.strip()]
         return entry is not None
 
     def is_as_found(self, path: str) -> bool:
-        """Whether it says what it said, at the same path."""
+        """Whether the section is unchanged and at the same path."""
         return (
             self.place is not None
             and self.place.path == path
@@ -113,7 +108,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Raw:
-    """A value as it is to stand in the text, e.g. `${training.max_steps}`."""
+    """A value that is written into the text as it is, e.g. `${training.max_steps}`."""
 
     text: str
 
@@ -122,7 +117,7 @@ class Raw:
 class _Place:
     """Where a section was found.
 
-    first, last (int): Its lines, from its header, or the comments right above it, to its last setting or comment.
+    first, last (int): Its lines, from the comments right above its header to its last setting or comment.
     """
 
     path: str
@@ -136,10 +131,10 @@ class _Place:
 class ConfigText:
     """The text of a config.
 
-    text (str): The text, with its line endings. confection can read it.
-    path (str): The section that is to be changed, e.g. "training.optimizer". What is above it may not be there.
+    text (str): The text, with its line endings. Must be valid for confection.
+    path (str): The section to change, e.g. "training.optimizer". It and its parents may be missing.
 
-    Public: `section`, which may be changed; `found`, whether it was there.
+    Public: `section`, which may be changed; `found`, whether it was in the text.
     """
 
     def __init__(self, text: str, path: str):
@@ -163,9 +158,7 @@ class ConfigText:
         return self._all[section].settings.get(key) if section in self._all else None
 
     def __str__(self) -> str:
-        """The text with all changes. Sections that were not changed stay where they are; new ones come after the one
-        above them.
-        """
+        """The text with all changes. Unchanged sections stay where they are; new ones follow their parent."""
         staying = {path for path, section in self._walk() if path != self.path and section.is_as_found(path)}
         new = self._render(staying)
         gone: set[int] = set()
@@ -194,14 +187,14 @@ class ConfigText:
             todo = [(f"{path}.{key}", below) for key, below in section.sections.items()] + todo
 
     def _render(self, staying: set[str]) -> list[str]:
-        """The lines of the section, and of those below it that don't stay where they are."""
+        """The lines of the section and of those subsections that changed."""
         lines: list[str] = []
         for path, section in self._walk():
             if path in staying:
                 continue
             if lines:
                 lines.append("\n")
-            # The comments above the section itself are not its own.
+            # The comments above the section itself stay in the text.
             lines += [] if path == self.path else section.above
             lines.append(self._lines[section.place.header] if path == self.path and section.place else f"[{path}]\n")
             for setting in section.settings.values():
@@ -210,7 +203,7 @@ class ConfigText:
         return [_with_end(line, self._newline) for line in lines]
 
     def _lines_of(self, section: Section, *, with_comments: bool) -> set[int]:
-        """Which lines go with a section: its own, and the empty ones below that part it from the next."""
+        """The lines of a section: its own, and the empty lines below it."""
         place = section.place
         assert place is not None
         lines = set(range(place.first if with_comments else place.header, place.last + 1))
@@ -222,7 +215,7 @@ class ConfigText:
         return lines
 
     def _insert_at(self) -> tuple[int, list[str]]:
-        """At which line the section stands, or is to stand, and what comes before it."""
+        """The line where the section is or will be, and the lines to insert before it."""
         if self.section.place is not None:
             return self.section.place.header, []
         parent = self.path.rpartition(".")[0]
@@ -238,9 +231,9 @@ class ConfigText:
 
 
 def with_settings(text: str, settings: Mapping[str, Any]) -> str:
-    """The text of a config with other values, and everything else as it was.
+    """Change values in the text of a config, and nothing else.
 
-    settings (Mapping[str, Any]): Values by their dotted paths. A text with a variable stands there as it is.
+    settings (Mapping[str, Any]): Values by their dotted paths. Text that has a variable is written as it is.
     """
     for path, value in settings.items():
         section, _, key = path.rpartition(".")
@@ -251,7 +244,7 @@ def with_settings(text: str, settings: Mapping[str, Any]) -> str:
 
 
 def cut_section(text: str, path: str) -> tuple[dict[str, str], str]:
-    """Take a section out of the text of a config. RETURNS (tuple): Its settings, and the rest of the text."""
+    """Cut a section out of the text of a config. RETURNS (tuple): Its settings, and the rest of the text."""
     config = ConfigText(text, path)
     if not config.found:
         return {}, text
@@ -261,7 +254,7 @@ def cut_section(text: str, path: str) -> tuple[dict[str, str], str]:
 
 
 def _with_end(line: str, newline: str) -> str:
-    """A line with its line ending: the last of a file may have none, and new ones have that of their system."""
+    """Give a line the file's line ending: the last line may have none, and new lines may have another."""
     return line if line.endswith(newline) else line.rstrip("\r\n") + newline
 
 
@@ -273,9 +266,7 @@ def _comments_of(entry: Entry) -> list[str]:
 
 
 def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
-    """Find the sections of a config and their settings, as configparser does: what is indented deeper than a setting
-    goes on with it.
-    """
+    """Find the sections of a config and their settings, as configparser does: a deeper indent continues a setting."""
     starts: list[tuple[str, int, list[tuple[int, int]]]] = []  # name, header, first and last line of each setting
     indent, in_setting = 0, False
     for i, line in enumerate(lines):
@@ -309,7 +300,7 @@ def _read_section(
         assert parts is not None
         settings.append(Setting(parts["key"].strip(), parts["value"] or "", tuple(lines[end + 1 : first]), text))
         end = last
-    # Comments right above the next header are that one's.
+    # Comments right above the next header belong to the next section.
     stop = following if following == len(lines) else _begin_of_comments(lines, following)
     below = list(lines[end + 1 : stop])
     while below and not below[-1].strip():
@@ -321,7 +312,7 @@ def _read_section(
 
 
 def _begin_of_comments(lines: Sequence[str], header: int) -> int:
-    """The first of the comments right above a header, or the header itself."""
+    """The line of the first comment right above a header, or of the header itself."""
     first = header
     while first > 0 and lines[first - 1].strip().startswith(_COMMENTS):
         first -= 1
@@ -329,10 +320,9 @@ def _begin_of_comments(lines: Sequence[str], header: int) -> int:
 
 
 def moved_value(value: str, interpolated: Any) -> str:
-    """A value that is to stand in another section. Variables that are relative, or point to the optimizer, become what
-    they stand for.
+    """A value for another section. Variables that are relative or point into the optimizer are replaced by their value.
 
-    value (str): As it stands in the text. interpolated (Any): What it stands for.
+    value (str): As written in the text. interpolated (Any): Its value with variables filled in.
     """
     for found in _VARIABLE.findall(value):
         path = found.replace(":", ".")

@@ -28,11 +28,11 @@ def read_corpus(
     purpose: str = "train",
     limit: int | None = None,
 ) -> list[Example]:
-    """Read a corpus of a config, which may not be there.
+    """Read a corpus of a config.
 
     config (Mapping): Interpolated.
-    purpose (str): What it is read for, for the error: "train".
-    limit (int | None): Read no more texts than that.
+    purpose (str): The verb for the error message: "train".
+    limit (int | None): The most texts to read.
     RAISES (ConfigError): It has no path, can't be read, or is empty.
     """
     name = config["training"][setting]
@@ -44,27 +44,27 @@ def read_corpus(
             examples = list(islice(_reader(config, name)(nlp), limit))
     except TorchOptError:
         raise
-    except Exception as error:  # readers may be anybody's, and raise anything
+    except Exception as error:  # a user's reader may raise anything
         found = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
             found = f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
         line = line_of_others(error)
-        at = f" at {line}. Correct the reader, or what it reads." if line else ". Check the path of the corpus."
+        at = f" at {line}. Correct the reader or its data." if line else ". Check the path of the corpus."
         raise ConfigError(f"Can't {purpose}: expected texts in {where}, found: {found.rstrip('.')}{at}") from error
     for warning in caught:
-        if "[W090]" not in str(warning.message):  # no files: told below
+        if "[W090]" not in str(warning.message):  # no files: reported below
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if not examples:
         at = _path_of(config, name)
         raise ConfigError(
             f"Can't {purpose}: expected texts in {where}, found none{f' at {at!r}' if at else ''}. Check the path of "
-            "the corpus, and what its reader leaves out."
+            "the corpus, and whether its reader leaves texts out."
         )
     return examples
 
 
 def _reader(config: Mapping[str, Any], name: str) -> Reader:
-    """Resolve this corpus alone: spaCy's own function resolves all of a section, and another one may have no path."""
+    """Resolve this corpus alone: spaCy's function resolves a whole section, where another corpus may have no path."""
     try:
         block = dot_to_object(config, name)  # type: ignore[arg-type]
     except KeyError:

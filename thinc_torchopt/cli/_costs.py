@@ -29,22 +29,22 @@ from ._in_words import count, size_in_words, time_in_words
 from ._util import Setup
 from .params import Row
 
-# So many batches are counted; what comes behind them is taken to be like them.
+# At most this many batches are counted; the rest is assumed to be like them.
 _MOST_BATCHES = 5_000
 _FLOAT = 4
 _UNTIMED, _TIMED = 3, 10
-# Of the development data so many words are enough to see how long an evaluation takes.
+# This many words of the development data are enough to time an evaluation.
 _EVALUATED = 5_000
 
 
 @dataclass(frozen=True)
 class Work:
-    """How much there is to do.
+    """The size of a training.
 
-    steps (int | None): None: nothing but patience ends the training.
-    batch_words (float): Of a batch, on average.
+    steps (int | None): None: only patience ends the training.
+    batch_words (float): Words of a batch, on average.
     epochs (float | None): None: the corpus is streamed.
-    left_out (int): How many words of the corpus are in no batch of the first epoch.
+    left_out (int): Words of the corpus that are in no batch of the first epoch.
     """
 
     steps: int | None
@@ -58,8 +58,9 @@ class Work:
 
 
 def count_work(setup: Setup, train: Corpus) -> Work | None:
-    """Count the batches of a training as spaCy draws them. RETURNS (Work | None): None: there is not one batch, and
-    spaCy's loop would look for one for ever.
+    """Count the batches of a training as spaCy draws them.
+
+    RETURNS (Work | None): None: there is no batch at all, and spaCy's loop would never end.
     """
     training = setup.config["training"]
     if training["seed"] is not None:
@@ -76,14 +77,14 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     if budget is not None and budget.unit == "steps":
         limits.append(round(budget.limit))
     batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
-    # Without an end, as many as an epoch has.
+    # A training without an end: count one epoch.
     most = min([_MOST_BATCHES, *(limits or [len(first)] * (max_epochs <= 0))])
     words = [_words(batch) for _, batch in islice(batches, most)]
     mean = sum(words) / len(words)
     if budget is not None and budget.unit == "words":
         limits.append(math.ceil(budget.limit / mean))
     if max_epochs > 0:
-        # Fewer than were asked for: these are all.
+        # Fewer batches than requested: these are all.
         is_all = len(words) < most
         limits.append(len(words) if is_all else round(max_epochs * sum(first) / mean))
     steps = min(limits, default=None)
@@ -101,7 +102,7 @@ def _words(batch: Sequence[Example]) -> int:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes. device (str): Where the params are."""
+    """Memory of the parts of a training, in bytes. device (str): The device of the params."""
 
     params: int
     gradients: int
@@ -116,12 +117,12 @@ class Sizes:
 
     @property
     def checkpoint(self) -> int:
-        """Of a checkpoint on disk. Static vectors are not in it."""
+        """Bytes of a checkpoint on disk. It has no static vectors."""
         return self.params + self.state + self.averages
 
     @property
     def model(self) -> int:
-        """Of a pipeline on disk, without its words."""
+        """Bytes of a pipeline on disk, without its vocabulary."""
         return self.params + self.vectors
 
 
@@ -145,7 +146,7 @@ def find_sizes(setup: Setup, rows: Sequence[Row], infos: Mapping[str, ParamInfo]
 
 
 def memory_of(device: str) -> int | None:
-    """How much there is. None: nobody says."""
+    """Bytes of memory that a device has. None: unknown."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
@@ -156,11 +157,10 @@ def memory_of(device: str) -> int | None:
 
 @dataclass(frozen=True)
 class Disk:
-    """Room for checkpoints.
+    """Disk space for checkpoints, in bytes.
 
-    needed (int): For all that are kept, and the one that is written before the oldest goes, beside those that are
-        there now.
-    folder (Path): The folder, or the first around it that there is.
+    needed (int): For all checkpoints that are kept and the one being written, less the space of existing ones.
+    folder (Path): The folder, or its nearest parent that exists.
     """
 
     needed: int
@@ -171,8 +171,8 @@ class Disk:
 
 def look_at_disk(folder: Path, each: int, keep: int) -> Disk:
     there = next(path for path in [folder, *folder.absolute().parents] if path.exists())
-    taken = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
-    needed = max(0, (keep + 1) * each - taken)
+    used = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
+    needed = max(0, (keep + 1) * each - used)
     return Disk(needed, shutil.disk_usage(there).free, there, there.is_dir() and os.access(there, os.W_OK))
 
 
@@ -185,13 +185,13 @@ def tell_memory(sizes: Sizes) -> str:
         "static vectors": sizes.vectors,
     }
     listed = ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)
-    return f"About {size_in_words(sizes.total)}: {listed}. What a batch needs comes on top of that."
+    return f"About {size_in_words(sizes.total)}: {listed}. Each batch needs more on top of that."
 
 
 def tell_work(work: Work, train: Corpus) -> str:
     each = f"{work.batch_words:,.0f} words each"
     if work.steps is None:
-        return f"As many as there are until something else ends the training, {each}."
+        return f"No limit until something else ends the training, {each}."
     text = f"{count(work.steps, 'step')} of {each}: {work.words:,} words"
     if work.epochs is None:
         return f"{text}, counted in the {train.told}."
@@ -204,7 +204,9 @@ def tell_work(work: Work, train: Corpus) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """step, evaluation (float): Seconds. words (float): A second, in steps. peak (int | None): Bytes on the GPU."""
+    """step, evaluation (float): Seconds. words (float): Words a second, without evaluations. peak (int | None): Bytes
+    on the GPU.
+    """
 
     step: float
     evaluation: float
@@ -213,9 +215,9 @@ class Times:
 
 
 def time_steps(setup: Setup, train: Corpus, dev: Corpus | None, *, mean_words: float) -> Times:
-    """Train for a few steps. The pipeline is trained by that: nothing else should be asked of it afterwards.
+    """Train for a few steps. This changes the pipeline: don't use it afterwards.
 
-    mean_words (float): Of a batch in the whole training: first ones may be smaller.
+    mean_words (float): Words of a batch in the whole training. The first batches may be smaller.
     """
     config = setup.config
     block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
@@ -255,21 +257,21 @@ def time_steps(setup: Setup, train: Corpus, dev: Corpus | None, *, mean_words: f
 
 
 def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
-    taken, words = [], 0
+    evaluated, words = [], 0
     for example in examples:
-        taken.append(Example(setup.nlp.make_doc(example.reference.text), example.reference))
+        evaluated.append(Example(setup.nlp.make_doc(example.reference.text), example.reference))
         words += len(example.reference)
         if words >= _EVALUATED:
             break
     if not words:
         return 0.0
     started = default_timer()
-    setup.nlp.evaluate(taken)
+    setup.nlp.evaluate(evaluated)
     return (default_timer() - started) * _words(examples) / words
 
 
 def _wait(on_gpu: bool) -> None:
-    """Until the GPU has done what it was told."""
+    """Wait until the GPU has finished."""
     if on_gpu:
         torch.cuda.synchronize()
 
@@ -285,5 +287,5 @@ def tell_time(times: Times, work: Work, eval_frequency: int) -> str:
     total = work.steps * times.step + evaluations * times.evaluation
     return (
         f"About {time_in_words(total)} for {count(work.steps, 'step')} and {count(evaluations, 'evaluation')}: {each}. "
-        "With nothing else running on this machine."
+        "Measured with whatever else runs on this machine now."
     )

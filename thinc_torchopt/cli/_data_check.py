@@ -1,8 +1,8 @@
-"""Whether the corpora of a training have what its components learn from, and are scored by.
+"""Check that the corpora of a training have the annotations that its components learn from and are scored by.
 
-Both questions are answered by spaCy. Its scorers tell what a component is scored by: they are given the annotations
-themselves as predictions; a score that is not above 0 even then is one for which there is nothing in the corpus. What
-labels there are, and which annotations can't be used, is counted by the code of `spacy debug data`.
+spaCy answers both questions. Its scorers get the annotations themselves as predictions: a score of 0 even then means
+that the corpus has no annotations for it. Labels and unusable annotations are counted by the code of
+`spacy debug data`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from thinc.api import Model
 from ..host import compile_gold
 from ._in_words import count
 
-# Labels are counted in the first texts with so many words: spaCy's code counts some 40,000 words a second.
+# Labels are counted in the first texts, up to this many words: spaCy's code counts some 40,000 words a second.
 MOST_WORDS = 200_000
 _MOST_NAMED = 5
-# More of the tokens that don't align are worth a note.
+# A larger share of tokens that don't align is worth a note.
 _MISALIGNED = 0.02
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 _WHAT = {
@@ -39,7 +39,7 @@ _WHAT = {
     "textcat": "categories",
     "textcat_multilabel": "categories",
 }
-# Where `compile_gold` counts the labels of a kind of component.
+# The key under which `compile_gold` counts the labels of a component.
 _COUNTED_AS = {
     "tagger": "tags",
     "morphologizer": "morphs",
@@ -48,19 +48,18 @@ _COUNTED_AS = {
     "textcat": "cats",
     "textcat_multilabel": "cats",
 }
-# A label that they don't know is a KeyError at the first step that meets it; others take it for missing.
+# An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
 
 
 @dataclass
 class Corpus:
-    """A corpus as it was read.
+    """A corpus.
 
     name (str): Its section in the config: "corpora.train".
     is_whole (bool): Whether all of it was read.
-    best (dict): By component, the scores that count for it with the annotations as predictions. None: no scores, as
-        its scorer raised an error.
+    best (dict): By component, its main scores with the annotations as predictions. None: its scorer raised an error.
     """
 
     name: str
@@ -87,7 +86,7 @@ class Corpus:
 
 @dataclass
 class Findings:
-    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): What may be a mistake."""
+    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes."""
 
     stops: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -105,8 +104,8 @@ def check_data(
     """Compare corpora with the components of a pipeline.
 
     config (Mapping): Interpolated.
-    train, dev (Corpus | None): None: it could not be read.
-    sourced (Sequence[str]): The components that are from another pipeline.
+    train, dev (Corpus | None): None: the corpus could not be read.
+    sourced (Sequence[str]): Components from another pipeline.
     is_initialized (bool): Whether components have their labels.
     """
     found = Findings()
@@ -139,24 +138,24 @@ def check_data(
 def _best_scores(
     nlp: Language, examples: Sequence[Example], is_initialized: bool
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """For each component with a scorer: what counts of its scores with the annotations as predictions."""
+    """For each component with a scorer, its main scores with the annotations as predictions."""
     for name, pipe in nlp.pipeline:
         if not callable(getattr(pipe, "score", None)):
             continue
-        # Categories are scored by the labels of the component, which has none yet.
+        # Categories are scored by the component's labels, and it has none yet.
         is_blank = not is_initialized and "textcat" in _factory(nlp, name)
         if is_blank and any(example.reference.cats for example in examples):
             yield name, None
             continue
         scores: dict[str, Any] | None = {}
         begin, size = 0, 64
-        # Most often the first texts tell; what is not in them is looked for in all others.
+        # Usually the first texts are enough; if not, look in more and more texts.
         while begin < len(examples) and scores is not None:
             gold = [Example(example.reference, example.reference) for example in examples[begin : begin + size]]
             begin, size = begin + size, size * 4
             try:
                 raw = pipe.score(gold)  # type: ignore[attr-defined]
-            except Exception:  # a scorer may be anybody's, and want more than annotations
+            except Exception:  # a user's scorer may need more than annotations
                 scores = None
                 break
             weights = nlp.get_pipe_meta(name).default_score_weights or {}
@@ -170,10 +169,10 @@ def _best_scores(
 
 
 def _check_frozen(nlp: Language, frozen: Sequence[str], found: Findings) -> None:
-    """Frozen components run in each evaluation, and spaCy does not initialize them."""
+    """Find frozen components without weights: they run in each evaluation, and spaCy does not initialize them."""
     for name, pipe in nlp.pipeline:
         model = getattr(pipe, "model", None)
-        # None: there is such a param, and it has no values yet.
+        # None: the param exists, but has no values yet.
         if (
             name in frozen
             and isinstance(model, Model)
@@ -181,7 +180,7 @@ def _check_frozen(nlp: Language, frozen: Sequence[str], found: Findings) -> None
         ):
             found.stops.append(
                 f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
-                f"[components.{name}] a 'source', or take it out of [training] frozen_components."
+                f"[components.{name}] a 'source', or remove it from [training] frozen_components."
             )
 
 
@@ -192,7 +191,7 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
         what = f"none of the {train.told} has {_what(nlp, name)}."
         other = _other_spans(nlp, name, train)
         if name in sourced:
-            advice = other or " To keep it as it is, put it into [training] frozen_components."
+            advice = other or " To keep it as it is, add it to [training] frozen_components."
             found.notes.append(f"'{name}' (sourced) has nothing to learn: {what}{advice}")
         else:
             advice = other or " Add them, or remove the component from [nlp] pipeline."
@@ -229,9 +228,9 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
 
 
 def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
-    """Whether there is nothing in a corpus that a component could learn."""
+    """Whether a corpus has no annotations that a component could learn."""
     scores = corpus.best.get(name)
-    # Where all texts have the same categories, some of their scores are 0.
+    # If all texts have the same categories, some scores are 0.
     has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
     return bool(scores) and not any(scores.values()) and not has_cats  # type: ignore[union-attr]
 
@@ -248,11 +247,13 @@ def _what(nlp: Language, name: str) -> str:
 
 
 def _other_spans(nlp: Language, name: str, corpus: Corpus) -> str:
-    """For a component that learns spans: which others there are."""
+    """For a span categorizer, the keys that the corpus has spans under."""
     if not isinstance(nlp.get_pipe(name), SpanCategorizer):
         return ""
     keys = {key for example in corpus.examples for key in example.reference.spans}
-    return f" There are spans under '{_listed(sorted(keys))}': set spans_key in [components.{name}]." if keys else ""
+    return (
+        f" The corpus has spans under '{_listed(sorted(keys))}': set spans_key in [components.{name}]." if keys else ""
+    )
 
 
 # ---------------------------------------------------------------------- do labels fit
@@ -298,7 +299,7 @@ def _check_labels(
 
 
 def _labels(nlp: Language, name: str, gold: Mapping[str, Any]) -> Counter[str] | None:
-    """The labels of a component in a corpus. None: nobody knows."""
+    """The labels of a component in a corpus. None: unknown for this kind of component."""
     pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
     if isinstance(pipe, SpanCategorizer):
         return Counter(gold["spancat"].get(pipe.key, {}))
@@ -317,7 +318,7 @@ def _labels(nlp: Language, name: str, gold: Mapping[str, Any]) -> Counter[str] |
 def _check_known(
     name: str, factory: str, labels: set[str], of_train: Mapping[str, int], train: Corpus, found: Findings
 ) -> None:
-    """Labels that a component has to learn, and does not have: it was not initialized with the corpus."""
+    """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
     unknown = sorted(of_train.keys() - labels)
     if unknown and labels:
         text = f"'{name}' does not know {_listed(unknown)}, which [{train.name}] has"
@@ -338,7 +339,7 @@ def _check_annotations(
     dev: Corpus | None,
     found: Findings,
 ) -> None:
-    """What `spacy debug data` finds wrong with annotations."""
+    """Find the faults in annotations that `spacy debug data` counts."""
     words = in_train["n_words"]
     if (misaligned := in_train["n_misaligned_words"]) > _MISALIGNED * words:
         found.notes.append(

@@ -1,4 +1,4 @@
-"""What may be a mistake in the settings of a training: schedules, its end, learning rates, the device, the disk."""
+"""Find possible mistakes in the settings of a training: schedules, its end, learning rates, device, disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ._lines import Rates
 from ._util import Setup
 
 _THINCS_WARMUP = "warmup_linear.v1"
-# Steps without a learning rate, of all: more are worth a note, and so is a last rate above this part of the highest.
+# Worth a note: a larger share of steps without a learning rate; a last rate above this part of the highest.
 _MANY_STEPS, _LARGE_RATE = 0.02, 0.2
-# A schedule that is longer than the training by more than that does not end with it.
+# A schedule longer than this many times the training does not end with it.
 _LONGER = 1.1
-# The part of a training behind the last evaluation.
+# The largest part of a training after its last evaluation that is not worth a note.
 _UNSCORED = 0.1
 
 
@@ -45,7 +45,7 @@ class Trained:
 
 
 def trained_groups(now: Mapping[str, ParamInfo], rates: Rates) -> list[Trained]:
-    """The groups that learn anything at any step."""
+    """The groups that have a learning rate above 0 at some step."""
     groups: dict[str, list[ParamInfo]] = {}
     for info in now.values():
         groups.setdefault(info.group, []).append(info)
@@ -54,13 +54,13 @@ def trained_groups(now: Mapping[str, ParamInfo], rates: Rates) -> list[Trained]:
 
 
 def why_nothing_is_trained(setup: Setup, trained: Sequence[Trained], rates: Rates) -> str | None:
-    """None: something is."""
+    """RETURNS (str | None): None: something is trained."""
     if trained:
         return None
     if not trainable_components(setup.nlp, setup.frozen):
         names = [name for name in setup.nlp.pipe_names if name in setup.frozen]
         why = (
-            f"[training] frozen_components has all that could be: {', '.join(names)}"
+            f"[training] frozen_components lists every component that could be trained: {', '.join(names)}"
             if names
             else "no component of the pipeline can be trained"
         )
@@ -75,7 +75,9 @@ def why_nothing_is_trained(setup: Setup, trained: Sequence[Trained], rates: Rate
 
 
 def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, has_end: bool) -> Iterator[str]:
-    """What may go wrong with the end of schedules. last (int): The last step. has_end (bool): Of the training."""
+    """Find schedules that end too early or too late. last (int): The last step. has_end (bool): Whether the training
+    has an end.
+    """
     training, optimizer = setup.config["training"], setup.optimizer
     found = dict(_blocks_with_schedules(training["optimizer"], ""))
     is_thincs = False
@@ -94,23 +96,23 @@ def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, 
     ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
     to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
     to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
-    # At step 0 there is a score already.
+    # The first score is that of step 0.
     if to_the_end and 0 < training["patience"] < last:
         yield (
             f"{', '.join(to_the_end)} falls until step {last:,}, but patience = {training['patience']:,} "
-            "may end the training long before: then the fall, which helps most, never came. Set patience = 0, and "
-            "max_steps to what you want to train."
+            "may end the training long before: then the small rates at the end, which help most, never come. Set "
+            "patience = 0, and max_steps to the number of steps that you want."
         )
     told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
     if told and optimizer.budget is None:
         yield (
-            f"{', '.join(told)} falls only when it is told: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
-            "-USR1 with the id of the process). When it is down, the training ends."
+            f"{', '.join(told)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill -USR1 "
+            "with the id of the process). When it has fallen, the training ends."
         )
 
 
 def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]], last: int) -> Iterator[str]:
-    """Rates that are 0 long before the training ends."""
+    """Find rates that are 0 long before the training ends."""
     by_end: dict[int, list[str]] = {}
     for group in trained:
         end = group.begin + max(i for i, rate in enumerate(group.rates) if rate) + 1
@@ -130,7 +132,7 @@ def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]
 
 
 def _too_long(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]], last: int) -> Iterator[str]:
-    """Rates that are still high, or still rise, when the training ends."""
+    """Find rates that are still high, or still rise, when the training ends."""
     far = [
         (path, steps)
         for path, block in found.items()
@@ -166,7 +168,7 @@ def _blocks_with_schedules(block: Mapping[str, Any], path: str) -> Iterator[tupl
 
 
 def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_budget: bool) -> Iterator[str]:
-    """What may be wrong with the end of the training, and with its evaluations."""
+    """Find mistakes in the end of the training and in its evaluations."""
     patience, every = training["patience"], training["eval_frequency"]
     if not has_end and not patience and not has_budget:
         yield (
@@ -180,7 +182,7 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
         )
     elif has_end and every > last:
         yield (
-            f"The score is taken only at step 0, before anything is learned: eval_frequency = {every:,} is more than "
+            f"The only evaluation is at step 0, before anything is learned: eval_frequency = {every:,} is more than "
             f"the {count(last, 'step')} that follow. model-best is then the model of step 0."
         )
     elif has_end and last % every > _UNSCORED * last:
@@ -196,7 +198,7 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
 
 
 def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
-    """Rates far above those that are usual for their algorithm."""
+    """Find rates far above the usual ones for their algorithm."""
     nlp = setup.nlp
     encoders = [name for name in nlp.pipe_names if nlp.get_pipe_meta(name).factory.endswith("transformer")]
     found: dict[tuple[str, str], tuple[float, list[str]]] = {}
@@ -221,17 +223,17 @@ def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
 
 
 def device_problem(use_gpu: int) -> str | None:
-    """Why training can't be on that device. None: it can. use_gpu (int): Its id, or -1."""
+    """Why a device can't be used. None: it can. use_gpu (int): Its id, or -1 for the CPU."""
     if use_gpu < 0:
         return None
     try:
         cli_util().setup_gpu(use_gpu, silent=True)
-    except Exception as error:  # CuPy has errors of its own for a device that is not there
+    except Exception as error:  # CuPy raises its own errors for a missing device
         there = torch.cuda.device_count()
         found = f"{count(there, 'GPU')} here" if there else "no GPU here that torch can use"
         return (
-            f"Can't train on the GPU of --gpu-id {use_gpu}: {str(error).strip().rstrip('.')}; {found}. What follows is "
-            "told for the CPU."
+            f"Can't train on the GPU of --gpu-id {use_gpu}: {str(error).strip().rstrip('.')}; {found}. The rest of "
+            "this report is for the CPU."
         )
     return None
 
@@ -239,11 +241,11 @@ def device_problem(use_gpu: int) -> str | None:
 def doubts_of_device(setup: Setup, use_gpu: int) -> Iterator[str]:
     several = setup.optimizer.distributed
     if use_gpu < 0 and torch.cuda.is_available():
-        yield "It trains on the CPU, and there is a GPU: --gpu-id 0."
+        yield "The training runs on the CPU, but this machine has a GPU: add --gpu-id 0."
     if use_gpu >= 0 and setup.config["training"]["gpu_allocator"] is None:
         yield (
-            "[training] gpu_allocator is not set: torch and CuPy divide the memory of the GPU between them, and "
-            'neither gives back what it once had. Set gpu_allocator = "pytorch".'
+            "[training] gpu_allocator is not set: torch and CuPy each reserve memory of the GPU, and neither gives it "
+            'back to the other. Set gpu_allocator = "pytorch".'
         )
     if several is not None and several.backend == "nccl" and use_gpu < 0:
         yield (
@@ -251,11 +253,11 @@ def doubts_of_device(setup: Setup, use_gpu: int) -> Iterator[str]:
             'backend = "gloo", or train with --gpu-id 0.'
         )
     if several is not None and use_gpu >= 0:
-        yield f"This machine has {count(torch.cuda.device_count(), 'GPU')}: --nproc-per-node can be no more than that."
+        yield f"This machine has {count(torch.cuda.device_count(), 'GPU')}: --nproc-per-node can't be larger than that."
 
 
 def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
-    """Why there is not enough memory, or room on the disk."""
+    """Find a lack of memory or disk space."""
     there = memory_of(sizes.device)
     if there is not None and sizes.total > there:
         where = "this machine" if sizes.device == "cpu" else sizes.device
@@ -269,7 +271,7 @@ def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
     disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
     setting = f"[training.optimizer.checkpoint] path = '{checkpoint.path}'"
     if not disk.is_writable:
-        yield f"Can't write checkpoints: '{disk.folder}' is no folder that may be written to. It is from {setting}."
+        yield f"Can't write checkpoints: '{disk.folder}' is not a writable folder. It comes from {setting}."
     elif disk.needed > disk.free:
         kept = (
             f"{checkpoint.keep + 1} checkpoints of {size_in_words(sizes.checkpoint)} (keep = {checkpoint.keep}, and "
@@ -277,5 +279,5 @@ def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
         )
         yield (
             f"No room for checkpoints: {kept} need {size_in_words(disk.needed)}, and {size_in_words(disk.free)} are "
-            f"free in '{disk.folder}'. It is from {setting}."
+            f"free in '{disk.folder}'. It comes from {setting}."
         )

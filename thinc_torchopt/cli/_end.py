@@ -1,4 +1,4 @@
-"""Where a training should end: one formula from the corpus, the same for all pipelines.
+"""Where a training should end: one formula over the corpus, for all pipelines.
 
 It was fitted on the choosing tasks of benchmarks/score.py, and confirmed on the others: docs/recipes.md.
 """
@@ -27,10 +27,10 @@ _EVALUATIONS = 10
 class End:
     """The end of a training.
 
-    steps (int): Its length, a multiple of `eval_every`: spaCy evaluates the last step only if it is one.
+    steps (int): Length in steps, a multiple of `eval_every`: otherwise spaCy does not evaluate the last step.
     eval_every (int): Steps from one evaluation to the next.
-    words (float): Of a batch, on average.
-    reason (str): Why it is there, for people.
+    words (float): Words of a batch, on average.
+    reason (str): Why the training ends there, in words.
     """
 
     steps: int
@@ -40,18 +40,18 @@ class End:
 
 
 def find_end(nlp: Language, size: int | None = None) -> End:
-    """Count the steps of so many epochs, within bounds.
+    """Count the steps of `EPOCHS` epochs, within bounds.
 
-    nlp (Language): The pipeline, with its config filled in. It may be not initialized.
-    size (int | None): Of batches, in the place of `size` in [training.batcher].
-    RAISES (ConfigError): The corpus has no end, is empty, or is not there.
+    nlp (Language): The pipeline, with its config filled in. It need not be initialized.
+    size (int | None): Size of batches. Default: `size` in [training.batcher].
+    RAISES (ConfigError): The corpus is streamed, empty or missing.
     """
     config = nlp.config.interpolate()
     training = config["training"]
     if training["max_epochs"] == -1:
         raise ConfigError(
-            "Can't find the end of the training: expected a corpus with an end, found max_epochs = -1 in [training], "
-            "for one that is streamed. Use the recipe adamw, and set max_steps and a schedule by hand."
+            "Can't find the end of the training: max_epochs = -1 in [training] streams the corpus, so its length is "
+            "unknown. Use the recipe adamw, and set max_steps and a schedule by hand."
         )
     block = training["batcher"] if size is None else {**training["batcher"], "size": size}
     batcher = registry.resolve({"batcher": block})["batcher"]
@@ -77,9 +77,9 @@ def find_end(nlp: Language, size: int | None = None) -> End:
 def words_of_batches(
     batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]
 ) -> list[int]:
-    """The words of each batch of so many epochs. Sizes may grow from one epoch to the next, so each is gone through.
+    """The words of each batch of `EPOCHS` epochs. Sizes may grow between epochs, so each epoch is drawn.
 
-    RETURNS (list[int]): At most one batch more than the upper bound.
+    RETURNS (list[int]): At most `MOST` + 1 batches.
     """
     epochs = (batch for _ in range(EPOCHS) for batch in batcher(examples))
     return [sum(len(example) for example in batch) for batch in islice(epochs, MOST + 1)]

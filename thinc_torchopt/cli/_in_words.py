@@ -35,9 +35,7 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
 
 
 def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
-    """In which direction a rate moves (1, 0 or -1), and the index at which it ends to; one turn to the next. Empty: it
-    never moves.
-    """
+    """Split rates where they turn: direction (1, 0 or -1) and last index of each part. Empty: the rate is constant."""
     runs: list[tuple[int, int]] = []
     for i, (value, following) in enumerate(pairwise(values)):
         direction = (
@@ -47,7 +45,7 @@ def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
             runs[-1] = direction, i + 1
         else:
             runs.append((direction, i + 1))
-    # A step at the top is no stay: warm-ups and falls meet there.
+    # A single step at the top is a peak, not a plateau.
     kept: list[tuple[int, int]] = []
     for direction, end in runs:
         start = kept[-1][1] if kept else 0
@@ -61,7 +59,7 @@ def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def plain(value: float) -> str:
-    """A number for people, without an exponent where that can be read."""
+    """A number of three digits, without an exponent where that is readable."""
     rounded = float(f"{value:.3g}")
     if rounded and not 1e-6 <= abs(rounded) < 1e6:
         return f"{rounded:g}"
@@ -74,7 +72,7 @@ def count(number: int, what: str) -> str:
 
 
 def size_in_words(size: float) -> str:
-    """A number of bytes: "12 MB"."""
+    """Bytes in words: "12 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:,.{0 if size >= 9.95 * scale else 1}f} {unit}"
@@ -82,7 +80,7 @@ def size_in_words(size: float) -> str:
 
 
 def time_in_words(seconds: float) -> str:
-    """A duration: "2.5 hours", "14 minutes", "0.03 seconds"."""
+    """A duration in words: "2.5 hours", "14 minutes", "0.03 seconds"."""
     if seconds >= 5_400:
         return f"{seconds / 3_600:,.1f} hours"
     if seconds >= 90:

@@ -1,4 +1,4 @@
-"""What a training will do, in lines: what is trained, by which optimizer, at which rates, until when."""
+"""Describe a training in lines: what is trained, by which optimizer, at which rates, until when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._in_words import count, plain, tell_rates
 from ._util import Setup
 from .params import Row, sums_by_component
 
-# Of what, and the words.
+# Label and text.
 Line = tuple[str, str]
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]
@@ -25,18 +25,15 @@ THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _MOST_GROUPS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
 _ON_OUTSIDE_WRITE = {
-    "restore": "is undone, with a warning",
-    "adopt": "is kept, and schedules go on from there",
-    "raise": "stops the training with an error",
+    "restore": "that is undone, with a warning",
+    "adopt": "it is kept, and schedules go on from there",
+    "raise": "the training stops with an error",
 }
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
 def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
-    """What is told of the settings.
-
-    rates (Rates): Of each param group at each step.
-    """
+    """Describe the settings of a training. rates (Rates): Of each param group at each step."""
     block = setup.config["training"]["optimizer"]
     is_thinc = block["@optimizers"] in THINC
     settings = registry.fill({"optimizer": block})["optimizer"]
@@ -91,7 +88,7 @@ def _not_trained(rows: Sequence[Row]) -> str:
         if row.frozen_until is None and row.frozen != "no value":
             key = row.component, _REASONS.get(str(row.frozen), str(row.frozen))
             reasons[key] = reasons.get(key, 0) + row.size
-    # spaCy does not initialize what is frozen, if it is not from elsewhere: then there are no numbers yet.
+    # spaCy does not initialize frozen components that have no source: they have no numbers yet.
     return "; ".join(
         f"{f'{size:,} numbers of ' * bool(size)}{component}: {reason}" for (component, reason), size in reasons.items()
     )
@@ -107,7 +104,7 @@ def _algorithm(settings: Mapping[str, Any], infos: Sequence[ParamInfo], is_thinc
         algorithm = settings["algorithm"]
         text = f"{_named_algorithm(algorithm)}."
         if algorithm.get("fallback"):
-            text += f" What it can't take is optimized by {algorithm['fallback']['@torch_optimizers']}."
+            text += f" Params that it can't optimize are optimized by {algorithm['fallback']['@torch_optimizers']}."
         for name, block in settings.get("param_groups", {}).items():
             if block.get("algorithm"):
                 text += f" The params of '{name}' are optimized by {_named_algorithm(block['algorithm'])}."
@@ -130,7 +127,7 @@ def _named_algorithm(algorithm: Mapping[str, Any]) -> str:
 
 
 def _chain(algorithm: Mapping[str, Any]) -> str:
-    """The regularizers and modules of Modular, in their order."""
+    """The regularizers and modules of Modular, in order."""
     kinds = [algorithm["regularizers"], algorithm["modules"]]
     found = [", ".join(_named(label, block) for label, block in blocks.items()) for blocks in kinds if blocks]
     return ", then ".join(found) or "without modules"
@@ -190,10 +187,10 @@ def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
 
 def _on_nan(settings: Mapping[str, Any], is_thinc: bool) -> str:
     if is_thinc:
-        return "thinc does not look: one gradient with a NaN makes weights NaN for good."
+        return "thinc does not check: one gradient with a NaN makes weights NaN for good."
     most = settings.get("max_nonfinite", 20)
     if not most:
-        return "Nobody looks: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
+        return "Not checked: updates with NaN or infinite gradients are made (max_nonfinite = 0)."
     return (
         f"An update with a NaN or infinite gradient is skipped, with a warning; after {most} in a row the training "
         "stops with an error."
@@ -233,21 +230,21 @@ def _end(training: Mapping[str, Any]) -> str:
         else "Never by itself."
     )
     if training["max_epochs"] < 0:
-        text += " The corpus is streamed again and again (max_epochs = -1): its end ends nothing."
-    return f"{text[0].upper()}{text[1:]} The score is taken every {count(training['eval_frequency'], 'step')}."
+        text += " The corpus is streamed again and again (max_epochs = -1): its end does not end the training."
+    return f"{text[0].upper()}{text[1:]} It is evaluated every {count(training['eval_frequency'], 'step')}."
 
 
 def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
     text = "model-best and model-last, in the folder of --output."
     checkpoint = optimizer.checkpoint
     if checkpoint is None:
-        return f"{text} No checkpoints: a training that is killed has to begin anew."
+        return f"{text} No checkpoints: a training that is killed has to start again."
     every = f"every {count(checkpoint.every, 'step')} and " if checkpoint.every else ""
     kept = "the newest is kept" if checkpoint.keep == 1 else f"the newest {checkpoint.keep} are kept"
     again = {
-        "auto": "The same command goes on from the newest, if there is one.",
-        "must": "The run goes on from the newest, and stops if there is none.",
-        "never": "Each run begins anew, and removes those of the one before.",
+        "auto": "The same command resumes from the newest, if there is one.",
+        "must": "The run resumes from the newest, and stops if there is none.",
+        "never": "Each run starts from scratch, and removes the checkpoints of the one before.",
     }[checkpoint.resume]
     return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
 
@@ -261,12 +258,12 @@ def _budget(settings: BudgetSettings, limit: str) -> str:
 
 
 def _processes(settings: DistributedSettings) -> str:
-    """What is other where several processes train."""
-    taken = "sum" if settings.reduce == "sum" else "mean"
+    """Describe the differences when several processes train."""
+    reduced = "sum" if settings.reduce == "sum" else "mean"
     by = {"none": "", "linear": ", learning rates n times as high", "sqrt": ", learning rates sqrt(n) times as high"}
     state = " Each process keeps a part of the optimizer's state." if settings.shard_state else ""
     return (
-        f"With n processes (spacy torchopt train --nproc-per-node n), each step takes the {taken} of the gradients of "
+        f"With n processes (spacy torchopt train --nproc-per-node n), each step uses the {reduced} of the gradients of "
         f"n batches{by[settings.scale_learn_rate]}.{state}"
     )
 
@@ -275,12 +272,12 @@ def _processes(settings: DistributedSettings) -> str:
 
 
 def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rates: Rates) -> Iterator[Line]:
-    """A line for each group of params, and one for what is frozen at first."""
+    """One line per group of params, and one for params that are frozen at first."""
     if not now:
         return
     steps = len(next(iter(rates.values()))) - 1
     sizes = {row.name: row.size for row in rows}
-    # Of all groups: the labels in it. Layers and skip_decay make groups of torch's, but none of the user's.
+    # layer_decay and skip_decay split torch's param groups: put them together by the user's blocks.
     groups: dict[tuple[str, ...], dict[str, list[ParamInfo]]] = {}
     for info in now.values():
         groups.setdefault(_blocks_of(info), {}).setdefault(info.group, []).append(info)
@@ -322,21 +319,21 @@ def _is_adaptive(setup: Setup, block: str) -> bool:
 
 
 def _control(controller: RateWriter) -> str:
-    """What the controller of learning rates does about other code, and what it may take."""
+    """What happens when other code writes learning rates, and the time limits of the rate writer."""
     guards = controller.guards
-    text = f"What other code writes to learning rates {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
+    text = f"If other code writes a learning rate, {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
     if not guards.enabled:
-        text = "Nobody looks whether other code writes learning rates (enable_runtime_guards = false)."
+        text = "Writes of other code to learning rates are not checked (enable_runtime_guards = false)."
     step, check = (
         f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
         for kind in ("rate_step", "integrity_check")
     )
     return (
-        f"{text} It may take {step} of CPU time for the rates of a step, and {check} to check them; more is counted as "
-        "overruns in the logs."
+        f"{text} Time limits: {step} of CPU time for the rates of a step, {check} to check them. Longer ones are "
+        "counted as overruns in the logs."
     )
 
 
 def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
-    """The blocks of a param's group, without what only says that there is no decay."""
+    """The blocks of a param's group, without skip_decay."""
     return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)

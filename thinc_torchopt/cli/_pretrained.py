@@ -1,4 +1,4 @@
-"""What of a pipeline was trained before, for the recipe fine-tune."""
+"""Find the pretrained parts of a pipeline, for the recipes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..params import all_names, components_with_model, escape, shim_paths
 class Pretrained:
     """Patterns over the params of a pipeline.
 
-    encoders (list[str]): Of transformers.
-    sourced (list[str]): Of other components that were trained before.
-    vectors (list[str]): Of the layers that map static vectors, in what is new.
-    heads (list[str]): Of components that are new.
+    encoders (list[str]): Transformers.
+    sourced (list[str]): Other pretrained components.
+    vectors (list[str]): Layers that map static vectors, in new components.
+    heads (list[str]): New components.
     """
 
     encoders: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Pretrained:
 
 
 def find_pretrained(nlp: Language, config: Config) -> Pretrained:
-    """Find what was trained before in a pipeline.
+    """Find the pretrained parts of a pipeline.
 
     nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
     """

@@ -1,8 +1,7 @@
-"""What `spacy torchopt init` writes: from the optimizer that a config has to one of ours, and what each recipe makes of
-that.
+"""The recipes of `spacy torchopt init`.
 
-A recipe changes the text of [training.optimizer]; values that it doesn't change are carried over as they stand,
-variables and schedules included. It says what it did in `told`, and what the user should look at in `warned`.
+A recipe changes the text of [training.optimizer]. Values that it doesn't change are kept as written, variables and
+schedules included. It lists what it did in `told`, and what the user should check in `warned`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ._pretrained import Pretrained, find_pretrained
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 from ._util import short
 
-# Peak rates up to here are those of somebody who thinks of a transformer.
+# A peak rate up to this one is meant for a transformer.
 _SMALL_RATE = 2e-4
 _ENCODER_RATE = 5e-5
 _HEAD_RATE = 1e-3
@@ -34,12 +33,12 @@ _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 
 @dataclass(frozen=True)
 class Best:
-    """What the recipe best takes for a kind of pipeline: docs/recipes.md.
+    """The settings of the recipe best for a kind of pipeline: docs/recipes.md.
 
-    words (int): Of a batch, in the place of batches that grow. 0: batches stay as they are.
-    peak (float): The highest rate. It is that for batches of 400 words if `scales`, and grows with their square root:
-        gradients of more words have less noise.
-    figures (str): What it was worth in benchmarks/score.py.
+    words (int): Words of a batch, in place of batches that grow. 0: batches stay as they are.
+    peak (float): The highest rate. With `scales`, it is for batches of 400 words, and grows with the square root of
+    their words: gradients of more words have less noise.
+    figures (str): Its results in benchmarks/score.py.
     """
 
     what: str
@@ -54,7 +53,7 @@ class Best:
         return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
 
 
-# In steps. With fewer, a span categorizer's outputs are all 0 before it has learned anything, and stay so.
+# In steps. With fewer, a span categorizer's outputs may all become 0 at the start, and stay 0.
 BEST_WARMUP = 150
 BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
@@ -101,12 +100,12 @@ class Recipe(str, Enum):
 class Draft(Translation):
     """A config whose optimizer is being rewritten.
 
-    section (Section): [training.optimizer] as text, which is changed.
-    config (Config): The whole config, interpolated, as it was.
+    section (Section): The text of [training.optimizer], which is changed.
+    config (Config): The whole config before, interpolated.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
 
-    Public: `beside` (what else is to be set, by dotted paths).
+    Public: `beside` (settings outside the section, by dotted paths).
     """
 
     build_nlp: Callable[[], Language]
@@ -117,22 +116,19 @@ class Draft(Translation):
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
 
-        RAISES (ConfigError): It is none that can be rewritten.
+        RAISES (ConfigError): This optimizer can't be rewritten.
         """
         if self.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
             raise ConfigError(
                 f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) "
-                "or one of "
-                f'thinc-torchopt, found "{self.kind}". What its settings mean is not known here. Write the block by '
-                "hand, "
-                "docs/optimizers.md has one to copy; or remove [training.optimizer], and a recipe begins with spaCy's "
+                f'or one of thinc-torchopt, found "{self.kind}". Its settings are not known here. Write the block by '
+                "hand (docs/optimizers.md has one to copy), or remove [training.optimizer] to start from spaCy's "
                 "default."
             )
         if self.kind == TORCH and recipe == Recipe.drop_in:
             raise ConfigError(
-                "Can't use the recipe drop-in: expected an optimizer of thinc in [training.optimizer], found "
-                f'"{TORCH}", which is ours '
-                "already. The other recipes keep what it has: "
+                f'Can\'t use the recipe drop-in: [training.optimizer] already has "{TORCH}", and this recipe is for '
+                "thinc's optimizers. Use another one, which keeps its settings: "
                 f"{', '.join(other.value for other in Recipe if other != recipe)}."
             )
         if self.kind != TORCH:
@@ -194,15 +190,15 @@ class Draft(Translation):
             _comment(
                 algorithm,
                 "@torch_optimizers",
-                "Of a matrix it keeps a number for each row and column; Adam keeps two for each cell.",
+                "Keeps one number for each row and column of a matrix; Adam keeps two for each cell.",
             )
             algorithm.put(
                 "eps",
                 [None, 1.0],
-                "With 1.0 learn_rate means what it means in Adam; it is not relative to the weights.",
+                "With 1.0, learn_rate works as in Adam; it is not relative to the weights.",
             )
             self.told.append(
-                "torch.Adafactor.v1 keeps a number for each row and column of a matrix; Adam keeps two for each cell."
+                "torch.Adafactor.v1 keeps one number for each row and column of a matrix; Adam keeps two for each cell."
             )
             self.told.append(
                 "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
@@ -236,11 +232,11 @@ class Draft(Translation):
             self._tell_decay(ADAMW)
         self.section.put("clip_by", "param")
         if self.section.drop("budget"):
-            self.told.append("budget: is gone. max_steps ends the training.")
+            self.told.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
         if found.encoders or found.sourced:
-            # All else that is new learns at the one rate that was measured.
+            # All other new params learn at the one rate that was measured.
             groups = Pretrained(found.encoders, found.sourced, heads=found.heads)
             self._group(groups, best.peak, encoder_rate=BEST_ENCODER, layer_decay=False)
         ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
@@ -248,8 +244,8 @@ class Draft(Translation):
         if size is not None:
             self.beside["training.batcher.size"] = size
             self.told.append(
-                f"[training.batcher] size = {size}: all batches have about so many words. They grew, from few: their "
-                "gradients have much noise, and more steps are needed."
+                f"[training.batcher] size = {size}: all batches have about this many words. Before, they grew from "
+                "small ones, whose noisy gradients need more steps."
             )
         self.told += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
@@ -270,7 +266,7 @@ class Draft(Translation):
         self._replace("learn_rate", schedule)
         self.told.append(
             f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
-            f"{warmup:.0%} of the training, and falls to 0 in a line. What the config said of it is gone."
+            f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
 
     def _average(self, end: End) -> None:
@@ -285,8 +281,8 @@ class Draft(Translation):
         )
 
     def _replace(self, key: str, section: Section) -> None:
-        """Put a section in place of what is there, and first. The comments of what was there stay, unless they are of
-        this recipe, used before.
+        """Replace an entry by a section, and put it first. Comments stay, unless an earlier use of this recipe wrote
+        them.
         """
         self.section.drop(key)
         own = {*section.above, *(line for setting in section.settings.values() for line in setting.above)}
@@ -303,21 +299,21 @@ class Draft(Translation):
             (
                 "max_nonfinite",
                 20,
-                "An update with a NaN or infinite gradient is skipped; after so many in a row the training stops.",
+                "An update with a NaN or infinite gradient is skipped; after this many in a row the training stops.",
             ),
             (
                 "spike_factor",
                 10.0,
-                "Gradients with a norm above so many times the usual are a spike: they are scaled down to that.",
+                "Gradients with a norm above this many times the usual are a spike: they are scaled down to that.",
             ),
             ("on_spike", "clip", '"skip" if single batches are known to be bad.'),
             (
                 "rollback_after",
                 5,
-                "After so many such updates in a row: back to the last checkpoint, and on at half the learning rate.",
+                "After this many such updates in a row: back to the last checkpoint, and on at half the learning rate.",
             ),
             ("rollback_factor", 0.5, ""),
-            ("max_rollbacks", 3, "After so many times the training stops."),
+            ("max_rollbacks", 3, "After this many times the training stops."),
         ):
             if key not in section:
                 section.put(key, value, *([comment] if comment else []))
@@ -333,14 +329,14 @@ class Draft(Translation):
             section.put("use_averages", True, "Averages of all params are evaluated and saved.")
             told.append("use_averages = true: averages of all params are evaluated and saved.")
         if "checkpoint" not in section:
-            checkpoint = section.section("checkpoint", "A run that was killed goes on with the same command.")
+            checkpoint = section.section("checkpoint", "The same command resumes a run that was killed.")
             checkpoint.put("@misc", "thinc-torchopt.Checkpoint.v1")
             checkpoint.put("path", self.state_path, "A folder for this run alone.")
             checkpoint.put("every", 500)
             checkpoint.put("keep", 3, "More than one, so that there is an older one to go back to.")
             told.append(
                 f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
-                "The same command goes on from it after a crash. Give each run a folder of its own."
+                "The same command resumes from it after a crash. Give each run its own folder."
             )
 
     # ------------------------------------------------------------------ fine-tune
@@ -366,14 +362,14 @@ class Draft(Translation):
         for key in _GROUPS:
             if key in self.section:
                 raise ConfigError(
-                    f"Can't use the recipe {recipe.value}: expected no groups of params yet, found "
-                    f"[training.optimizer.{key}]. Change it there, or remove it and try again."
+                    f"Can't use the recipe {recipe.value}: it makes groups of params, and the config already has "
+                    f"[training.optimizer.{key}]. Change the rates there, or remove it and try again."
                 )
 
     def _group(
         self, found: Pretrained, peak: float, *, encoder_rate: float = _ENCODER_RATE, layer_decay: bool = True
     ) -> None:
-        # One of the two rates is the config's own, with its schedule; the other is a multiple of it.
+        # One of the two rates is the config's, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
         groups = self.section.section(
@@ -382,7 +378,7 @@ class Draft(Translation):
 
         def add(name: str, params: list[str], rate: float, what: str) -> None:
             scale = _rounded(rate / peak) if peak else 1.0
-            # A group at the rate of all is a name for the transformer, and nothing for others.
+            # A group at the common rate is kept only for the transformer, as a name.
             if params and (scale != 1.0 or name == "encoder"):
                 group = groups.section(name, f"{what}: up to {short(peak * scale)}.")
                 group.put("params", params)
@@ -429,11 +425,11 @@ class Draft(Translation):
         return max((float(value) for value in islice(with_end(rate, steps), steps)), default=0.0)
 
     def _warm_up(self) -> None:
-        """Give a rate that does not move a warm-up."""
+        """Give a constant rate a warm-up."""
         rate = self.values.get("learn_rate", 0.001)
         if not isinstance(rate, (int, float)):
             return
-        given = self.section.take("learn_rate")
+        given = self.section.pop("learn_rate")
         schedule = Section(
             above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
         )
@@ -455,12 +451,12 @@ class Draft(Translation):
 
 
 def _is_bow(nlp: Language) -> bool:
-    """Whether nothing is trained but output layers: over bags of words, as in spacy.TextCatBOW.v3."""
+    """Whether only output layers are trained, over bags of words, as in spacy.TextCatBOW.v3."""
     return all(name.split("/")[1:-1] == ["output_layer"] for name in all_names(nlp))
 
 
 def _grows(nlp: Language) -> bool:
-    """Whether batches are counted in words, and their size is a schedule: as spaCy's default."""
+    """Whether batches are counted in words and grow by a schedule, as spaCy's default."""
     batcher = nlp.config.interpolate()["training"]["batcher"]
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
@@ -473,5 +469,5 @@ def _comment(section: Section, key: str, comment: str) -> None:
 
 
 def _rounded(number: float) -> float:
-    """To two digits, as one would write it."""
+    """Round to two digits."""
     return float(f"{number:.2g}") if math.isfinite(number) else 1.0

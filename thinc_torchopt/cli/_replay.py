@@ -1,7 +1,7 @@
-"""A controller on the log of a training that is over: which rules would have fired when.
+"""Run a controller over the log of a finished training: which rules would have fired when.
 
-A line of a log tells of one step. Steps between two lines are not known: then the losses of a line are means over them,
-as JSONLinesLogger writes them, and so are the words of a batch.
+A line of a log is one step. Steps between two lines are unknown: the losses and batch words of a line are then means
+over them, as JSONLinesLogger writes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..report import COUNTS
 Path = tuple[str, ...]
 Record = Mapping[str, Any]
 
-# Of what is in a log, in the order in which it happened. Of the end of a training a log does not tell: it may go on.
+# The events that a log has, in order. A log has no end of the training: it may continue.
 REPLAYED = (
     "on_train_begin",
     "on_epoch_begin",
@@ -36,13 +36,13 @@ REPLAYED = (
 )
 _SIGNS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _TURNED: dict[type, str] = {**_SIGNS, ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
-# Of a list, so many of the newest items are shown; of a part of a rule, so many characters.
+# Newest items shown of a list; characters shown of a part of a rule.
 _MAX_ITEMS, _MAX_TEXT = 10, 50
 
 
 @dataclass(frozen=True)
 class Fired:
-    """A rule held. values (dict): What it looked up, by `metric/key/key`."""
+    """A firing of a rule. values (dict): The values it used, by `metric/key/key`."""
 
     controller: str
     event: str
@@ -53,15 +53,15 @@ class Fired:
 
 @dataclass
 class Replay:
-    """What came of it.
+    """The result of a replay.
 
-    steps (list[int]): Of the lines.
+    steps (list[int]): The steps of the lines.
     fired (list[Fired]): In the order in which they fired.
-    series (dict): What rules look up, by `metric/key/key`: after each line. NaN: no number.
-    looked_up (dict): By controller, where its rule looks.
-    thresholds (dict): What rules compare a number with: by where that is, and in words, after each line.
-    without_value (list[str]): Metrics that rules name, and that never had a value.
-    notes (list[str]): What else to know.
+    series (dict): The values that rules use after each line, by path. NaN: no number.
+    looked_up (dict): By controller, the paths of the values that its rule uses.
+    thresholds (dict): The thresholds of rules after each line, by the path of the compared number and its text.
+    without_value (list[str]): Metrics that rules name and that never had a value.
+    notes (list[str]): Notes for the user.
     """
 
     steps: list[int]
@@ -73,12 +73,12 @@ class Replay:
     notes: list[str] = field(default_factory=list)
 
     def steps_of(self, controller: str) -> list[int]:
-        """When it fired."""
+        """The steps at which a controller fired."""
         return [fired.step for fired in self.fired if fired.controller == controller]
 
 
 def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
-    """Tell a controller of the lines of a log. It acts on nothing.
+    """Run a controller over the lines of a log. No operation runs.
 
     controller (TrainerController): With `is_replay`.
     records (Sequence[Mapping]): The lines, with rising steps.
@@ -111,7 +111,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
 
 
 def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """The events of each line, with what they carry."""
+    """The events of each line, with their payloads."""
     before: dict[str, Any] = {}
     for i, record in enumerate(records):
         last = records[i - 1] if i else None
@@ -145,7 +145,7 @@ def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, 
 
 
 def _common(record: Record) -> dict[str, Any]:
-    """What all events carry, as far as the line has it."""
+    """The part of the payload that all events have, as far as the line has it."""
     numbers = {key: _number(record.get(key)) for key in ("words", "seconds")}
     counts = {key: int(value) for key in COUNTS if (value := _number(record.get(key))) is not None}
     rates = record.get("learn_rates")
@@ -156,13 +156,13 @@ def _common(record: Record) -> dict[str, Any]:
 
 
 def _losses(record: Record) -> dict[str, float]:
-    """null: it was not finite."""
+    """The losses of a line. null in the log: not finite."""
     losses = {name: math.nan if loss is None else _number(loss) for name, loss in record["losses"].items()}
     return {name: loss for name, loss in losses.items() if loss is not None}
 
 
 def _dev_losses(record: Record) -> dict[str, Any]:
-    """As the training told them: of how many examples, a log does not say anew."""
+    """The dev losses of a line, if it has them."""
     found = record.get("dev_losses")
     if not isinstance(found, dict) or not isinstance(found.get("losses"), dict):
         return {}
@@ -173,7 +173,7 @@ def _dev_losses(record: Record) -> dict[str, Any]:
 
 
 def _batch(record: Record, last: Record | None) -> dict[str, float]:
-    """How many words a batch had; of several, their mean."""
+    """The words of a batch; the mean if there were several."""
     words = _number(record.get("words"))
     words_before, steps = (
         (0.0, record["step"] + 1) if last is None else (_number(last.get("words")), record["step"] - last["step"])
@@ -196,7 +196,7 @@ def _number(value: Any) -> float | None:
 
 
 def _looked_up(spec: ControllerSpec) -> list[Path]:
-    """Where a rule looks: `loss["components"]["ner"]` is ("loss", "components", "ner")."""
+    """The paths of the values that a rule uses: `loss["components"]["ner"]` is ("loss", "components", "ner")."""
     found: dict[Path, None] = {}
 
     def visit(node: ast.AST) -> None:
@@ -204,7 +204,7 @@ def _looked_up(spec: ControllerSpec) -> list[Path]:
         inner = node
         while isinstance(inner, ast.Subscript):
             constant = inner.slice.value if isinstance(inner.slice, ast.Constant) else None
-            # An index, or what is computed: what is below it is not known.
+            # An index or a computed key: the path ends above it.
             keys = [constant, *keys] if isinstance(constant, str) else []
             if not isinstance(inner.slice, ast.Constant):
                 visit(inner.slice)
@@ -221,7 +221,7 @@ def _looked_up(spec: ControllerSpec) -> list[Path]:
 
 
 def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
-    """What a rule compares with what: where a number is, the comparison in words, and the other side of it."""
+    """The comparisons of a rule: path of a number, the comparison as text, and its other side."""
     for compare in ast.walk(ast.parse(spec.rule.text, mode="eval")):
         if isinstance(compare, ast.Compare):
             for (left, right), op in zip(pairwise([compare.left, *compare.comparators]), compare.ops):
@@ -236,7 +236,7 @@ def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
 
 
 def _path_of(node: ast.expr) -> Path | None:
-    """Where a number is that is drawn: of a window the newest."""
+    """The path of a number to draw. Of a window, the newest value counts."""
     if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "-1":
         node = node.value
     keys: list[str] = []
@@ -248,7 +248,7 @@ def _path_of(node: ast.expr) -> Path | None:
 
 
 def _value_of(rule: Rule, values: Mapping[str, Any]) -> float:
-    """A number; NaN if it is anything else, or not known."""
+    """The value of a rule as a number; NaN if it is anything else or unknown."""
     try:
         value = _number(rule.evaluate(values))
     except (ControllerError, MetricUnavailable):
@@ -264,7 +264,7 @@ def _at(values: Mapping[str, Any], path: Path) -> Any:
 
 
 def _numbers_at(path: Path, value: Any) -> Iterator[tuple[Path, float]]:
-    """The number to draw: of a window the newest, of a dict each."""
+    """The numbers to draw: the newest of a window, each of a dict."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(item, dict):
@@ -284,7 +284,7 @@ def _fired(firings: list[Firing], paths: Sequence[Path]) -> Fired:
 
 
 def _shortened(value: Any) -> Any:
-    """As JSON knows it: NaN and infinities become None."""
+    """A value for JSON: NaN and infinities become None."""
     if isinstance(value, dict):
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -305,12 +305,12 @@ def _notes(controller: TrainerController, records: Sequence[Record], without_val
         try:
             spec.rule.evaluate(controller.values)
         except MetricUnavailable as error:
-            yield f"The rule of '{spec.name}' was skipped, up to the last line: {error}."
+            yield f"The rule of '{spec.name}' was skipped to the last line: {error}."
         except ControllerError:
-            pass  # never came to that in the replay
+            pass  # the rule was never reached in the replay
     held = {event for events in _events_of(records) for event, _ in events}
     for spec in controller.definition.controllers:
         if unknown := [event for event in EVENTS if event in spec.triggers and event not in held]:
-            yield f"This log does not tell of {', '.join(unknown)}: the rule of '{spec.name}' was not tried there."
+            yield f"This log has no {', '.join(unknown)}: the rule of '{spec.name}' was not tried there."
     if any(after["step"] - before["step"] > 1 for before, after in pairwise(records)):
         yield "Not all steps are in this log. Losses are means since the line before; rules were tried at its lines."

@@ -1,8 +1,7 @@
-"""What a terminal shows of an error or a warning of ours: its message, on one screen.
+"""Show our errors and warnings in a terminal by their message alone, without a traceback.
 
-Python shows an error that nobody caught through `sys.excepthook`. `show_errors` puts ours in its place, where spaCy's
-command line is the main program: in Python, IPython and notebooks nothing changes. It is for errors of this package,
-and for those of confection, which reads configs; all others are shown as before.
+`show_errors` replaces `sys.excepthook` where spaCy's command line is the main program. In Python, IPython and notebooks
+nothing changes. It handles errors of this package and of confection, which reads configs; others are shown as before.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ from ..near_misses import did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Set to anything but 0: errors are shown with their traceback.
+# Set it to anything but 0 to see tracebacks.
 TRACEBACK: Final = "THINC_TORCHOPT_TRACEBACK"
-# What is printed to no terminal is as wide as it has to be.
+# Without a terminal, lines may be as wide as needed.
 _ANY_WIDTH = 100_000
 
 
 def is_main_program() -> bool:
-    """Whether this process is `python -m spacy` or `spacy`: both are a file that imports this function, and calls
-    it.
-    """
+    """Whether this process is `python -m spacy` or `spacy`: the main module of both imports `setup_cli`."""
     return getattr(sys.modules.get("__main__"), "setup_cli", None) is cli_util().setup_cli
 
 
 def show_errors(tell: Callable[[Exception], None] | None = None) -> None:
-    """From now on, show errors and warnings of ours by their message.
+    """Show our errors and warnings by their message from now on.
 
-    tell (Callable | None): Gets each exception that ends the process.
+    tell (Callable | None): Called with each exception that ends the process.
     """
     before, format_before = sys.excepthook, warnings.formatwarning
 
@@ -70,11 +67,11 @@ def wants_traceback() -> bool:
 
 
 def text_of(error: Exception) -> str | None:
-    """What a terminal shows of an error. None: it is not one of those that are shown by their message."""
+    """The text that a terminal shows for an error. None: show its traceback."""
     from ..host_errors import line_of_others, plain_error
 
     if isinstance(error, TorchOptError):
-        # The message says all there is to know, unless some code had a problem of its own.
+        # The message is enough, unless other code raised an error of its own.
         cause = error.__cause__
         is_all = cause is None or (
             isinstance(cause, (TorchOptError, ValueError, OSError, ParserError)) and line_of_others(cause) is None
@@ -89,10 +86,10 @@ def text_of(error: Exception) -> str | None:
         if found is not None:
             return str(found)
     if isinstance(error, ConfigValidationError):
-        # Without the whole section as a dict.
+        # Leave out the dump of the whole section.
         return str(error.from_error(error, show_config=False)).strip()
     if isinstance(error, NoSuchOption):
-        # spaCy's, for an override without a dot. A typer that has a click of its own does not catch it.
+        # spaCy raises it for an override without a dot. A typer with its own click does not catch it.
         return f"{error.format_message()}{did_you_mean(error.option_name, _options())}"
     if isinstance(error, ClickException):
         return error.format_message()
@@ -117,9 +114,7 @@ def print_error(console: Console, text: str) -> None:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console for tables. Names may hold brackets and colons, which are no markup here. Colours are off where spaCy's
-    own are.
-    """
+    """A console for tables. Brackets and colons are no markup. Colours are off where spaCy's are."""
     from rich.console import Console
     from wasabi.printer import Printer
 

@@ -1,6 +1,4 @@
-"""From thinc's optimizers to torch's, in the text of a config: which settings are carried over, and under which
-names.
-"""
+"""Translate thinc's optimizers to torch's in the text of a config, with the names of their settings."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ _CLIP_BY = {
 
 @dataclass
 class Translation:
-    """The optimizer of a config, on the way to another one.
+    """The optimizer of a config while it is being rewritten.
 
-    section (Section): [training.optimizer] as text, which is changed.
-    config (Config): The whole config, interpolated, as it was.
+    section (Section): The text of [training.optimizer], which is changed.
+    config (Config): The whole config before, interpolated.
 
     Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `told` and `warned` (what was done,
-    for people).
+    in words).
     """
 
     section: Section
@@ -45,14 +43,14 @@ class Translation:
 
     def __post_init__(self) -> None:
         given = dict(self.config.get("training", {}).get("optimizer", {}))
-        # As spaCy fills it in: for its own Adam.v1, and for nothing else.
+        # spaCy fills in the defaults of its own Adam.v1, and of no other optimizer.
         default = Config({"optimizer": DEFAULT_CONFIG["training"]["optimizer"]})
         self.values: dict[str, Any] = default.merge({"optimizer": given})["optimizer"]
         self.kind: str = self.values["@optimizers"]
 
     @property
     def max_steps(self) -> int:
-        """The last step of the training; 0: it has none."""
+        """The last step of the training. 0: no limit."""
         return int(self.config.get("training", {}).get("max_steps", DEFAULT_CONFIG["training"]["max_steps"]) or 0)
 
     @property
@@ -65,22 +63,22 @@ class Translation:
             raise ConfigError(
                 f'Can\'t rewrite [training.optimizer]: expected settings of "{self.kind}" '
                 f"({', '.join(self._arguments)}), found "
-                f"{', '.join(unknown)}. Correct or remove what is not among them."
+                f"{', '.join(unknown)}. Correct or remove the unknown ones."
             )
 
     def _fill_in(self) -> None:
-        """Write down what spaCy would fill in, and what another optimizer would not get."""
+        """Write the settings that spaCy fills in for Adam.v1 only: another optimizer would not get them."""
         missing = [key for key in self.values if key not in self.section and key != "@optimizers"]
         for i, key in enumerate(missing):
-            says = ["What spaCy fills in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
+            says = ["spaCy fills these in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
             self.section.put(key, self.values[key], *says)
         if missing:
             self.told.append(
-                f"Written down: {', '.join(missing)}, as spaCy fills them in for Adam.v1 and for no other optimizer."
+                f"Added {', '.join(missing)}: spaCy fills them in for Adam.v1, and for no other optimizer."
             )
 
     def _value(self, key: str) -> Any:
-        """A setting of the optimizer as it was, also where it is left out."""
+        """A setting of the original optimizer, or its default."""
         return self.values[key] if key in self.values else self._arguments[key].default
 
     def _set_optimizer(self, name: str, *comments: str) -> None:
@@ -96,7 +94,7 @@ class Translation:
     def _as_torch(
         self, *, clip_by: Literal["global", "param"] = "global", kept: str = "learn_rate and grad_clip are"
     ) -> None:
-        """Go over to TorchOptimizer with the torch optimizer that is nearest to thinc's."""
+        """Change to TorchOptimizer, with the torch optimizer nearest to thinc's."""
         if self.kind == TORCH:
             return
         kind, section = self.kind.removeprefix(PREFIX), self.section
@@ -116,7 +114,7 @@ class Translation:
         if kind == "RAdam.v1":
             algorithm.put("decoupled_weight_decay", bool(is_decay))
         section.drop("L2_is_weight_decay")
-        if "use_averages" not in section:  # thinc's default is another than TorchOptimizer's
+        if "use_averages" not in section:  # thinc and TorchOptimizer have different defaults
             section.put("use_averages", bool(self._value("use_averages")))
         if self._value("grad_clip") != 0:
             section.put("clip_by", clip_by, _CLIP_BY[clip_by])
@@ -130,8 +128,8 @@ class Translation:
             )
 
     def _move_betas(self, algorithm: Section) -> None:
-        """Two settings of thinc's are one list of torch's; or a section, if one of them is a schedule."""
-        found = {key: self.section.take(key) for key in ("beta1", "beta2")}
+        """Make torch's list `betas` of beta1 and beta2; or a section, if one of them is a schedule."""
+        found = {key: self.section.pop(key) for key in ("beta1", "beta2")}
         comments = [
             line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()
         ]
@@ -147,22 +145,22 @@ class Translation:
         betas = algorithm.section("betas")
         for key, entry in found.items():
             if isinstance(entry, Section):
-                betas.give(key, entry)
+                betas.add(key, entry)
             else:
                 betas.settings[key] = Setting(key, values[key], () if entry is None else entry.above)
 
     def _move(self, key: str, algorithm: Section, name: str) -> None:
-        """Carry a setting over to the algorithm's section, under its name there."""
-        entry = self.section.take(key)
+        """Move a setting to the algorithm's section, under its name there."""
+        entry = self.section.pop(key)
         if entry is None:
             algorithm.put(name, self._value(key))
         elif isinstance(entry, Section):
-            algorithm.give(name, entry)
+            algorithm.add(name, entry)
         else:
-            algorithm.give(name, entry.changed(moved_value(entry.value, self._value(key))))
+            algorithm.add(name, entry.changed(moved_value(entry.value, self._value(key))))
 
     def _use_algorithm(self, name: str, *kept: str) -> None:
-        """Go over to another algorithm. kept (str): Options that mean the same there."""
+        """Change to another algorithm. kept (str): Options that mean the same there."""
         old = self.section.sections.get("algorithm")
         if old is None:
             raise ConfigError(
@@ -177,7 +175,7 @@ class Translation:
             old.drop(key)
             if self.kind == TORCH:
                 self.warned.append(
-                    f"'{key}' of {before} in [training.optimizer.algorithm] is gone: {name} does not have it."
+                    f"'{key}' of {before} in [training.optimizer.algorithm] was removed: {name} does not have it."
                 )
         if self.kind == TORCH:
             self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
@@ -204,7 +202,7 @@ class Translation:
         else:
             self.warned.append(
                 f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it "
-                "is taken off the weights, which is something else in strength. Try other values, 0.01 for example."
+                "is subtracted from the weights, which has another strength. Try other values, 0.01 for example."
             )
 
     def _tell_rate(self, name: str) -> None:

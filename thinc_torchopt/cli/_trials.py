@@ -1,4 +1,4 @@
-"""What `try` and `tune` share: a config as text, which is changed and loaded again and again, and trials of it."""
+"""Shared by `try` and `tune`: a config as text, loaded with different settings, and its trials."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _spacy = cli_util()
 
 @dataclass
 class Source:
-    """The config of the user.
+    """The user's config.
 
     path (Path): Its file.
-    text (str): As it stands there, without [search].
+    text (str): Its text, without [search].
     overrides (dict[str, Any]): From the command line.
-    search (dict[str, str]): What [search] has. confection never sees it: it would write the dots of its keys as they
-        are, and read sections from them.
+    search (dict[str, str]): The section [search]. confection never sees it: it would read sections from the dots in
+    its keys.
     """
 
     path: Path
@@ -40,28 +40,22 @@ class Source:
     search: dict[str, str] = field(default_factory=dict)
 
     def load(self, text: str | None = None, overrides: Mapping[str, Any] = {}) -> Config:
-        """The config with its variables. text (str | None): In the place of its own. overrides (Mapping): More of
-        them.
-        """
+        """Load the config with its variables. text (str | None): Another text. overrides (Mapping): More overrides."""
         with self.errors_shown():
             return util.load_config_from_str(
                 self.text if text is None else text, overrides={**self.overrides, **overrides}, interpolate=False
             )
 
-    def settle(self, prefix: str) -> Source:
-        """The same with some overrides in the text, and no longer beside it. prefix (str): What their paths begin
-        with.
-        """
-        self.load()  # what can't be overridden is an error
-        settled = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
-        rest = {path: value for path, value in self.overrides.items() if path not in settled}
-        return replace(self, text=with_settings(self.text, settled), overrides=rest)
+    def write_overrides(self, prefix: str) -> Source:
+        """A copy with some overrides written into its text. prefix (str): The start of their paths."""
+        self.load()  # raises for what can't be overridden
+        written = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
+        rest = {path: value for path, value in self.overrides.items() if path not in written}
+        return replace(self, text=with_settings(self.text, written), overrides=rest)
 
     @contextmanager
     def errors_shown(self, config: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Inside, what is wrong with the config is an error of ours, or shown as in spaCy's commands. config (Mapping |
-        None): The same, if it could be read.
-        """
+        """Turn errors in the config into ours, or show them as spaCy does. config (Mapping): The loaded config."""
         with config_errors_shown(self.path, config):
             yield
 
@@ -84,16 +78,16 @@ def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_
 
 
 def check_output_file(path: Path | None) -> None:
-    """Check that a config can be written, before the work that leads to it. RAISES (ConfigError): It can't."""
+    """Check early that a config can be written. RAISES (ConfigError): It can't."""
     if path is not None and path.is_dir():
         raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
 
 
 @dataclass
 class Tried:
-    """A way to train, with what came of it.
+    """A candidate with its trials.
 
-    name (str): For people.
+    name (str): Its name for the user.
     config (Config): From `shorten`.
     trials (dict[int, Trial]): By seed.
     problem (str | None): Why it can't be compared.
@@ -110,7 +104,7 @@ class Tried:
 
     @property
     def curves(self) -> dict[int, list[float]]:
-        """The score of each seed, by the step of the evaluation."""
+        """The scores of all seeds, by step."""
         found: dict[int, list[float]] = {}
         for trial in self.trials.values():
             for step, score in trial.evaluations:
@@ -119,9 +113,9 @@ class Tried:
 
     @property
     def seconds(self) -> float:
-        """Of training, as the mean of its trials."""
+        """Mean training time of its trials."""
         return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
 
     def reaches(self, score: float) -> int | None:
-        """The step at which its mean score is there. None: it never is."""
+        """The step at which the mean score reaches `score`. None: never."""
         return next((step for step, scores in self.curves.items() if fmean(scores) >= score), None)

@@ -1,4 +1,4 @@
-"""What the commands share: building the pipeline and its optimizer, showing errors, tables."""
+"""Shared by the commands: build the pipeline and its optimizer, show errors, print tables."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from ._screen import text_of, wants_traceback
 
 _spacy = cli_util()
 
-# Begins the lines of a row after its first one, if it takes several.
+# Starts the lines of a row after its first line.
 _INDENT = "    "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Setup(NamedTuple):
-    """What `spacy train` would train.
+    """The pipeline and optimizer that `spacy train` would train.
 
     nlp (Language): The pipeline, initialized.
     config (Config): Its config, interpolated.
-    optimizer (TorchOptimizer): Resolved anew, as spaCy does before training. It was not told its pipeline yet.
-    sourced (Sequence[str]): The components that were trained before.
+    optimizer (TorchOptimizer): A new one, as spaCy makes before training. It does not know its pipeline yet.
+    sourced (Sequence[str]): The pretrained components.
     """
 
     nlp: Language
@@ -61,7 +61,7 @@ class Setup(NamedTuple):
         return list(self.config["training"].get("frozen_components", []))
 
     def count_steps(self) -> int:
-        """How many steps the training has. RAISES (ConfigError): Nothing ends it."""
+        """The number of training steps. RAISES (ConfigError): The training has no end."""
         return count_steps(self.nlp, self.config)
 
     def introduce(self) -> None:
@@ -70,11 +70,8 @@ class Setup(NamedTuple):
             self.optimizer.introduce(self.nlp)
 
     def initialize(self) -> None:
-        """Tell the optimizer its pipeline, as training does.
-
-        RAISES (TorchOptError): As training would.
-        """
-        # With nothing to train spaCy trains all the same.
+        """Tell the optimizer its pipeline, as training does. RAISES (TorchOptError): As in training."""
+        # spaCy also trains a pipeline with nothing to train.
         if trainable_components(self.nlp, self.frozen):
             self.optimizer.initialize(self.nlp, self.frozen)
 
@@ -92,7 +89,7 @@ def build(
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides from the command line.
     resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
-    RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps, and the training no end.
+    RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps and the training no end.
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
@@ -107,7 +104,7 @@ def build(
         with config_errors_shown(path, config):
             check_training_section(config)
             check_corpora(config, ["train_corpus"])
-            # It reads all of the data, for the labels.
+            # This reads all of the data, to find the labels.
             with show_activity("Building the pipeline"):
                 nlp = init_nlp(config, use_gpu=use_gpu)
         sourced = list(util.get_sourced_components(config))
@@ -130,20 +127,20 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
         raise ConfigError(
             "Can't use [training.optimizer]: expected an optimizer of thinc-torchopt, found "
             f'"{block.get("@optimizers")}". Set @optimizers = "thinc-torchopt.TorchOptimizer.v1" and add a block '
-            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or let a command do it: spacy '
-            "torchopt init."
+            '[training.optimizer.algorithm] with @torch_optimizers = "torch.AdamW.v1". Or run spacy torchopt init, '
+            "which does it for you."
         )
     return optimizer
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- errors
 
 
 @contextmanager
 def errors_shown(*, as_json: bool) -> Iterator[None]:
-    """Inside, errors that the user can fix end the program with their message instead of a traceback.
+    """End the program with the message of an error that the user can fix, instead of a traceback.
 
-    as_json (bool): Nothing is printed to stdout, whoever prints it: it goes to stderr.
+    as_json (bool): Redirect all output to stderr.
     """
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         try:
@@ -163,11 +160,11 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
 def config_errors_shown(
     path: Path, config: Mapping[str, Any] | None = None, *, hint_fill: bool = False
 ) -> Iterator[None]:
-    """Inside, what is wrong with a config becomes an error of ours; what is left, spaCy shows, and ends the program.
+    """Turn errors in a config into ours; for the rest, spaCy shows its message and ends the program.
 
-    path (Path): Of the config. config (Mapping | None): The same, not interpolated, if it could be read.
-    hint_fill (bool): Tell how spaCy fills in what is missing.
-    RAISES (ConfigError): There is something wrong with it.
+    path (Path): The config's path. config (Mapping | None): The config, not interpolated, if it could be read.
+    hint_fill (bool): Also tell how to fill in missing settings with spaCy.
+    RAISES (ConfigError): The config has an error.
     """
     with _spacy.show_validation_error(path, hint_fill=hint_fill), plain_errors(config, path=path):
         yield
@@ -175,7 +172,7 @@ def config_errors_shown(
 
 @contextmanager
 def schedule_notes() -> Iterator[list[str]]:
-    """Inside, warnings about schedules are put into the list that it yields. Others are given as always."""
+    """Collect warnings about schedules in the list that it yields. Other warnings are shown as usual."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ScheduleWarning)
@@ -188,7 +185,7 @@ def schedule_notes() -> Iterator[list[str]]:
 
 
 def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
-    """A note on schedules that watch scores, if there are any, as their values are not known before training."""
+    """A note on schedules that depend on scores, as their values are unknown before training."""
     found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
     if not found:
         return []
@@ -198,7 +195,7 @@ def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
 
 
 def _watches_scores(source: Any) -> bool:
-    # A sequence observes for its parts, and has a state only if one of them does.
+    # A sequence passes scores to its parts, and has a state only if one of them has.
     return hasattr(source, "observe") and (not hasattr(source, "state_dict") or bool(source.state_dict()))
 
 
@@ -212,12 +209,13 @@ def print_json(value: Any) -> None:
 def print_table(
     console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()
 ) -> None:
-    """Print a table. Where it is wider than the terminal, columns that say the same in each row become a line above it.
-    If it still is, each row takes several lines.
+    """Print a table. If it is wider than the terminal, columns with one value in all rows become a line above it.
+    If it is still too wide, each row gets several lines.
+
 
     headers (Sequence[str]): The columns.
     rows (Sequence[Sequence[str]]): Their cells.
-    numbers (Sequence[str]): Columns that are aligned at the right.
+    numbers (Sequence[str]): Columns that are aligned to the right.
     """
     columns = {header: [row[i] for row in rows] for i, header in enumerate(headers)}
     if sum(map(_width, columns.items())) > console.width:
@@ -238,7 +236,7 @@ def print_table(
 
 
 def _print_in_several_lines(console: Console, columns: dict[str, list[str]], numbers: Sequence[str]) -> None:
-    """As many columns in each line as fit. The lines of a row after the first one are indented."""
+    """Print as many columns per line as fit. Further lines of a row are indented."""
     lines: list[list[str]] = [[]]
     for column in columns.items():
         taken = sum(_width((header, columns[header])) for header in lines[-1]) + (len(_INDENT) if len(lines) > 1 else 0)
@@ -262,7 +260,7 @@ def _print_in_several_lines(console: Console, columns: dict[str, list[str]], num
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:
-    """How wide a column is on the screen, with the space after it."""
+    """The width of a column on the screen, with the space after it."""
     header, cells = column
     return max(map(cell_len, [header, *cells])) + 2
 
@@ -273,17 +271,16 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
 
 
 def short(value: float | None) -> str:
-    """A number for people."""
+    """A number with three digits. None: empty."""
     return "" if value is None else f"{value:.3g}"
 
 
 def sparkline(console: Console, heights: Sequence[float], width: int) -> str:
-    """A small chart of one line.
+    """A small chart on one line.
 
-    heights (Sequence[float]): 0 to 1. Where there is less room than that, the highest of those that fall together
-        counts.
-    width (int): How many characters there may be.
-    RETURNS (str): Empty where the output's encoding has no block characters.
+    heights (Sequence[float]): 0 to 1. If there are more than `width`, neighbours are joined by their maximum.
+    width (int): The most characters.
+    RETURNS (str): Empty if the output's encoding has no block characters.
     """
     try:
         _BLOCKS.encode(console.encoding)

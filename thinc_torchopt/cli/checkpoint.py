@@ -1,4 +1,4 @@
-"""`spacy torchopt checkpoint`: what is inside the checkpoints of a run."""
+"""`spacy torchopt checkpoint`: show the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._util import errors_shown, make_console, print_json, print_notes, print_ta
 
 
 def show_checkpoint(path: Path, *, as_json: bool) -> None:
-    """Print what is inside. Ends the program with 1 if none is whole.
+    """Print the checkpoints of a run. Ends the program with 1 if all are damaged.
 
     path (Path): The folder of a run's checkpoints, or one of them.
     """
@@ -77,7 +77,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         return entry | {
             "whole": False,
-            "problem": f"Can't read '{folder}': expected a checkpoint, found something else ({error!r}).",
+            "problem": f"Can't read '{folder}': it is not a checkpoint ({error!r}).",
         }
 
 

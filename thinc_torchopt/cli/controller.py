@@ -1,4 +1,4 @@
-"""`spacy torchopt controller`: check rules that steer a training, and try them on the log of one."""
+"""`spacy torchopt controller`: check the rules of a controller, and try them on the log of a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._util import errors_shown, make_console, print_json, print_notes, print_ta
 
 _spacy = cli_util()
 
-# More are in the JSON.
+# The JSON has all rows.
 _MAX_ROWS = 50
 _MAX_STEPS = 5
 # More would be too small to see.
@@ -38,17 +38,16 @@ def run_controller(
 
     path (Path): The definition.
     is_check (bool): Only check it.
-    log_paths (Sequence[Path]): Logs of JSONLinesLogger, of one run. None: the definition is checked. more_logs:
-        Others of it.
+    log_paths, more_logs (Sequence[Path]): Logs of JSONLinesLogger, of one run. Empty: the definition is checked.
     output_path (Path | None): The picture of a replay.
     """
     with errors_shown(as_json=as_json):
         if more_logs and not log_paths:
-            raise ConfigError(f"Can't use {more_logs[0]}: expected --replay before logs, found none. Add --replay.")
+            raise ConfigError(f"Can't use {more_logs[0]}: logs are given after --replay. Add --replay.")
         if is_check and log_paths:
-            raise ConfigError("Can't use --check with --replay: expected one of them. A replay checks as well.")
+            raise ConfigError("Can't use --check with --replay: a replay checks the rules too. Remove --check.")
         if not log_paths and output_path is not None:
-            raise ConfigError("Can't use --output alone: expected --replay with a log, found none. Add --replay.")
+            raise ConfigError("Can't use --output alone: without a log there is nothing to draw. Add --replay.")
     log_paths = [*log_paths, *more_logs]
     if not log_paths:
         _check(path, as_json=as_json, code_path=code_path)
@@ -57,7 +56,7 @@ def run_controller(
 
 
 def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
-    """Say what a definition says, or all that is wrong with it."""
+    """Print the rules of a definition, or all its errors."""
     with errors_shown(as_json=as_json):
         _spacy.import_code(code_path)
         definition = TrainerController(path).definition
@@ -81,7 +80,7 @@ def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
 def _replay(
     path: Path, log_paths: Sequence[Path], *, output_path: Path | None, as_json: bool, code_path: Path | None
 ) -> None:
-    """Say which rules would have fired when in the training of a log, and draw it."""
+    """Print which rules would have fired when in the training of a log, and draw them."""
     with errors_shown(as_json=as_json):
         if output_path is not None:
             check_picture(output_path, [path, *log_paths])
@@ -119,9 +118,7 @@ def _replay(
 def _draw(found: Replay, path: Path, title: str) -> list[str]:
     """RETURNS (list[str]): Notes. RAISES (ConfigError): There is nothing to draw."""
     if not found.series:
-        raise ConfigError(
-            f"Can't draw {path}: expected numbers in the metrics that rules name, found none in this log."
-        )
+        raise ConfigError(f"Can't draw {path}: none of the metrics that rules name has a number in this log.")
     panels = {}
     for place, values in found.series.items():
         firings = {
@@ -146,7 +143,7 @@ def _operations(spec: ControllerSpec) -> list[str]:
 
 
 def _limits(spec: ControllerSpec) -> str:
-    """When a rule that holds makes its controller fire."""
+    """The limits on a controller's firings, in words."""
     parts = []
     if spec.patience is not None:
         in_a_row = " in a row" if spec.patience.resets else ""

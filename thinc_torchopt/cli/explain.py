@@ -1,4 +1,4 @@
-"""`spacy torchopt explain`: whether a training can begin, what it will do, and what it costs, in plain words."""
+"""`spacy torchopt explain`: check whether a training can begin, and say what it will do and cost."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from ._util import Setup, build, errors_shown, note_on_scores, print_json, resol
 from .params import Row, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 
-# Of a training without an end so many steps are told.
+# Steps that are described of a training without an end.
 _NO_END = 20_000
-# Of a corpus that is streamed so many texts are read.
+# Texts that are read of a streamed corpus.
 _STREAMED = 1_000
 _WIDTH = 110
-# spaCy's errors for a corpus that has no path, no texts, or no labels.
+# spaCy's errors for a corpus without a path, texts or labels.
 _OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
 
 
 @dataclass
 class Told(Findings):
-    """What is told of a training.
+    """The description of a training.
 
-    checked (list[str]): What was read for that, and what was left out.
+    checked (list[str]): What was read, and what was left out.
     lines (list[Line]): What it will do. cost_lines (list[Line]): What it costs. costs (dict): The same in numbers.
     """
 
@@ -81,11 +81,11 @@ def explain(
     code_path: Path | None = None,
     use_gpu: int = -1,
 ) -> None:
-    """Print it. Ends the program with 1 if something stops the training, or if it would train nothing.
+    """Describe a training. Ends the program with 1 if something stops it, or if it would train nothing.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides of settings.
-    is_timed (bool): Train for a few steps, to tell how long all will take.
+    is_timed (bool): Train for a few steps, to estimate the time.
     """
     told = Told()
     with errors_shown(as_json=as_json), schedule_notes() as notes:
@@ -113,12 +113,12 @@ def explain(
 
 
 def _resolve(block: dict[str, Any]) -> TorchOptimizer:
-    """The optimizer of a config; for one of thinc's the drop-in, which does the same."""
+    """The optimizer of a config. For one of thinc's, our drop-in, which does the same."""
     name = block["@optimizers"]
     return resolve_optimizer(block | {"@optimizers": f"thinc-torchopt.{name}"} if name in THINC else block)
 
 
-# ---------------------------------------------------------------------- what there is to tell
+# ---------------------------------------------------------------------- the description
 
 
 def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
@@ -131,7 +131,7 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     rows = list(rows_of(setup, now, None))
     has_end = bool(training["max_steps"] or training["max_epochs"] > 0) and (train is not None or training["max_steps"])
     last = _count_steps(setup, train) - 1 if has_end else _NO_END
-    # From here on the optimizer is not at its first step any more.
+    # This moves the optimizer's schedules.
     rates = rates_over_steps(setup.optimizer, last)
     trained = trained_groups(now, rates)
     if nothing := why_nothing_is_trained(setup, trained, rates):
@@ -156,12 +156,9 @@ def _count_steps(setup: Setup, train: Corpus | None) -> int:
 
 
 def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
-    """The pipeline could not be built: say why, with what the corpora tell.
-
-    error (Exception): What spaCy raised.
-    """
+    """Say why the pipeline could not be built, and check the corpora. error (Exception): The one that was raised."""
     read: list[str] = []
-    if not path.is_dir() and str(path) != "-":  # stdin was read
+    if not path.is_dir() and str(path) != "-":  # stdin can't be read again
         try:
             config = util.load_config(path, overrides=cli_util().parse_config_overrides(args), interpolate=False)
             nlp = util.load_model_from_config(config, auto_fill=True)
@@ -181,11 +178,11 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
         told.stops.append(
             text if isinstance(error, ConfigError) else f"The pipeline can't be initialized: {_in_full(error)}"
         )
-    told.checked.append("The rest can be told when this is mended.")
+    told.checked.append("The rest can be checked once this is fixed.")
 
 
 def _in_full(error: Exception) -> str:
-    """What went wrong, and where it did if that is in code of others."""
+    """The text of an error, with the line if it is in other code."""
     if wants_traceback():
         raise error
     if is_spacys_own(error):
@@ -195,7 +192,7 @@ def _in_full(error: Exception) -> str:
 
 
 def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
-    """Read both, once. None: it can't be read, which is a stop."""
+    """Read both corpora. None: it can't be read; the reason is in `told.stops`."""
     limit = _STREAMED if config["training"]["max_epochs"] < 0 else None
     with show_activity("Reading the corpora"):
         train, dev = _read(told, nlp, config, "train_corpus", limit), _read(told, nlp, config, "dev_corpus", None)
@@ -236,7 +233,7 @@ def _tell_costs(
     if train is not None and work is None:
         told.stops.append(
             f"There would be no batch: each text in [{train.name}] is longer than a batch may be, and spaCy's loop "
-            "looks for one without an end. Set discard_oversize = false in [training.batcher], or a larger size."
+            "would never end. Set discard_oversize = false in [training.batcher], or a larger size."
         )
     if work is not None and train is not None:
         if work.left_out:
@@ -259,18 +256,18 @@ def _tell_costs(
         told.cost_lines.append(
             (
                 "Disk",
-                f"{models}, and {size_in_words(sizes.checkpoint)} for a checkpoint, of which there are "
-                f"{checkpoint.keep + 1} while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
+                f"{models}, and {size_in_words(sizes.checkpoint)} for each checkpoint: up to {checkpoint.keep + 1} of "
+                f"them while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
             )
         )
         told.costs["bytes"] |= {"checkpoint": sizes.checkpoint, "free": disk.free}
     if not is_timed:
-        told.cost_lines.append(("Time", "Not measured: --time trains for a few steps to tell."))
+        told.cost_lines.append(("Time", "Not measured. --time trains for a few steps to measure it."))
     elif train is not None and work is not None and not told.stops:
         try:
             with show_activity("Training for a few steps"):
                 times = time_steps(setup, train, dev, mean_words=work.batch_words)
-        except Exception as error:  # what stops a step stops the training
+        except Exception as error:  # it would stop the training too
             told.stops.append(f"One of the first steps fails: {_in_full(error)}")
         else:
             told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
@@ -283,7 +280,7 @@ def _tell_costs(
 
 
 def _print(path: Path, told: Told) -> None:
-    """What stops first, then what may be wrong, what will happen, and what it costs."""
+    """Print stops, notes, checks, what will happen, and costs."""
     Printer(pretty=sys.stdout.isatty()).divider(f"What a training with {path.name} does")
     first = [("Stops", text) for text in told.stops] or [("Stops", "Nothing that can be seen before the training.")]
     checked = [("Checked", text) for text in told.checked]
@@ -308,7 +305,7 @@ def _print_line(label: str, text: str, indent: int, fg: str) -> None:
 
 
 def _filled(lines: Sequence[Line]) -> Iterator[Line]:
-    """Each line with what it is about, which is said once only where several follow each other."""
+    """Fill in empty labels with the label of the line before."""
     about = ""
     for label, text in lines:
         about = label or about

@@ -1,4 +1,4 @@
-"""`spacy torchopt init`: give a config one of our optimizers."""
+"""`spacy torchopt init`: put one of our optimizers into a config."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SECTION = "training.optimizer"
 def init_config(
     config_path: Path, output_path: Path, args: Sequence[str] = (), *, recipe: str, code_path: Path | None = None
 ) -> None:
-    """Rewrite the optimizer of a config, and say what was done.
+    """Rewrite the optimizer of a config, and print what was done.
 
-    config_path, output_path (Path): "-": stdin and stdout. Then stdout gets the config alone.
-    args (Sequence[str]): Overrides from the command line, e.g. where the corpus is. They are not written.
+    config_path, output_path (Path): "-": stdin and stdout. Then only the config is printed to stdout.
+    args (Sequence[str]): Overrides from the command line, e.g. the path of the corpus. They are not written.
     """
     to_stdout = str(output_path) == "-"
     with errors_shown(as_json=to_stdout):
@@ -53,7 +53,7 @@ def init_config(
         msg.text(f"- {line}")
     for line in draft.warned:
         msg.warn(line)
-    msg.text("What it will do, in plain words:")
+    msg.text("To check it and see what it will do:")
     print(f"{_spacy.COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
 
 
@@ -62,10 +62,10 @@ def rewrite(
 ) -> tuple[Draft, str]:
     """Rewrite the optimizer in the text of a config.
 
-    path (Path): Where the text is from, for errors. state_path (str): A folder for checkpoints.
-    overrides (Mapping): What the config says for the time being, by path: "paths.train".
+    path (Path): The config's path, for errors. state_path (str): A folder for checkpoints.
+    overrides (Mapping): Values by dotted path, "paths.train" for example. They are used, but not written.
     RETURNS (tuple[Draft, str]): What was done, and the new text.
-    RAISES (ConfigError): The optimizer is none that can be rewritten, or what is around it would change.
+    RAISES (ConfigError): The optimizer can't be rewritten, or other sections would change.
     """
     with config_errors_shown(path):
         raw = Config().from_str(text, interpolate=False, overrides=dict(overrides or {}))
@@ -88,7 +88,7 @@ def rewrite(
     passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
     if passing:
         draft.warned.append(
-            f"{', '.join(passing)}: taken into account here, and not written. Give it to the training, too."
+            f"{', '.join(passing)}: used here, but not written to the config. Pass it to the training, too."
         )
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
@@ -98,10 +98,9 @@ def rewrite(
 
 
 def _check_rest(text: str, new: str, beside: Mapping[str, Any]) -> Config:
-    """Check that nothing else has changed. beside (Mapping): What was set on purpose, by dotted paths.
+    """Check that nothing else has changed. beside (Mapping): Values set on purpose, by dotted paths.
 
     RETURNS (Config): The new config, interpolated.
-
     RAISES (ConfigError): Another setting refers to one that has moved.
     """
     found = []
@@ -123,9 +122,8 @@ def _check_rest(text: str, new: str, beside: Mapping[str, Any]) -> Config:
 
 def _refers(found: str) -> ConfigError:
     return ConfigError(
-        f"Can't rewrite [{_SECTION}]: expected no variable elsewhere that refers to a setting in there, which would "
-        f"change, found: {found.strip()}. Give the value a place of its own, e.g. in a section [vars], and let both "
-        "refer to that."
+        f"Can't rewrite [{_SECTION}]: a variable elsewhere refers to one of its settings, and would change: "
+        f"{found.strip()}. Move the value to another section, e.g. [vars], and let both refer to that."
     )
 
 
@@ -143,7 +141,7 @@ def _put(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def recipe_of(name: str) -> Recipe:
-    """A recipe by its name. RAISES (ConfigError): There is none."""
+    """A recipe by its name. RAISES (ConfigError): Unknown name."""
     try:
         return Recipe(name)
     except ValueError:
@@ -155,7 +153,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def read_config(path: Path) -> str:
-    """The text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
+    """Read the text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
     try:
         return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
     except OSError as error:
@@ -163,9 +161,7 @@ def read_config(path: Path) -> str:
             f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"Can't read '{path}': expected a text in UTF-8, found something else ({error}). Is it a config?"
-        ) from error
+        raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error
 
 
 def write_config(path: Path, text: str) -> None:
@@ -173,4 +169,4 @@ def write_config(path: Path, text: str) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise ConfigError(f"Can't write '{path}': {error}. What was there is as it was.") from error
+        raise ConfigError(f"Can't write '{path}': {error}. An existing file was not changed.") from error

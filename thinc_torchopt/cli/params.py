@@ -34,15 +34,15 @@ _LIST_THEM = " List them: spacy torchopt params."
 
 
 class Row(NamedTuple):
-    """A param. The names are those of the JSON.
+    """One param, with the field names of the JSON.
 
     shape (list[int] | None): None: it has no value.
-    group (str | None): None: it is not trained, by no setting of the optimizer's.
-    learn_rate_at_steps (float | None): None: not asked for.
-    algorithm (str | None): What the config calls it. None: as `group`.
-    weight_decay (float | None): None: the algorithm has none, or it is not trained.
+    group (str | None): None: the optimizer does not train it.
+    learn_rate_at_steps (float | None): None: not requested.
+    algorithm (str | None): Its name in the config. None: the optimizer does not train it.
+    weight_decay (float | None): None: the algorithm has none, or the param is not trained.
     frozen (str | None): Why it is not trained, or until when. None: it is trained from the start.
-    frozen_until (int | None): The first step that updates it. None: none does.
+    frozen_until (int | None): The first step that updates it. None: never updated.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 def show_params(
     path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int
 ) -> None:
-    """Print the table. Ends the program with 1 if training would refuse the optimizer's settings.
+    """Print a table of params. Ends the program with 1 if training would refuse the optimizer's settings.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides of settings.
@@ -101,12 +101,13 @@ def show_params(
         sys.exit(1)
 
 
-# ---------------------------------------------------------------------- what there is
+# ---------------------------------------------------------------------- rows
 
 
 def tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
-    """Tell the optimizer its pipeline. RETURNS (tuple): All patterns that match nothing, and what else training would
-    refuse.
+    """Tell the optimizer its pipeline.
+
+    RETURNS (tuple): All patterns that match nothing, and another error that training would raise.
     """
     names = all_names(setup.nlp)
     unmatched: list[dict[str, str]] = []
@@ -134,7 +135,7 @@ def describe(setup: Setup) -> dict[str, ParamInfo]:
 
 
 def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
-    """Every param in the order of the pipeline, those that the optimizer doesn't know as well."""
+    """Every param in the order of the pipeline, also those that the optimizer doesn't know."""
     reasons = _why_not_trained(setup.nlp, setup.frozen)
     seen: set[Any] = set()
     for component, model in components_with_model(setup.nlp):
@@ -188,7 +189,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
 
 
 def _why_not_trained(nlp: Language, frozen: list[str]) -> dict[int, str]:
-    """By the `id` of its model, why a component is not trained."""
+    """Why components are not trained, by the `id` of their model."""
     trained = {id(model) for _, model in trainable_components(nlp, frozen)}
     reasons: dict[int, str] = {}
     for name, proc in nlp.components:

@@ -1,4 +1,4 @@
-"""`spacy torchopt report`: trainings, from their logs, in one picture."""
+"""`spacy torchopt report`: summarize and draw trainings from their logs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..report import Run, check_output, facts_of, read_runs, summarize, write_re
 from ..training import is_held
 from ._util import errors_shown, make_console, print_json, print_notes, print_table
 
-# So often a watched report is written, if that takes no more than a quarter of the time.
+# Seconds between two writes of a watched report; longer if writing takes more than 1/_SHARE of that.
 _SECONDS, _SHARE = 10, 4
 
 
 def show_report(paths: Sequence[Path], *, output_path: Path | None, watch: bool = False, as_json: bool) -> None:
-    """Print what runs came to, and draw them.
+    """Print a summary of runs, and draw them.
 
     paths (Sequence[Path]): Logs of JSONLinesLogger.
     output_path (Path | None): The page or picture.
-    watch (bool): Draw them again and again, until they end.
+    watch (bool): Draw them repeatedly until they end.
     """
     console = make_console()
     with errors_shown(as_json=as_json):
@@ -51,7 +51,7 @@ def show_report(paths: Sequence[Path], *, output_path: Path | None, watch: bool 
 
 
 def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) -> None:
-    """Write the report again and again until no training writes to a log any more, or Ctrl-C."""
+    """Rewrite the report until no training writes to a log any more, or until Ctrl-C."""
     if console is not None:
         console.print(f"Writing {output_path} every {_SECONDS} seconds, until the training ends. Stop with Ctrl-C.")
     try:
@@ -66,12 +66,12 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
 
 
 def _goes_on(paths: Sequence[Path]) -> bool:
-    """Whether a training holds a log, or that can't be told."""
+    """Whether a training holds a log, or whether that is unknown."""
     return any(is_held(path) is not False for path in paths)
 
 
 def _read_begun(paths: Sequence[Path]) -> list[Run]:
-    """The runs; none yet where a training is about to write its first line."""
+    """The runs. Empty: no log has a line yet."""
     for path in paths:
         with path.open("rb") as file:
             if file.readline().endswith(b"\n"):

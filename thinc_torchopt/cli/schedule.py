@@ -24,7 +24,7 @@ from ._util import (
     sparkline,
 )
 
-_CHART_WIDTH = 60  # where there is no terminal to fit
+_CHART_WIDTH = 60  # without a terminal
 
 
 def show_schedule(
@@ -38,11 +38,11 @@ def show_schedule(
     code_path: Path | None,
     use_gpu: int,
 ) -> None:
-    """Print or draw the rates.
+    """Print or draw the learning rates.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides of settings.
-    steps (int | None): The last step. None: that of the training.
+    steps (int | None): The last step. None: the last step of the training.
     output_path (Path | None): The picture.
     """
     with errors_shown(as_json=as_json), schedule_notes() as notes:
@@ -51,8 +51,8 @@ def show_schedule(
         setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
         if not steps and not setup.config["training"]["max_steps"] and setup.config["training"]["max_epochs"] <= 0:
             raise ConfigError(
-                "Can't show the schedule up to 'max_steps' in [training]: expected a number above 0, found 0, which "
-                "means no limit. Add --steps."
+                "Can't show the schedule up to the end of the training: max_steps = 0 in [training] means no limit. "
+                "Add --steps."
             )
         steps = steps or setup.count_steps() - 1
         setup.initialize()
@@ -71,10 +71,8 @@ def show_schedule(
 
 
 def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
-    """The rate of each param group at the steps 0 to `steps`, which is the last that spaCy makes with such a
-    `max_steps`.
-    """
-    # One param stands for its group: to describe each of them at each step takes long.
+    """The rate of each param group at the steps 0 to `steps`. spaCy's last step is `max_steps`."""
+    # One param per group: describing all of them at each step is slow.
     one_of = {info.group: info.name for info in optimizer.describe()}
     names = set(one_of.values())
     found: dict[str, list[float]] = {group: [] for group in one_of or ["default"]}
@@ -104,7 +102,7 @@ def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: 
 
 
 def _heights(values: list[float], *, log: bool) -> list[float]:
-    """Values between 0 and 1."""
+    """Scale values to 0 to 1."""
     highest = max(values)
     if not highest:
         return [0.0 for _ in values]

@@ -1,4 +1,4 @@
-"""`spacy torchopt train`: `spacy train` in several processes, which torch's own launcher starts and watches."""
+"""`spacy torchopt train`: run `spacy train` in several processes, by torch's launcher."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def launch(
     budget: str | None = None,
     any_time: bool = False,
 ) -> None:
-    """Train in several processes, and end this one as they ended.
+    """Train in several processes, and exit with their exit code.
 
-    args (Sequence[str]): Overrides of the config. Others: see `train_cli`.
+    args (Sequence[str]): Overrides of the config. For the other arguments, see `train_cli`.
     """
     with errors_shown(as_json=False):
         if machine >= machines:
@@ -65,11 +65,11 @@ def launch(
         command += ["--nnodes", str(machines), "--node-rank", str(machine)]
         command += ["--master-addr", host, "--master-port", str(port)]
     if use_gpu >= 0:
-        # Each process sees one GPU, its own, as the first.
+        # Each process sees only its own GPU, as device 0.
         command += ["--virtual-local-rank"]
         use_gpu = 0
     else:
-        # Each process has a core, as a rule. More threads than cores are slower than one.
+        # As a rule, each process has one core. More threads than cores are slower than one.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command += ["-m", "spacy", "train", str(config_path), "--gpu-id", str(use_gpu)]
     command += ["--output", str(output_path)] if output_path is not None else []
@@ -79,7 +79,7 @@ def launch(
 
 
 def address_of(endpoint: str | None) -> tuple[str, int]:
-    """Host and port of an endpoint. RAISES (ConfigError): It has none."""
+    """Split an endpoint into host and port. RAISES (ConfigError): One of them is missing or invalid."""
     host, _, port = (endpoint or "").rpartition(":")
     if not (host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         _SECTION.refuse(
@@ -89,10 +89,9 @@ def address_of(endpoint: str | None) -> tuple[str, int]:
 
 
 def check_config(config_path: Path, args: Sequence[str], code_path: Path | None) -> None:
-    """Check that the optimizer is one that several processes can have, and that the corpora are there, before any of
-    them is started.
+    """Check the optimizer and the corpora before any process is started.
 
-    RAISES (ConfigError): It is not, or they are not.
+    RAISES (ConfigError): The optimizer is not ours, or a corpus is missing.
     """
     overrides = _spacy.parse_config_overrides(list(args))
     _spacy.import_code(code_path)
@@ -115,17 +114,17 @@ def _run(command: list[str]) -> int:
         run(parse_args(command))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if isinstance(failure.message, dict):  # what distributed/failures.py has written there
-            ended = f"could not go on: {failure.message['message']}"
+        if isinstance(failure.message, dict):  # written by distributed/failures.py
+            ended = f"failed: {failure.message['message']}"
         elif failure.exitcode < 0:
             ended = f"was killed by {signal.Signals(-failure.exitcode).name}."
         else:
             ended = f"ended with exit code {failure.exitcode}."
-        advice = "Run the same command again to go on from the last checkpoint, if there is one."
+        advice = "Run the same command again to resume from the last checkpoint, if there is one."
         print_error(console, f"Training stopped. Rank {rank} was the first to fail: it {ended}\n{advice}")
         return failure.exitcode if failure.exitcode > 128 else 1
     except RuntimeError as error:
-        # torch 2.6 says in a plain RuntimeError that a port is in use.
+        # torch 2.6 raises a plain RuntimeError for a port in use.
         if not isinstance(error, DistNetworkError) and "EADDRINUSE" not in str(error):
             raise
         found = str(error).strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""`spacy torchopt try`: the optimizer of a config against recipes, in short trainings on the user's own data."""
+"""`spacy torchopt try`: compare the optimizer of a config with recipes, in short trainings on the user's data."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def try_recipes(
     code_path: Path | None,
     use_gpu: int,
 ) -> None:
-    """Run the trials, and say what came of them.
+    """Run the trials, and print the results.
 
     path (Path): A config.
     args (list[str]): Overrides of settings.
-    recipes (str): Names, with commas between them.
-    steps, seeds (int): The steps of each trial, and how many trials there are of each way to train.
-    output_path (Path | None): The config of the winner.
-    picture_path (Path | None): The scores over the steps.
+    recipes (str): Names of recipes, comma-separated.
+    steps, seeds (int): Steps of each trial, and trials of each recipe.
+    output_path (Path | None): File for the config of the winner.
+    picture_path (Path | None): File for the scores over the steps.
     """
     with errors_shown(as_json=as_json):
-        # What can be refused is refused before the work.
+        # Refuse what can be refused before the trainings.
         _SECTION.whole("--steps", steps, at_least=1)
         _SECTION.whole("--seeds", seeds, at_least=1)
         chosen = [recipe_of(name.strip()) for name in recipes.split(",") if name.strip()]
@@ -57,8 +57,8 @@ def try_recipes(
         if picture_path is not None:
             check_picture(picture_path, [path])
         check_output_file(output_path)
-        # A recipe begins with what the config says, and so with what the command line says of the optimizer.
-        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu).settle("training.optimizer.")
+        # A recipe starts from the config, overrides of the optimizer included.
+        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu).write_overrides("training.optimizer.")
         config, notes = shorten(source.load(), steps)
         texts, tried = {_BASE: source.text}, {_BASE: Tried(_BASE, config)}
         for recipe in dict.fromkeys(chosen):
@@ -75,13 +75,11 @@ def try_recipes(
             tried[recipe.value] = Tried(recipe.value, config)
             notes += [f"{recipe.value}: {note}" for note in [*warned, *more] if note not in notes]
         if len(tried) == 1:
-            raise ConfigError(
-                f"Can't compare recipes: expected one at least that can be used, found none. {' '.join(notes)}"
-            )
+            raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
         was_stopped = _run(source, tried, [source.seed + i for i in range(seeds)], steps, use_gpu)
         comparison, winner, verdict = _judge(tried)
         if was_stopped:
-            notes.append("Stopped before the end. What is shown is of the trials up to then.")
+            notes.append("Stopped before the end. Only the trials up to then are shown.")
         notes += [
             f"{found.name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
             for found in tried.values()
@@ -108,7 +106,7 @@ def try_recipes(
 
 
 def _rewritten(source: Source, recipe: Recipe, output_path: Path | None) -> tuple[str, list[str]] | None:
-    """The text of the config with a recipe, and warnings. None: that is what it has already.
+    """The text of the config with a recipe, and warnings. None: the recipe changes nothing.
 
     RAISES (ConfigError): The recipe can't be used.
     """
@@ -118,7 +116,7 @@ def _rewritten(source: Source, recipe: Recipe, output_path: Path | None) -> tupl
 
 
 def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
-    """Run the trials in turn, so that those that are there are of all. RETURNS (bool): Whether it was interrupted."""
+    """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
     with show_progress(len(tried) * len(seeds) * (steps + 1), "Trying") as bar:
         for n, seed in enumerate(seeds):
             for found in tried.values():
@@ -143,14 +141,14 @@ def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: i
 
 
 def _judge(tried: dict[str, Tried]) -> tuple[Comparison | None, str, str]:
-    """RETURNS (tuple): The comparison, if there is something to compare; the winner; and the verdict."""
+    """RETURNS (tuple): The comparison, or None if there is nothing to compare; the winner; the verdict."""
     scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
     if tried[_BASE].problem is not None:
         best = max(scores, key=lambda name: fmean(scores[name]), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
         return None, best, failed if best == _BASE else f"{failed} Of the recipes, {best} has the best score."
     if len(scores) == 1:
-        return None, _BASE, "No recipe came to its end."
+        return None, _BASE, "No recipe finished its trials."
     found = compare(scores, _BASE)
     return found, found.winner, _verdict(found)
 
@@ -212,7 +210,7 @@ def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | N
     print_table(console, headers, rows, numbers=[*headers[1:4], *headers[5:7]])
     for name, found in tried.items():
         if found.problem is not None:
-            console.print(f"{name} did not come to its end: {found.problem}")
+            console.print(f"{name} did not finish its trials: {found.problem}")
 
 
 def _as_json(

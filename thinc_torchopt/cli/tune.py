@@ -1,4 +1,4 @@
-"""`spacy torchopt tune`: search for better values of settings, in short trainings on the user's own data."""
+"""`spacy torchopt tune`: search for better settings, in short trainings on the user's data."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from .find_lr import find_peak
 from .init import recipe_of, rewrite, write_config
 
 _SECTION = Section("spacy torchopt tune", verb="use")
-# So many of the best trials are done again.
+# Number of best trials that are repeated.
 _BEST = 5
-# No trial is pruned in this part of its steps: at first, a high learning rate looks better than it is.
+# No trial is pruned in this first part of its steps: early on, a high learning rate looks better than it is.
 _WARMUP = 0.4
-# Without a space: so many times the learning rate, and less.
+# The default space: the learning rate times and divided by this.
 _TIMES = 10.0
 _DEFAULTS = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log", "training.optimizer.L2": "1e-4..0.3:log"}
-# What a trial has of its own, or not at all.
+# A trial sets these itself, or does not have them.
 _NOT_SEARCHED = (
     *(f"training.{key}" for key in ("max_steps", "max_epochs", "patience", "eval_frequency", "seed")),
     *(f"training.{key}" for key in ("logger", "before_to_disk")),
@@ -74,21 +74,21 @@ def tune(
     code_path: Path | None,
     use_gpu: int,
 ) -> None:
-    """Search, and say what was found.
+    """Search, and print the results.
 
     path (Path): A config, which may have a section [search].
     args (list[str]): Overrides of settings.
     given (Sequence[str]): Settings with their values: `training.dropout=0.0..0.4`.
-    recipe (str | None): What is made of the optimizer first.
-    steps, trials (int): The steps of each trial, and how many trials the study is to have.
-    seeds (int): How many more seeds the best trials get.
+    recipe (str | None): Recipe that rewrites the optimizer first.
+    steps, trials (int): Steps of each trial, and trials of the study in total.
+    seeds (int): Number of other seeds for the best trials.
     prune (bool): Whether trials that are worse than others are stopped early.
-    study_path (Path): The file of the study, which may be there.
-    output_path (Path | None): The config with the best values.
-    picture_path (Path | None): History, importances and slices.
+    study_path (Path): File of the study. An existing one is continued.
+    output_path (Path | None): File for the config with the best values.
+    picture_path (Path | None): File for history, importances and slices.
     """
     with errors_shown(as_json=as_json):
-        # What can be refused is refused before the work.
+        # Refuse what can be refused before the trainings.
         _SECTION.whole("--steps", steps, at_least=1)
         _SECTION.whole("--trials", trials, at_least=1)
         _SECTION.whole("--seeds", seeds)
@@ -98,7 +98,7 @@ def tune(
         import_optuna()
         source = open_source(path, args, code_path=code_path, use_gpu=use_gpu)
         overridden = set(source.overrides)
-        source = source.settle("training.optimizer.")
+        source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
             state_path = f"training/{(output_path or path).stem}-state"
@@ -146,7 +146,7 @@ def tune(
             what = "the config as it is" if result.winner == AS_IT_IS else f"the config of trial {result.winner}"
             console.print(f"Saved {what} to {output_path}")
         if was_stopped:
-            console.print(f"Stopped before the end. The same command goes on with the study '{study_path}'.")
+            console.print(f"Stopped before the end. The same command continues the study '{study_path}'.")
         if output_path is not None and result.winner is None:
             console.print(f"Nothing is saved to {output_path}.")
     if was_stopped:
@@ -156,7 +156,7 @@ def tune(
 
 
 class _Training:
-    """What the study calls to train. steps (int): Of each trial."""
+    """Trains one trial for the study. steps (int): Steps of each trial."""
 
     def __init__(self, source: Source, steps: int, use_gpu: int):
         self._source = source
@@ -172,11 +172,10 @@ class _Training:
 
 
 def _space(source: Source, given: Sequence[str], overridden: Collection[str]) -> Space:
-    """Which values are tried: those of --set before those of [search]; without both, those that are usually worth it.
+    """The space to search: --set before [search]; without both, the default space.
 
     overridden (Collection[str]): Settings that have a value from the command line.
-
-    RAISES (ConfigError): There is nothing to search, or a text that is none.
+    RAISES (ConfigError): There is nothing to search, or a dimension is invalid.
     """
     texts = [("[search]", path, text) for path, text in source.search.items()]
     for text in given:
@@ -190,20 +189,22 @@ def _space(source: Source, given: Sequence[str], overridden: Collection[str]) ->
     space = parse_space(texts)
     if not space:
         raise ConfigError(
-            "Can't tune: expected settings to search, found none, and no section in the config with a learning rate, "
-            "weight decay or dropout that is a number. Add --set, or a section [search]; or write the sections that "
-            "spaCy fills in, with spacy init fill-config."
+            "Can't tune: expected settings to search, found none; and the config has no learning rate, weight decay or "
+            "dropout that is a number. Add --set, or a section [search]; or let spacy init fill-config write the "
+            "sections that spaCy fills in."
         )
     for path in space:
         if path.startswith(_NOT_SEARCHED):
-            _SECTION.refuse("--set", "settings that change what a trial learns", path, "A trial has its own, or none.")
+            _SECTION.refuse(
+                "--set", "settings that change what a trial learns", path, "Trials set it themselves, or ignore it."
+            )
         if path in overridden:
             _SECTION.refuse("--set", "settings that have no value from the command line", path, "Remove one of both.")
     return space
 
 
 def _filled(source: Source) -> Config:
-    """The config with what spaCy fills in, interpolated."""
+    """The config with spaCy's defaults filled in, interpolated."""
     return Config(DEFAULT_CONFIG).merge(source.load()).interpolate()
 
 
@@ -220,14 +221,12 @@ def _default_space(source: Source) -> dict[str, str]:
     for path, text in (*_DEFAULTS.items(), _DROPOUT):
         if _is_number(_value_at(config, path)):
             found[path] = text
-    written = source.load()  # spaCy takes overrides in sections that are there
+    written = source.load()  # spaCy allows overrides only in existing sections
     return {path: text for path, text in found.items() if _value_at(written, path.rpartition(".")[0]) is not None}
 
 
 def _check_space(source: Source, space: Space) -> None:
-    """Check that each value can stand in the config, as far as that is known without a pipeline. What is wrong is shown
-    as in spaCy's commands.
-    """
+    """Check that each value is valid in the config, as far as that is known without a pipeline."""
     written = source.load()
     for path in space:
         if isinstance(section := _value_at(written, path), Mapping):
@@ -247,7 +246,7 @@ def _check_space(source: Source, space: Space) -> None:
 
 
 def _settings(config: Config, space: Space) -> dict[str, str]:
-    """What must be the same when a study goes on: the config, but for what is searched, and the space."""
+    """What must not change when a study continues: the space, and the settings that are not searched."""
     found: dict[str, str] = {}
 
     def collect(section: Mapping[str, Any], prefix: str) -> None:
@@ -265,7 +264,7 @@ def _settings(config: Config, space: Space) -> dict[str, str]:
 
 
 def _value_at(config: Mapping[str, Any], path: str) -> Any:
-    """A setting, or None: there is none."""
+    """A setting by its dotted path. None: missing."""
     value: Any = config
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -280,17 +279,17 @@ def _logs(space: Space) -> list[str]:
     return [path for path, dimension in space.items() if not isinstance(dimension, Choice) and dimension.is_log]
 
 
-# ---------------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------------- results
 
 
 class _Result:
-    """What a study has.
+    """The results of a study.
 
     study (Study): The study.
-    other_seeds (Sequence[int]): Those of the trials that were done again.
+    other_seeds (Sequence[int]): The seeds of repeated trials.
 
-    Public: `found` (its trials), `best` (of them), `importances`, and `scores`: of those that were done again, by their
-    number.
+    Public: `found` (its trials), `best` (the best of them), `importances`, and `scores` (of repeated trials, by
+    number).
     """
 
     def __init__(self, study: Study, other_seeds: Sequence[int]):
@@ -307,7 +306,7 @@ class _Result:
 
     @property
     def winner(self) -> int | None:
-        """The number of the trial with the best mean score of the other seeds, or else with the best score."""
+        """The trial with the best mean score over the other seeds, or with the best score if none was repeated."""
         if self.comparison is not None:
             return next(number for number, name in self._names.items() if name == self.comparison.best)
         return self.best[0].number if self.best else None
@@ -325,13 +324,13 @@ class _Result:
         ]
 
     def values(self, number: int) -> dict[str, Any]:
-        """The values of a trial. None: the config as it is."""
+        """The values of a trial. Empty: the config as it is."""
         return next((found.values for found in self.found if found.number == number), {})
 
     @property
     def verdict(self) -> str:
         if not self.best:
-            return "No trial has come to its end."
+            return "No trial has finished."
         compared = self.comparison
         if compared is None or compared.spread is None:
             return (
@@ -345,7 +344,7 @@ class _Result:
         return (
             f"The values of {name} are best: {compared.means[name]:.4f} with {compared.seeds} other seeds, against "
             f"{compared.means[compared.base]:.4f} of the config as it is. That is {told}: differences of up to "
-            f"{compared.margins[name]:.4f} may be."
+            f"{compared.margins[name]:.4f} may be chance."
         )
 
     def print(self, console: Console) -> None:
@@ -409,7 +408,7 @@ class _Result:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """The ends of paths, as long as it takes to tell them apart."""
+    """The shortest ends of paths that differ from each other."""
     found = []
     for path in paths:
         parts = path.split(".")

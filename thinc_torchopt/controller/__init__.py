@@ -1,8 +1,8 @@
-"""Rules that steer a training run: on which events, by which metrics, and what is then done. Open controller.py first.
+"""Rules that steer a training run: when to check, what to check, what to do. Open controller.py first.
 
-A plain object, which knows nothing of spaCy or torch. events.py lists the events and what each carries;
-definition_file.py reads a definition, definition.py checks it; rules.py holds rules, which compiler.py and guard.py
-keep from doing harm; metrics.py, run_metrics.py and operations.py hold what a definition can name. plain.py copies
+The controller is a plain object that knows nothing of spaCy or torch. events.py lists the events and their payloads;
+definition_file.py reads a definition, definition.py checks it; rules.py evaluates rules, which compiler.py and guard.py
+make safe; metrics.py, run_metrics.py and operations.py have the classes that a definition can name. plain.py copies
 values, messages.py fills texts with them, webhook.py sends them.
 """
 

@@ -1,4 +1,4 @@
-"""What a rule may say: its syntax tree is checked, and rewritten such that it can do no harm."""
+"""Check the syntax tree of a rule, and rewrite it so that it is safe to run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Union
 from ..near_misses import did_you_mean
 from .guard import FUNCTIONS, KEYS, MAX_BITS, Guard, refuse
 
-# What a metric holds, by key; None: anything, or what is not known beforehand.
+# The keys in a metric's value, nested. None: anything, or unknown before the training.
 Keys = Mapping[str, Union["Keys", None]]
 
 MAX_TEXT = 2_000  # characters of a rule
 MAX_NODES = 500
 MAX_DEPTH = 40
 
-# What the framework knows and we refuse, with the reason.
+# Functions of other trainer controllers that are not allowed here, with the reason.
 _REFUSED = {
     **dict.fromkeys(("rand", "randint"), "a rule must give the same result when a run is resumed, and in each process"),
     **dict.fromkeys(("list", "tuple"), "write a comprehension: [x for x in ...]"),
@@ -33,14 +33,14 @@ def parse(text: Any) -> ast.Expression:
     if len(text) > MAX_TEXT:
         refuse(f"expected at most {MAX_TEXT} characters, found {len(text)}")
     if "__" in text:
-        refuse("expected no '__', found one")
+        refuse("'__' is not allowed")
     tree = ast.parse(text, mode="eval")
     nodes, level = 0, [tree.body]
     for _ in range(MAX_DEPTH):
         nodes += len(level)
         level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, _NO_NODES)]  # type: ignore[misc]
     if level or nodes > MAX_NODES:
-        refuse(f"expected at most {MAX_NODES} parts, nested at most {MAX_DEPTH} deep, found more")
+        refuse(f"it is too large: at most {MAX_NODES} parts are allowed, nested at most {MAX_DEPTH} deep")
     return tree
 
 
@@ -65,14 +65,14 @@ _NUMERIC = FUNCTIONS - _LAZY - {"len", "str"}
 
 
 class Compiler:
-    """Checks a tree, and rewrites it. Each method takes a node of the kind that it is named after, and the names that
-    are bound around it.
+    """Checks and rewrites a syntax tree. Each method handles the kind of node in its name, with the names bound around
+    it.
 
-    tree (ast.Expression): As it came from the parser.
+    tree (ast.Expression): From the parser.
     metrics (frozenset[str]): The names that a rule may use.
-    keys (Mapping[str, Keys | None]): What metrics hold.
-    gives_bool (bool): It has to give true or false.
-    RAISES (Refused): There is something in it that rules may not have.
+    keys (Mapping[str, Keys | None]): The keys of metrics.
+    gives_bool (bool): The result must be true or false.
+    RAISES (Refused): The rule has a part that is not allowed.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Compiler:
         self.tree = ast.fix_missing_locations(ast.Expression(self.visit(tree.body, frozenset())))
 
     def _must_be_boolean(self, node: ast.expr) -> None:
-        """Refuse what can be seen to give no bool."""
+        """Refuse an expression that can't give a bool."""
         if isinstance(node, ast.BoolOp):
-            for value in node.values:  # each gives the result where it decides it
+            for value in node.values:  # each of them may be the result
                 self._must_be_boolean(value)
         elif isinstance(node, ast.IfExp):
             self._must_be_boolean(node.body)
@@ -109,21 +109,21 @@ class Compiler:
             )
             or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp))
         ):
-            refuse(f"expected it to give true or false, found {_words(node)}")
+            refuse(f"it must give true or false, not a {_words(node)}")
         else:
-            self._must_be_one(node, "expected it to give true or false")
+            self._must_be_one(node, "it must give true or false")
 
     def visit(self, node: ast.expr, bound: frozenset[str]) -> ast.expr:
         method: Callable[[Any, frozenset[str]], ast.expr] | None = getattr(self, type(node).__name__, None)
         if method is None:
-            refuse(f"expected no {_words(node)}, found one")
+            refuse(f"not allowed: {_words(node)}")
         return method(node, bound)
 
     def Constant(self, node: ast.Constant, bound: frozenset[str]) -> ast.expr:
         if type(node.value) not in KEYS:
             refuse(f"expected a number, a text, True, False or None, found {reprlib.repr(node.value)}")
         if type(node.value) is int and node.value.bit_length() > MAX_BITS:
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a larger one")
+            refuse(f"numbers of more than {MAX_BITS} bits are not allowed")
         return node
 
     def Name(self, node: ast.Name, bound: frozenset[str]) -> ast.expr:
@@ -131,7 +131,7 @@ class Compiler:
             return node
         if node.id not in self._metrics:
             if node.id in FUNCTIONS or node.id in _REFUSED:
-                refuse(f"expected '{node.id}' to be called, found it without (...)")
+                refuse(f"'{node.id}' is a function; call it with (...)")
             known = ", ".join(sorted(self._metrics)) or "there is none"
             refuse(f"expected the name of a metric ({known}), found '{node.id}'.{did_you_mean(node.id, self._metrics)}")
         self.names.add(node.id)
@@ -147,9 +147,9 @@ class Compiler:
 
     def BinOp(self, node: ast.BinOp, bound: frozenset[str]) -> ast.expr:
         if type(node.op) not in _BINARY:
-            refuse(f"expected no operator {type(node.op).__name__}, found one")
+            refuse(f"the operator {type(node.op).__name__} is not allowed")
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
-            refuse("expected no formatting of texts with %, found it")
+            refuse("formatting of texts with % is not allowed")
         self._must_be_one(node.left)
         self._must_be_one(node.right)
         return _call(_BINARY[type(node.op)], self.visit(node.left, bound), self.visit(node.right, bound))
@@ -161,7 +161,7 @@ class Compiler:
                 isinstance(side, ast.Constant) and (side.value is None or isinstance(side.value, bool))
                 for side in operands[i : i + 2]
             ):
-                refuse("expected 'is' with None, True or False, found it with something else; write ==")
+                refuse("'is' is only allowed with None, True or False; write ==")
         may_be_none = all(isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) for op in node.ops)
         for op, left, right in zip(node.ops, operands, operands[1:]):
             if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
@@ -175,25 +175,25 @@ class Compiler:
         return ast.Compare(first, node.ops, others)
 
     def _compared(self, node: ast.expr, bound: frozenset[str], may_be_none: bool) -> ast.expr:
-        """What is compared, or looked into: that costs as much as it is large."""
+        """An operand of a comparison or of 'in'. Its cost is its size."""
         if isinstance(node, ast.Constant):
             return self.Constant(node, bound)
         is_lookup = isinstance(node, ast.Subscript)
         return _call("weighed", self.Subscript(node, bound, may_be_none) if is_lookup else self.visit(node, bound))  # type: ignore[arg-type]
 
     def _must_be_one(self, node: ast.expr, expected: str = "expected a number") -> None:
-        """Refuse to compare or compute with nothing, or with a metric as a whole, if it holds several things."""
+        """Refuse None, and a metric with several keys as a whole."""
         if isinstance(node, ast.Constant) and node.value is None:
             refuse(f"{expected}, found None")
         if keys := self._keys_of(node):
             text = ast.unparse(node)
             refuse(
-                f"{expected}, found all of {text}; look up one of its keys ({', '.join(keys)}), as in "
+                f"{expected}, found all of {text}; use one of its keys ({', '.join(keys)}), as in "
                 f"{text}[{next(iter(keys))!r}]"
             )
 
     def _must_hold(self, item: ast.expr, container: ast.expr) -> None:
-        """Refuse to ask for what is never there."""
+        """Refuse 'in' for a key that a metric never has."""
         if isinstance(container, ast.Constant) and not isinstance(container.value, str):
             refuse(f"expected a list, tuple, set, dict or text after 'in', found {container.value!r}")
         keys = self._keys_of(container)
@@ -201,7 +201,7 @@ class Compiler:
             _check_key(ast.unparse(container), keys, item.value)
 
     def _keys_of(self, node: ast.expr) -> Keys | None:
-        """What a metric, or something in it, holds. None: it is none, or that is not known."""
+        """The keys of a metric or of a value in it. None: it is no metric, or they are unknown."""
         if isinstance(node, ast.Name):
             return self._keys.get(node.id)
         if isinstance(node, ast.Subscript) and (keys := self._keys_of(node.value)) is not None:
@@ -216,7 +216,7 @@ class Compiler:
             refuse(f"expected a function by its name, found {_words(node.func)}")
         name = node.func.id
         if name in _REFUSED:
-            refuse(f"expected no call of {name}(), found one: {_REFUSED[name]}")
+            refuse(f"{name}() is not allowed: {_REFUSED[name]}")
         if name not in FUNCTIONS or name in bound:
             refuse(
                 f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'."
@@ -229,11 +229,11 @@ class Compiler:
             keyword.arg: self.visit(keyword.value, bound) for keyword in node.keywords if keyword.arg is not None
         }
         if len(keywords) < len(node.keywords):
-            refuse(f"expected no ** in the call of {name}(), found it")
+            refuse(f"** is not allowed in the call of {name}()")
         try:
             inspect.signature(getattr(Guard, f"f_{name}")).bind(None, *args, **keywords)
         except TypeError as error:
-            refuse(f"expected other arguments for {name}(): {error}")
+            refuse(f"wrong arguments for {name}(): {error}")
         return ast.Call(
             ast.Name(name, ast.Load()),
             args,
@@ -277,7 +277,7 @@ class Compiler:
 
     def Dict(self, node: ast.Dict, bound: frozenset[str]) -> ast.expr:
         if None in node.keys:
-            refuse("expected no ** in a dict, found it")
+            refuse("** is not allowed in a dict")
         pairs = [
             ast.Tuple([self.visit(key, bound), self.visit(value, bound)], ast.Load())
             for key, value in zip(node.keys, node.values)
@@ -300,13 +300,11 @@ class Compiler:
     def _comprehension(
         self, generators: list[ast.comprehension], bound: frozenset[str], *elements: ast.expr
     ) -> tuple[list[ast.expr], list[ast.comprehension]]:
-        """Each `for x in items` becomes `for x in passes(items, cost)`; the cost is that of all that is done in a
-        pass.
-        """
+        """Rewrite each `for x in items` to `for x in passes(items, cost)`. The cost is that of one pass."""
         rewritten = []
         for i, generator in enumerate(generators):
             if generator.is_async:
-                refuse("expected no async, found it")
+                refuse("async is not allowed")
             inside = [
                 *generator.ifs,
                 *elements,
@@ -320,7 +318,7 @@ class Compiler:
         return [self.visit(element, bound) for element in elements], rewritten
 
     def _targets(self, target: ast.expr) -> frozenset[str]:
-        """The names behind a `for`."""
+        """The names after a `for`."""
         if isinstance(target, ast.Tuple):
             return frozenset[str]().union(*map(self._targets, target.elts))
         if not isinstance(target, ast.Name):
@@ -354,7 +352,7 @@ def _cost(node: ast.AST) -> int:
 
 
 def _words(node: ast.AST) -> str:
-    """A kind of node, as a rule's author knows it."""
+    """A kind of node, in words."""
     kind = type(node).__name__
     return _WORDS.get(kind, kind)
 
@@ -363,7 +361,7 @@ _WORDS = {
     "Attribute": "attribute or method (a dot after a name)",
     "Await": "await",
     "BinOp": "number",
-    "Call": "call of a function that gives something else",
+    "Call": "call of a function with another result",
     "Constant": "constant",
     "Dict": "dict",
     "FormattedValue": "f-string",

@@ -1,7 +1,7 @@
 """The controller: gets the events of a training run, computes metrics, evaluates rules, and acts when they fire.
 
-At each event, first the metrics that are computed on it, in the order of the definition; then the controllers that it
-triggers, in theirs; then what they fired. Nothing here knows of spaCy or torch: events are names and keyword
+At each event it computes the metrics of the event, evaluates the controllers that it triggers, and then runs their
+actions, each in the order of the definition. Nothing here knows of spaCy or torch: an event is a name with keyword
 arguments.
 """
 
@@ -37,11 +37,12 @@ _WHAT = "the state of the trainer controller"
 
 @dataclass(frozen=True)
 class Firing:
-    """A rule held, and an action was taken.
+    """One action of a rule that fired.
 
-    controller, operation, action (str): Whose rule, and what was done.
-    event (str), step (int): When.
-    values (dict): Of the metrics that the rule names, as it saw them.
+    controller (str): The controller with the rule.
+    operation, action (str): The action.
+    event (str), step (int): The event and the step.
+    values (dict): The values of the metrics that the rule names.
     """
 
     controller: str
@@ -60,8 +61,10 @@ class Firing:
 
 @dataclass
 class RuleState:
-    """What a controller remembers. rule (str): Its rule. patience (dict): How often that held, by trigger. last (int |
-    None): When it fired. firings (int): How often.
+    """The saved state of one controller.
+
+    rule (str): Its rule. patience (dict): How often the rule held, by trigger. last (int | None): The step of its last
+        firing. firings (int): Number of firings.
     """
 
     rule: str
@@ -72,7 +75,7 @@ class RuleState:
 
 @dataclass
 class PartState:
-    """What a metric or an operation remembers, and which it is."""
+    """The saved state of a metric or operation, with its class and arguments."""
 
     kind: str
     arguments: dict[str, Any]
@@ -84,13 +87,13 @@ class PartState:
         return cls(part.kind, plain(part.arguments), plain(state))
 
     def is_of(self, part: Any) -> bool:
-        """Whether it is the state of such a part: the definition may have changed since."""
+        """Whether it is the state of this part: the definition may have changed since."""
         return (self.kind, self.arguments) == (part.kind, part.arguments)
 
 
 @dataclass
 class ControllerState:
-    """All that a trainer controller remembers. values (dict): Of metrics."""
+    """The saved state of a trainer controller. values (dict): Values of metrics."""
 
     version: Count
     step: int
@@ -103,12 +106,12 @@ class ControllerState:
 class TrainerController:
     """Rules that steer a training run.
 
-    definition (str | Path | Mapping): A YAML or JSON file, or what would stand in it.
-    is_replay (bool): The events are those of a training of before. Then metrics of the machine have no value, and
-        there are no warnings about metrics without one.
-    RAISES (ControllerError): It can't work. All that is wrong with it stands in one message.
+    definition (str | Path | Mapping): Path of a YAML or JSON file, or its content.
+    is_replay (bool): The events come from the log of a past training. Metrics of the machine then have no value, and
+        there are no warnings about metrics without a value.
+    RAISES (ControllerError): The definition has errors. One message lists all of them.
 
-    Public: `definition`, what it says; `events`, those on which it does anything; `values`, those of the metrics.
+    Public: `definition` (as objects), `events` (those on which it does anything), `values` (of metrics).
     """
 
     def __init__(self, definition: Source, *, is_replay: bool = False):
@@ -119,7 +122,7 @@ class TrainerController:
         self._step = 0
         self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
         self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
-        # Of each event: metrics to compute, and controllers that it triggers.
+        # By event: metrics to compute, and controllers to evaluate.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
         self._controllers: dict[str, list[ControllerSpec]] = {event: [] for event in EVENTS}
         for spec in self.definition.controllers:
@@ -135,8 +138,8 @@ class TrainerController:
         self.events = frozenset(event for event in EVENTS if self._metrics[event] or self._controllers[event])
 
     def reads(self, event: str) -> frozenset[str] | None:
-        """The names in the payload that metrics read on an event, beside step and epoch. A loop need not compute
-        others. None: any.
+        """The names in the payload that metrics read on an event, beside step and epoch. None: all. A loop need not
+        compute other values.
         """
         names: set[str] = set()
         for _, metric, _ in self._metrics[event]:
@@ -146,11 +149,11 @@ class TrainerController:
         return frozenset(names)
 
     def check_keys(self, groups: Collection[str], components: Collection[str]) -> list[str]:
-        """Check what rules look up in metrics, and what metrics leave out, now that the names in the run are known.
+        """Check the keys in rules and the components in `exclude`, now that the names in the run are known.
 
         groups, components (Collection[str]): The names of param groups, and of components.
-        RETURNS (list[str]): What there may be none of, as sentences.
-        RAISES (ControllerError): There is none. All faults stand in one message.
+        RETURNS (list[str]): Possible mistakes, as sentences.
+        RAISES (ControllerError): A key does not exist. One message lists all faults.
         """
         instances = {name: part.instance for name, part in self.definition.metrics.items()}
         keys = {name: _keys_in_run(metric, groups, components) for name, metric in instances.items()}
@@ -165,7 +168,7 @@ class TrainerController:
                 unknown = ", ".join(one for one in given if one not in components and one not in EXCLUDED)
                 if unknown:
                     doubts.append(
-                        f"The metric '{name}' may leave out less than is meant: expected names of components in "
+                        f"The metric '{name}' may exclude less than you want: expected names of components in "
                         f"'exclude' ({', '.join(sorted(components))}), found {unknown}."
                     )
         return doubts
@@ -180,11 +183,11 @@ class TrainerController:
         return found
 
     def on_event(self, event: str, **payload: Any) -> list[Firing]:
-        """Tell of an event, and let rules act.
+        """Handle an event: compute metrics, evaluate rules, run actions.
 
         event (str), payload: See events.py.
-        RETURNS (list[Firing]): An entry for each action that was taken.
-        RAISES (ControllerError): A metric, rule or operation failed; with its name.
+        RETURNS (list[Firing]): The actions that ran.
+        RAISES (ControllerError): A metric, rule or operation failed.
         """
         firings = self.decide(event, **payload)
         if firings:
@@ -192,14 +195,14 @@ class TrainerController:
         return firings
 
     def decide(self, event: str, **payload: Any) -> list[Firing]:
-        """As `on_event`, without doing anything: in one of several processes, or to try rules."""
+        """As `on_event`, without running actions: for one of several processes, or to try rules."""
         if event not in EVENTS:
             raise ControllerError(
                 f"Can't handle the event {event!r}: expected one of {', '.join(EVENTS)}.{did_you_mean(event, EVENTS)}"
             )
         if event not in self.events:
             return []
-        step = self._take_step(payload)
+        step = self._set_step(payload)
         for name, metric, is_plain in self._metrics[event]:
             try:
                 value = metric.compute(event, **payload)
@@ -216,9 +219,9 @@ class TrainerController:
         return firings
 
     def act(self, firings: Sequence[Firing], *, decided_by: Mapping[str, Any] | None = None, **payload: Any) -> None:
-        """Take the actions of firings: what other processes do with those of the one that decides.
+        """Run the actions of firings, which another process may have decided on.
 
-        decided_by (Mapping): The metrics of that one, by name. None: it is this one.
+        decided_by (Mapping): The metric values of that process. None: this process decided.
         """
         payload = {
             key: value
@@ -250,12 +253,12 @@ class TrainerController:
             except Exception as error:
                 reason = str(error) if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
-                    f"Can't take the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
+                    f"Can't run the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
                     f"on {firing.event} at step {firing.step}: {reason}."
                 ) from error
 
-    def _take_step(self, payload: dict[str, Any]) -> int:
-        """The step of an event, under both its names. An event without one belongs to the step before."""
+    def _set_step(self, payload: dict[str, Any]) -> int:
+        """Set the step in a payload, under both its names. An event without one has the step of the event before."""
         step = payload.get("step")
         if step is None:
             step = payload.get("global_step")
@@ -304,25 +307,23 @@ class TrainerController:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it remembers, in plain values: those of metrics, their windows, patience, cool-downs and how often
-        rules fired.
-        """
+        """The state in plain values: values and windows of metrics, patience, cool-downs, and numbers of firings."""
         parts = self.definition.metrics, self.definition.operations
         metrics, operations = ({name: PartState.of(part) for name, part in group.items()} for group in parts)
         return write(ControllerState(_VERSION, self._step, plain(self._values), metrics, operations, self._states))
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state. What the definition has changed since (metrics and operations with other arguments,
-        controllers with other rules) begins anew, and is logged.
+        """Restore a state. Parts that the definition has changed since (metrics and operations with other arguments,
+        controllers with other rules) start fresh, and are logged.
 
-        RAISES (StateError): It is none. Then nothing has changed.
+        RAISES (StateError): The state is invalid. Nothing has changed then.
         """
         check_version(state, _VERSION, _WHAT)
         saved = read(ControllerState, state, _WHAT)
         check_names(saved.values, saved.metrics, _WHAT, "values")
         before = read(ControllerState, self.state_dict(), _WHAT)
         try:
-            with own_errors("the trainer controller"):  # of metrics and operations of the user's own
+            with own_errors("the trainer controller"):  # errors of the user's own metrics and operations
                 self._load(saved)
         except BaseException:
             self._load(before)
@@ -350,25 +351,25 @@ class TrainerController:
         self._step = saved.step
         if anew:
             logger.warning(
-                "Begins anew, because the controller definition has changed since the state was saved: %s.",
+                "Not restored, because the controller definition has changed since the state was saved: %s.",
                 ", ".join(anew),
             )
 
 
 def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[str]) -> Keys | None:
-    """Of any class with `compute`."""
+    """The keys of a metric in a run. The metric may be any class with `compute`."""
     keys_in_run = getattr(metric, "keys_in_run", None)
     return getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
 
 
-# ---------------------------------------------------------------------- what a config says of it
+# ---------------------------------------------------------------------- settings
 
 
 class ControllerSettings:
-    """A definition that was read and checked. `build` makes a controller by it, for one run.
+    """A definition that was read and checked. `build` makes a controller for one run.
 
-    Public: `content` (what stands in it), `names_groups` (whether it changes the learning rates of some param groups,
-    and not of others).
+    Public: `content` (the definition as a dict), `names_groups` (whether it changes the learning rates of only some
+    param groups).
     """
 
     def __init__(self, definition: Union[str, Path, Dict[str, Any]]):
@@ -384,8 +385,8 @@ class ControllerSettings:
 def trainer_controller(definition: Union[str, Path, Dict[str, Any]]) -> ControllerSettings:
     """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
 
-    definition (str | Path | dict): A YAML or JSON file, below the current folder; or what would stand in it. See
+    definition (str | Path | dict): Path of a YAML or JSON file, relative to the current folder; or its content. See
         docs/controller.md.
-    RAISES (ControllerError): It can't work. All that is wrong with it stands in one message.
+    RAISES (ControllerError): The definition has errors. One message lists all of them.
     """
     return ControllerSettings(definition)

@@ -1,6 +1,7 @@
-"""The definition of a controller: a YAML or JSON file, or the same as a dict. Read, checked, and made into objects.
+"""The definition of a controller: read a YAML or JSON file or a dict, check it, and build its objects.
 
-Everything that is wrong is found at once, and stands in one error, each fault with its place:
+One error lists all faults, each with its place:
+
 
     controller_metrics:  [{name, class, arguments}]
     operations:          [{name, class, arguments}]
@@ -46,7 +47,7 @@ Source = Union[str, Path, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Part:
-    """A metric or an operation. arguments (dict): As they stand in the definition."""
+    """A metric or an operation. arguments (dict): As in the definition."""
 
     instance: Any
     kind: str
@@ -55,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Patience:
-    """A rule fires when it has held more than `threshold` times. resets (bool): In a row."""
+    """A rule fires after it has held more than `threshold` times. resets (bool): In a row."""
 
     threshold: int
     resets: bool
@@ -65,10 +66,10 @@ class Patience:
 class ControllerSpec:
     """One controller.
 
-    actions (list[tuple[str, str]]): Operations and their actions, by name.
-    cooldown (int): For so many steps after it fired, it rests.
-    max_firings (int | None): So often at most it fires.
-    log_level (int | None): Of Python's logging, for each firing. None: the definition does not say.
+    actions (list[tuple[str, str]]): Names of operations with their actions.
+    cooldown (int): Steps to wait after firing.
+    max_firings (int | None): Fires at most this often. None: no limit.
+    log_level (int | None): Level of Python's logging for each firing. None: not set.
     """
 
     name: str
@@ -83,7 +84,7 @@ class ControllerSpec:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a definition says, as objects. label (str): Where it came from, for errors."""
+    """A definition as objects. label (str): Its name in errors."""
 
     label: str
     metrics: dict[str, Part]
@@ -94,14 +95,14 @@ class Definition:
 def load(source: Source) -> Definition:
     """Read and check a definition.
 
-    source (str | Path | Mapping): A YAML or JSON file, or what would stand in it.
-    RAISES (ControllerError): It can't be read; or all that is wrong with it.
+    source (str | Path | Mapping): Path of a YAML or JSON file, or its content.
+    RAISES (ControllerError): It can't be read, or has errors. One message lists all of them.
     """
     return _Reader(_label_of(source)).definition(read(source))
 
 
 def read(source: Source) -> Any:
-    """What stands in a file; nothing is checked yet. RAISES (ControllerError): It can't be read."""
+    """Read a definition, without checks of its content. RAISES (ControllerError): It can't be read."""
     return source if isinstance(source, Mapping) else read_file(source, _label_of(source))
 
 
@@ -110,7 +111,7 @@ def _label_of(source: Source) -> str:
 
 
 class _Reader:
-    """Goes through a definition. What is wrong is noted with its place, and left out."""
+    """Reads a definition, and collects faults with their places."""
 
     def __init__(self, label: str):
         self._label = label
@@ -124,7 +125,7 @@ class _Reader:
             )
         if "controller-metrics" in content:
             if "controller_metrics" in content:
-                self._fault("controller-metrics", "expected it once, found 'controller_metrics' as well")
+                self._fault("controller-metrics", "'controller_metrics' is there too; remove one of them")
             content = {
                 "controller_metrics" if key == "controller-metrics" else key: value for key, value in content.items()
             }
@@ -146,9 +147,9 @@ class _Reader:
         controllers = []
         names: set[str] = set()
         if "controllers" not in content:
-            self._fault("the top", "expected the key 'controllers', found none")
+            self._fault("the top", "the key 'controllers' is missing")
         elif content["controllers"] is None or content["controllers"] == []:
-            self._fault("controllers", f"expected a list, at least one controller, found {content['controllers']}")
+            self._fault("controllers", f"expected a list of at least one controller, found {content['controllers']}")
         for i, item in self._items(content, "controllers", _CONTROLLER, ("name", "triggers", "rule", "operations")):
             place = f"controllers[{i}]"
             self._check_name(place, item, names)
@@ -157,7 +158,7 @@ class _Reader:
         named = {text.partition(".")[0] for text in _named_actions(content)}
         for i, item in enumerate(_list_of(content.get("operations"))):
             if isinstance(item, Mapping) and item.get("name") in list(operations) and item["name"] not in named:
-                self._fault(f"operations[{i}]", f"expected a controller that names it, found none for '{item['name']}'")
+                self._fault(f"operations[{i}]", f"no controller uses the operation '{item['name']}'")
         if self._faults:
             raise ControllerError(f"Can't use {self._label}: {told(self._faults)}")
         return Definition(self._label, metrics, operations, controllers)
@@ -167,15 +168,15 @@ class _Reader:
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[None]:
-        """Inside, an error is noted as a fault."""
+        """Collect an error as a fault."""
         try:
             yield
         except Exception as error:
             self._fault(place, str(error).rstrip(".") or type(error).__name__)
 
     def _near(self, found: Any, known: Collection[str]) -> str:
-        """What may be meant by a wrong name, as the end of a fault. Where there are many, it takes long, and only the
-        first are shown.
+        """A suggestion for a wrong name, as the end of a fault. Only for the first faults, which are shown: it is
+        slow.
         """
         near = did_you_mean(found, known) if len(self._faults) < MAX_FAULTS else ""
         return near and f".{near}"
@@ -183,7 +184,7 @@ class _Reader:
     # ------------------------------------------------------------------ metrics and operations
 
     def _parts(self, content: Mapping[str, Any], section: str, base: type) -> tuple[dict[str, Part], set[str]]:
-        """Metrics or operations by name; and all names, also of those that could not be made."""
+        """Metrics or operations by name; and all names, also of those that could not be built."""
         known = _names_of(section)
         found: dict[str, Part] = {}
         names: set[str] = set()
@@ -195,9 +196,7 @@ class _Reader:
                 continue
             if kind not in known:
                 advice = self._near(kind, known) or f"; there are {', '.join(known)}"
-                self._fault(
-                    f"{place}.class", f"expected the name of a class that is registered, found {short(kind)}{advice}"
-                )
+                self._fault(f"{place}.class", f"expected the name of a registered class, found {short(kind)}{advice}")
                 continue
             cls = None
             with self._noting(f"{place}.class"):
@@ -221,7 +220,7 @@ class _Reader:
         operations: Mapping[str, Part],
         operation_names: Collection[str],
     ) -> ControllerSpec | None:
-        """None: something is wrong with it."""
+        """RETURNS (ControllerSpec | None): None: it has faults."""
         count = len(self._faults)
         triggers = self._texts(place, item, "triggers")
         for i, trigger in enumerate(triggers):
@@ -229,7 +228,7 @@ class _Reader:
                 advice = self._near(trigger, EVENTS) or f"; there are {', '.join(EVENTS)}"
                 self._fault(f"{place}.triggers[{i}]", f"expected an event, found {short(trigger)}{advice}")
             elif trigger in triggers[:i]:
-                self._fault(f"{place}.triggers[{i}]", f"expected each event once, found {trigger!r} again")
+                self._fault(f"{place}.triggers[{i}]", f"the event {trigger!r} is there twice; remove one of them")
         rule = None
         if "rule" in item:
             with self._noting(f"{place}.rule"):
@@ -280,7 +279,7 @@ class _Reader:
     def _items(
         self, content: Mapping[str, Any], section: str, keys: Collection[str], needed: Collection[str]
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """The dicts in a list, each with its position."""
+        """The dicts in a list, with their positions."""
         items = content.get(section)
         if items is not None and not isinstance(items, (list, tuple)):
             self._fault(section, f"expected a list, found {short(items)}")
@@ -291,7 +290,7 @@ class _Reader:
             self._check_keys(f"{section}[{i}]", item, keys)
             for key in needed:
                 if key not in item:
-                    self._fault(f"{section}[{i}]", f"expected the key '{key}', found none")
+                    self._fault(f"{section}[{i}]", f"the key '{key}' is missing")
             yield i, item
 
     def _check_keys(self, place: str, item: Mapping[str, Any], keys: Collection[str]) -> None:
@@ -303,7 +302,7 @@ class _Reader:
                 )
 
     def _check_name(self, place: str, item: Mapping[str, Any], names: set[str], *, is_metric: bool = False) -> bool:
-        """Note the name of an item. RETURNS (bool): It is a good one."""
+        """Check the name of an item, and collect it. RETURNS (bool): Whether it is valid."""
         if "name" not in item:
             return False
         name = item["name"]
@@ -322,7 +321,7 @@ class _Reader:
             )
             return False
         if name in names:
-            self._fault(f"{place}.name", f"expected a name of its own, found {short(name)} again")
+            self._fault(f"{place}.name", f"the name {short(name)} is used twice; rename one of them")
             return False
         names.add(name)
         return True
@@ -332,7 +331,7 @@ class _Reader:
             return []
         values = item[key]
         if not isinstance(values, (list, tuple)) or not values or not all(isinstance(one, str) for one in values):
-            self._fault(f"{place}.{key}", f"expected a list of texts, at least one, found {short(values)}")
+            self._fault(f"{place}.{key}", f"expected a list of at least one text, found {short(values)}")
             return []
         return list(values)
 
@@ -353,7 +352,7 @@ class _Reader:
 
 
 def told(faults: Sequence[str]) -> str:
-    """Faults as the end of a message: how many, and the first of them."""
+    """Faults as the end of a message: their number, and the first of them."""
     count, more = len(faults), len(faults) - MAX_FAULTS
     lines = [f"- {fault}" for fault in faults[:MAX_FAULTS]] + [f"and {more:,} more"] * (more > 0)
     return "\n".join([f"found {count:,} fault{'s' * (count > 1)}.", *lines])
@@ -364,7 +363,7 @@ def _list_of(items: Any) -> list[Any]:
 
 
 def _named_actions(content: Mapping[str, Any]) -> list[str]:
-    """What controllers name as `operation.action`, also in those that have faults."""
+    """All `operation.action` that controllers name, also controllers with faults."""
     lists = [item.get("operations") for item in _list_of(content.get("controllers")) if isinstance(item, Mapping)]
     return [text for texts in lists for text in _list_of(texts) if isinstance(text, str)]
 
@@ -384,7 +383,7 @@ def _is_usable(name: str) -> bool:
     )
 
 
-# ---------------------------------------------------------------------- what a definition names
+# ---------------------------------------------------------------------- classes
 
 
 def _names_of(section: str) -> list[str]:
@@ -400,7 +399,7 @@ def _arguments_of(arguments: Any) -> dict[str, Any]:
 
 
 def _build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
-    """Build a metric or an operation, and check that it can be used. RAISES (Exception): It can't."""
+    """Build a metric or an operation, and check it. RAISES (Exception): It can't be used."""
     if not isinstance(cls, type):
         raise TypeError(f"expected '{kind}' to be a class, found {type(cls).__name__}")
     try:
@@ -418,17 +417,17 @@ def _build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
             raise ValueError(f"expected '{kind}' to have `events` among {', '.join(EVENTS)}, found {short(events)}")
         _check_method(kind, "compute", getattr(instance, "compute", None))
         if not instance.validate():
-            raise ValueError(f"expected arguments with which '{kind}' works, found some that its validate() refuses")
+            raise ValueError(f"the validate() of '{kind}' refuses these arguments")
     return instance
 
 
 def _check_method(kind: str, name: str, method: Any) -> None:
     if not callable(method) or all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()):
-        raise TypeError(f"expected '{kind}' to have a method {name}(..., **kwargs), found none")
+        raise TypeError(f"'{kind}' must have a method {name}(..., **kwargs)")
 
 
 def _check_action(operation: Any, name: str, action: str) -> None:
-    """RAISES (Exception): The operation has no such action, or can't take it."""
+    """RAISES (Exception): The operation has no such action, or can't run it."""
     actions = sorted(method for method in dir(operation) if method.startswith("should_") and method != "should_")
     if action not in actions:
         raise ValueError(
@@ -437,4 +436,4 @@ def _check_action(operation: Any, name: str, action: str) -> None:
         )
     _check_method(name, action, getattr(operation, action))
     if hasattr(operation, "validate") and not operation.validate(action):
-        raise ValueError(f"expected an action that '{name}' can take as it is set up, found {short(action)}")
+        raise ValueError(f"'{name}' can't run the action {short(action)} with its arguments")

@@ -1,4 +1,4 @@
-"""The file of a controller definition, YAML or JSON. To read it takes bounded time and memory, whatever is in it."""
+"""Read the YAML or JSON file of a controller definition, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from srsly.ruamel_yaml.nodes import Node
 from ..errors import ControllerError
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition
-MAX_VALUES: Final = 10_000  # YAML can repeat what stands there once
+MAX_VALUES: Final = 10_000  # YAML's aliases repeat values
 MAX_DEPTH: Final = 20
-MAX_BRACKETS: Final = (
-    100  # that are open at once, also in texts: YAML's scanner looks at each of them at each character
-)
+MAX_BRACKETS: Final = 100  # open at once, also in texts: YAML's scanner goes through all of them at each character
 
 
 def read_file(path: str | Path, label: str) -> Any:
-    """What stands in a file.
+    """Read the content of a file.
 
-    label (str): What it is called in errors.
-    RAISES (ControllerError): It is none, can't be read, or is too large.
+    label (str): Its name in errors.
+    RAISES (ControllerError): It can't be read, is neither YAML nor JSON, or is too large.
     """
     if not isinstance(path, (str, Path)):
         raise ControllerError(
@@ -48,7 +46,7 @@ def read_file(path: str | Path, label: str) -> Any:
 
 
 def check_size(content: Any, label: str) -> None:
-    """RAISES (ControllerError): There is too much, or it contains itself."""
+    """RAISES (ControllerError): The content is too large, or contains itself."""
     values, characters, waiting = 0, 0, [(content, 1)]
     while waiting:
         item, depth = waiting.pop()
@@ -68,8 +66,8 @@ def check_size(content: Any, label: str) -> None:
 
 def _content_of(path: str | Path) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("something else than a file, perhaps a folder, a pipe or a device.")
-    # Should it be a pipe by now, nobody waits for it.
+        raise ValueError("a folder, a pipe or a device instead of a file.")
+    # O_NONBLOCK: don't wait, in case it has become a pipe.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         content = file.read(MAX_SIZE + 1)
     if len(content) > MAX_SIZE:
@@ -95,7 +93,7 @@ def _from_json(text: str) -> Any:
 def _without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"keys more than once in the same place: {short(twice)}")
+        raise ValueError(f"duplicate keys: {short(twice)}")
     return found
 
 
@@ -104,12 +102,12 @@ def _from_yaml(text: str) -> Any:
     yaml.Composer = _Composer
     try:
         return yaml.load(text)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # ruamel.yaml raises many kinds
         raise ValueError(str(error)) from None
 
 
 class _Composer(Composer):
-    """Stops where there is too much. Merged keys could be merged again and again, each time into ten times as many."""
+    """Limits the number of values. Merge keys are refused, as nested merges grow exponentially."""
 
     def __init__(self, loader: Any = None):
         super().__init__(loader)
@@ -121,5 +119,5 @@ class _Composer(Composer):
             raise ValueError(f"more than {MAX_VALUES:,} values.")
         node = super().compose_node(parent, index)
         if node.tag == "tag:yaml.org,2002:merge":
-            raise ValueError("a merge key (<<), which is not allowed. Write out what it stands for.")
+            raise ValueError("a merge key (<<), which is not allowed. Write out its content.")
         return node

@@ -1,9 +1,7 @@
-"""What a compiled rule calls: its operators and functions, which count work and sizes, and refuse what goes beyond
-the limits.
+"""The operators and functions that a compiled rule calls. They limit its time and memory.
 
-*work*: what one evaluation may do, `MAX_WORK` in all. A pass of a comprehension costs as much as its body has nodes;
-what looks at a list, a dict or a string costs as much as there are items or characters. So neither time nor memory
-can run away, whatever a rule says.
+*work*: a budget of `MAX_WORK` for one evaluation. A pass of a comprehension costs the number of nodes in its body; an
+operation on a list, dict or string costs its number of items or characters.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any, Final, NoReturn
 
-MAX_BITS = 1_024  # of an integer: as far as floats go
+MAX_BITS = 1_024  # of an integer: the range of floats
 MAX_WORK = 100_000
 MAX_PASSES = 10_000  # of one comprehension
 MAX_KEYS = 1_000  # of a set or dict that a rule makes
-MAX_DIGITS = 400  # that round() is asked for, or that int() and float() read
+MAX_DIGITS = 400  # of round(), and in texts for int() and float()
 
 SCALARS: Final = frozenset({bool, int, float, type(None)})
 NUMBERS: Final = frozenset({bool, int, float})
@@ -27,14 +25,14 @@ _NO_DEFAULT: Final = object()
 
 
 class MetricUnavailable(LookupError):
-    """A metric that the rule needs has no value yet. name (str): Which, or what of it."""
+    """A metric that the rule needs has no value yet. name (str): The metric, perhaps with a key."""
 
     def __init__(self, name: str):
         super().__init__(f"The metric {name} is not available")
 
 
 class Refused(Exception):
-    """What a rule may not do."""
+    """A rule did something that is not allowed."""
 
 
 def refuse(reason: str) -> NoReturn:
@@ -42,7 +40,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 class Guard:
-    """What a compiled rule calls: operators as `_name`, functions as `f_name`. Counts the work that is left.
+    """The operators (`_name`) and functions (`f_name`) of compiled rules. Counts the work that is left.
 
     Values are plain: bool, int, float, str, None; lists, tuples, sets and dicts of these.
     """
@@ -59,7 +57,7 @@ class Guard:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            refuse(f"it went beyond its limit of {MAX_WORK} pieces of work (passes, items, characters)")
+            refuse(f"it exceeds the limit of {MAX_WORK} pieces of work (passes, items, characters)")
 
     # ------------------------------------------------------------------ values
 
@@ -69,7 +67,7 @@ class Guard:
         return value
 
     def weigh(self, value: Any) -> None:
-        """Spend as much work as there are items and characters in a value, at all depths."""
+        """Spend work for all items and characters in a value, at all depths."""
         stack = [value]
         while stack:
             item = stack.pop()
@@ -91,8 +89,8 @@ class Guard:
         return items
 
     def _item(self, value: Any, index: Any, metric: str | None, keys: tuple[str, ...] | None, may_be_none: bool) -> Any:
-        """metric (str | None): Where in a metric it is looked up: there it may have no value yet. keys (tuple | None):
-        Those that the metric says it always has.
+        """metric (str | None): The place in a metric, which may have no value yet. keys (tuple | None): The keys that
+        the metric always has.
         """
         try:
             if type(index) in KEYS and type(value) is not str:
@@ -112,7 +110,7 @@ class Guard:
         if type(value) is str and type(index) in (int, bool):
             return value[index]
         what = f"{type(value).__name__} and {type(index).__name__}"
-        refuse(f"expected something to look up in, and a number or a text to look up, found {what}")
+        refuse(f"expected [...] on a list, tuple, dict or text, with a number or text inside, found {what}")
 
     def _slice(self, value: Any, *parts: Any) -> Any:
         if type(value) not in (list, tuple, str) or not all(type(part) in (int, bool, type(None)) for part in parts):
@@ -129,12 +127,14 @@ class Guard:
         return dict(pairs)
 
     def keys(self, items: list[Any]) -> None:
-        """Large numbers and tuples can be chosen such that all have the same hash: then each is compared with each."""
+        """Check the items of a set or the keys of a dict. Large numbers and tuples are refused: they could all have the
+        same hash, so that each is compared with each.
+        """
         if len(items) > MAX_KEYS:
             refuse(f"expected at most {MAX_KEYS} items in a set or dict, found {len(items)}")
         for item in items:
             if type(item) not in KEYS or (type(item) is int and item.bit_length() > 60):
-                refuse("expected texts and numbers below 2**60 as items of a set and as keys of a dict")
+                refuse("only texts and numbers below 2**60 are allowed as items of a set and keys of a dict")
             if type(item) is str:
                 self.spend(len(item))
 
@@ -151,7 +151,7 @@ class Guard:
     def _mult(self, a: Any, b: Any) -> Any:
         if type(a) in NUMBERS and type(b) in NUMBERS:
             if type(a) is not float and type(b) is not float and a.bit_length() + b.bit_length() > MAX_BITS:
-                refuse(f"expected numbers of at most {MAX_BITS} bits, found a product beyond that")
+                refuse(f"numbers of more than {MAX_BITS} bits are not allowed, as this product")
             return a * b
         if type(a) in (int, bool):
             a, b = b, a
@@ -163,10 +163,10 @@ class Guard:
     def _pow(self, a: Any, b: Any) -> Any:
         self.numbers("**", a, b)
         if type(a) is not float and type(b) is not float and (a.bit_length() * abs(b) > MAX_BITS or abs(b) > MAX_BITS):
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a power beyond that")
+            refuse(f"numbers of more than {MAX_BITS} bits are not allowed, as this power")
         result = a**b
         if type(result) is complex:
-            refuse("expected a real number, found the root of a negative one")
+            refuse("the root of a negative number is not allowed")
         return result
 
     def _sub(self, a: Any, b: Any) -> Any:
@@ -188,7 +188,7 @@ class Guard:
     def _lshift(self, a: Any, b: Any) -> Any:
         self.whole("<<", a, b)
         if b > MAX_BITS or a.bit_length() + b > MAX_BITS:
-            refuse(f"expected numbers of at most {MAX_BITS} bits, found a shift beyond that")
+            refuse(f"numbers of more than {MAX_BITS} bits are not allowed, as this shift")
         return a << b
 
     def _rshift(self, a: Any, b: Any) -> Any:
@@ -220,7 +220,7 @@ class Guard:
             self.wrong(operator, a, b)
 
     def wrong(self, operator: str, *values: Any) -> NoReturn:
-        refuse(f"expected other types for {operator}, found {' and '.join(type(value).__name__ for value in values)}")
+        refuse(f"{operator} does not work on {' and '.join(type(value).__name__ for value in values)}")
 
     # ------------------------------------------------------------------ functions
 
@@ -271,7 +271,7 @@ class Guard:
         items = list(self.items("sum()", items))
         self.numbers("sum()", start, start)
         if not all(type(item) in NUMBERS for item in items):
-            refuse("expected numbers in sum(), found something else")
+            refuse("sum() works on numbers only")
         return sum(items, start)
 
     def f_math_ceil(self, x: Any, /) -> int:
@@ -301,7 +301,7 @@ class Guard:
 
     def items(self, function: str, items: Any) -> Iterable[Any]:
         if type(items) is GeneratorType:
-            return items  # its passes are paid for
+            return items  # its passes have been counted
         self.spend(self.f_len(items) if type(items) in (list, tuple, set, dict, str) else self.wrong(function, items))
         return items
 

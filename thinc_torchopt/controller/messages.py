@@ -1,7 +1,7 @@
-"""Messages: texts with fields, which show plain values and can do nothing else.
+"""Messages: texts with fields for plain values.
 
-`{loss}` is the value of a metric, `{loss/components/ner:.3f}` what is inside. Formatting in Python's own way would
-reach every attribute of what is formatted, and `{x:1000000000}` would take a gigabyte.
+`{loss}` is the value of a metric, `{loss/components/ner:.3f}` a value in it. Python's own formatting is not used: it
+could reach every attribute of a value, and `{x:1000000000}` would need a gigabyte.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MAX_FORMAT = 2_000
 MAX_MESSAGE = 10_000
 MAX_WIDTH = 100
 
-# Control characters, escape codes among them; other ends of a line; what changes the direction of writing; halves of
-# characters, which no terminal can show.
+# Control characters with escape codes, line separators, characters that change the direction of writing, and
+# surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# What a message can show beside metrics.
+# Fields beside metrics.
 FIELDS: Final = frozenset({"event_name", "control_name", "step", "global_step", "epoch", "path"})
 
 _SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?#?0?(\d*)[,_]?(?:\.(\d+))?[bcdeEfFgGnosxX%]?")
@@ -31,18 +31,18 @@ _SECTION = Section("the arguments")
 
 
 class Message:
-    """A text with fields: the names of metrics, `event_name`, `control_name`, `step`, `epoch`, and on `on_save` `path`.
+    """A text with fields: names of metrics, `event_name`, `control_name`, `step`, `epoch`, and `path` on `on_save`.
 
-    setting (str): Its name in the definition, for errors.
-    text (str): Python's format, without attributes, indices and conversions; widths up to 100.
-    RAISES (ConfigError): It is none.
+    setting (str): The name of the setting, for errors.
+    text (str): As for `str.format`, without attributes, indices and conversions; widths up to 100.
+    RAISES (ConfigError): The text is invalid.
     """
 
     def __init__(self, setting: str, text: str):
         self._setting = setting
         self._text = text
         if not isinstance(text, str) or not 0 < len(text.strip()) <= len(text) <= MAX_FORMAT:
-            self._refuse(f"a text of at most {MAX_FORMAT} characters, and not an empty one")
+            self._refuse(f"a text of 1 to {MAX_FORMAT} characters")
         try:
             parts = list(string.Formatter().parse(text))
         except ValueError as error:
@@ -60,9 +60,7 @@ class Message:
         if not field or field[0].isdecimal() or conversion is not None:
             self._refuse("fields with a name, and without ! after it, as in {step}")
         if "." in field.partition("/")[0] or "[" in field:
-            self._refuse(
-                "fields without attributes and indices; write {loss/components/ner} for what is inside of 'loss'"
-            )
+            self._refuse("fields without attributes and indices; write {loss/components/ner} for a value in 'loss'")
         if (
             "{" in spec
             or (match := _SPEC.fullmatch(spec)) is None
@@ -71,9 +69,9 @@ class Message:
             self._refuse(f"formats of Python's with a width of at most {MAX_WIDTH}, as in {{loss/loss:.3f}}")
 
     def check(self, metrics: Collection[str]) -> None:
-        """metrics (Collection[str] | Mapping[str, Keys | None]): Their names, and what they hold.
+        """metrics (Collection[str] | Mapping[str, Keys | None]): Names of metrics, perhaps with their keys.
 
-        RAISES (ConfigError): A field is neither a metric, nor in one, nor known otherwise.
+        RAISES (ConfigError): A field is unknown.
         """
         for _, field, _ in self._parts:
             if field is None:
@@ -90,7 +88,7 @@ class Message:
                 name, known = f"{name}/{key}", known[key]
 
     def fill(self, values: Mapping[str, Any], payload: Mapping[str, Any]) -> str:
-        """The text, with what is known. Unknown is "-"; what a format does not fit is shown without it."""
+        """Fill the fields. An unknown value is "-"; a value that does not fit its format is shown without it."""
         filled = []
         for literal, field, spec in self._parts:
             filled.append(literal)
@@ -104,12 +102,12 @@ class Message:
 
 
 def one_line(text: str) -> str:
-    """A text for a log or a terminal: what would act there, as a new line does, stands as Python writes it."""
+    """Escape control characters of a text, for a log or terminal."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def repr_of(value: Any) -> str:
-    """A plain value in a few hundred characters at most."""
+    """The repr of a plain value, in a few hundred characters at most."""
     return _repr.repr(value)
 
 
@@ -131,7 +129,7 @@ def _shown(value: Any, spec: str) -> str:
 
 
 def level_of(name: Any) -> int | None:
-    """The number of a level of Python's logging, by its name in small or capital letters. None: there is none."""
+    """The number of a level of Python's logging, by its name in any case. None: unknown name."""
     levels = {
         "debug": logging.DEBUG,
         "info": logging.INFO,

@@ -1,7 +1,7 @@
-"""Metrics: numbers about a training run, computed on some of its events from what these carry (see events.py), for
-rules to use.
+"""Metrics: values about a training run for rules, computed from the payloads of events (see events.py).
 
-A metric is a class. What stands under `arguments` in the definition are the arguments of its constructor:
+A metric is a class. `arguments` in the definition are the arguments of its constructor:
+
 
     @controller_metrics("GoldWords")
     class GoldWords(Metric):
@@ -10,7 +10,7 @@ A metric is a class. What stands under `arguments` in the definition are the arg
         def compute(self, event_name, *, words=None, **kwargs):
             return words
 
-"No value yet" is None. A metric that gives None keeps the value it had.
+A value of None means "no value yet". If `compute` returns None, the metric keeps its last value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .plain import number, plain
 T = TypeVar("T", bound=type)
 Values = dict[str, Any]
 
-# No window is longer: rules could not go through it.
+# The longest window: rules could not go through a longer one.
 MAX_WINDOW = 10_000
 
-# What losses leave out by default: components that report no loss of their own, and that not every pipeline has.
+# Components that losses exclude by default, as they report no loss of their own.
 EXCLUDED = ["tok2vec", "transformer"]
 
 SECTION = Section("the arguments")
@@ -42,19 +42,20 @@ SECTION = Section("the arguments")
 class Metric(ABC):
     """A metric.
 
-    events (Sequence[str]): On which it is computed. Given here or as an attribute of the class.
+    events (Sequence[str]): The events on which it is computed. Given here or as an attribute of the class.
 
-    keys: What its value holds, as far as it always does: `{"loss": None, "components": {"ner": None}}`; None: anything.
-    Then a rule that looks up something else is refused before the training.
-    reads: The names in the payload that it needs; None: it may use all. A loop need not compute others.
-    keeps: The events on which it learns something for later. None: all. On others it is computed only if rules are
-    evaluated there.
-    is_plain: What `compute` gives is made of bools, ints, floats, strs, None, lists and dicts alone, and need not be
-    copied.
-    may_hold_more: It may hold what `keys_in_run` does not say: then looking that up is a warning.
-    is_of_machine: It measures the machine as it is now. In a replay it has no value.
-    memory: What it has to remember beside its value, as a dataclass (see schema.py). None: nothing; or it has a
-    `state_dict` and `load_state_dict` of its own.
+    Attributes of the class:
+
+    keys: The keys that its value always has: `{"loss": None, "components": {"ner": None}}`. A rule with another key is
+        refused before the training. None: any keys.
+    reads: The names in the payload that it needs. None: all. A loop need not compute others.
+    keeps: The events on which it must be computed for later ones. On its other events it is computed only if rules are
+        evaluated there. None: all events.
+    is_plain: `compute` returns only bools, ints, floats, strs, None, lists and dicts, which need not be copied.
+    may_hold_more: Its value may have other keys than `keys_in_run`. Using them is then a warning, no error.
+    is_of_machine: It measures the machine at this moment. In a replay it has no value.
+    memory: Its state beside its value, as a dataclass (see schema.py). None: no state, or it has its own `state_dict`
+        and `load_state_dict`.
     """
 
     events: Sequence[str] = ()
@@ -73,11 +74,11 @@ class Metric(ABC):
             self.events = events
 
     def validate(self) -> bool:
-        """Whether it can work as it was set up. Called once, before the training."""
+        """Whether its arguments are valid. Called once, before the training."""
         return True
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys | None:
-        """What its value holds in a run, as `keys`, once there is a pipeline.
+        """`keys` in a run, when the pipeline is known.
 
         groups, components (Collection[str]): The names of its param groups, and of its components.
         """
@@ -85,25 +86,25 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self, event_name: str, **kwargs: Any) -> Any:
-        """The value, from the payload of an event. None: no value yet, or none that is new."""
+        """Compute the value from the payload of an event. None: no new value."""
 
     def state_dict(self) -> Values:
-        """What it has to remember beside its value: numbers, strs, lists, dicts."""
+        """Its state beside its value: numbers, strs, lists, dicts."""
         return {} if self.memory is None else write(self.memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. RAISES (StateError): It is something else. Nothing has changed then."""
+        """Restore a state from `state_dict`. RAISES (StateError): It is invalid. Nothing has changed then."""
         if self.memory is not None:
             self.memory = read(type(self.memory), plain(state), f"the state of the metric {type(self).__name__}")
 
 
 def controller_metrics(name: str) -> Callable[[T], T]:
-    """Register a class of metrics under a name: `@controller_metrics("MyMetric")`."""
+    """Register a metric class under a name: `@controller_metrics("MyMetric")`."""
     return registry.controller_metrics.register(name)  # type: ignore[attr-defined]
 
 
 def register_metric_handlers(handlers: Iterable[type]) -> None:
-    """Register classes of metrics, each under its own name."""
+    """Register metric classes, each under its own name."""
     for handler in handlers:
         controller_metrics(handler.__name__)(handler)
 
@@ -113,12 +114,12 @@ def register_metric_handlers(handlers: Iterable[type]) -> None:
 
 @controller_metrics("Loss")
 class Loss(Metric):
-    """The loss of a step, or, on `on_log`, what was logged as `loss`.
+    """The loss of a step; on `on_log`, the `loss` that was logged.
 
-    `loss` (total), `per_word`, `per_example`, `components` (each component's), `components_per_word`; `epoch` and
-    `step`. spaCy's losses are sums over the words of a batch: compare those per word.
+    Keys: `loss` (total), `per_word`, `per_example`, `components` (by component), `components_per_word`, `epoch`,
+    `step`. spaCy's losses are sums over the words of a batch: compare losses per word.
 
-    exclude (list[str]): Components that are left out of the total: what they report is no loss of their own.
+    exclude (list[str]): Components to leave out of the total, as they report no loss of their own.
     """
 
     events = ("on_step_end", "on_log")
@@ -151,10 +152,11 @@ class Loss(Metric):
 
 @controller_metrics("EvalLoss")
 class EvalLoss(Metric):
-    """The loss on the development data: as `Loss`, and `words` and `examples`, that it is of. Computed at each
-    evaluation, which takes about as long as training on these examples.
+    """The loss on the development data, computed at each evaluation. Takes about as long as training on these examples.
 
-    max_examples (int | None): Only the first so many examples. None: all.
+    Keys: as `Loss`, and the number of `words` and `examples`.
+
+    max_examples (int | None): Use only the first examples, up to this many. None: all.
     exclude (list[str]): As in `Loss`.
     """
 
@@ -190,13 +192,14 @@ class EvalLoss(Metric):
 
 @controller_metrics("HistoryBasedMetric")
 class HistoryBasedMetric(Metric):
-    """Windows: the newest values of the losses, and of each score.
+    """Windows over the newest losses and scores.
 
-    `training_loss`: `loss`, `steps`, `epoch`, lists with the oldest first; if the losses of components are known,
-    also `per_word`, and `components` with a list for each. `metrics`: for each score a list, beside `steps` and
-    `epoch`. `window_size`.
+    Keys: `training_loss` has the lists `loss`, `steps` and `epoch`, oldest first; if the losses of components are
+    known, also `per_word`, and `components` with a list each. `metrics` has a list for each score, and `steps` and
+    `epoch`.
+    `window_size`.
 
-    window_size (int): How many values. -1: all, up to 10,000.
+    window_size (int): Number of values. -1: all, up to 10,000.
     source_event (str): Where losses come from: "on_log", or "on_step_end" for those of each step.
     exclude (list[str]): As in `Loss`.
     """
@@ -254,9 +257,7 @@ class HistoryBasedMetric(Metric):
         }
 
     def _unseen(self, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """The newest log with a loss, if it is new: the history became longer; or is not longer, and ends with
-        another log.
-        """
+        """The newest log with a loss, if it is new: the history has become longer, or ends with another log."""
         count, newest = len(history), plain(history[-1]) if history else None
         seen, self.memory.seen = self.memory.seen, (count, newest)
         if count > seen[0]:
@@ -272,7 +273,7 @@ class HistoryBasedMetric(Metric):
 
 @dataclass
 class History:
-    """What a HistoryBasedMetric remembers. seen (tuple): How many logs there were, and the newest."""
+    """The state of HistoryBasedMetric. seen (tuple): Number of logs, and the newest."""
 
     training_loss: dict[str, Any]
     metrics: dict[str, list[Any]] = field(default_factory=dict)
@@ -280,7 +281,7 @@ class History:
 
 
 def _keys_of_losses(keys: Keys | None, components: Collection[str]) -> Keys:
-    """Keys of losses, with those of components where there are any."""
+    """Keys of losses, with the names of components."""
     known = dict.fromkeys(components)
     return {key: known if key.startswith("components") else part for key, part in (keys or {}).items()}
 
@@ -299,7 +300,7 @@ def _losses(losses: Mapping[str, Any], exclude: frozenset[str], payload: Mapping
 
 
 def _newest(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The newest log that has a loss."""
+    """The newest log with a loss."""
     return next((log for log in reversed(history) if log.get("loss") is not None), None)
 
 
@@ -308,12 +309,14 @@ def _newest(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 @controller_metrics("EvalMetrics")
 class EvalMetrics(Metric):
-    """The scores of the newest evaluation, by name. Where the loop tells the weighted score, also `score`,
-    `best_score`, `best_step`, `evaluations_since_best` and `steps_since_best`. A score that is NaN is never the best.
+    """The scores of the newest evaluation, by name.
+
+    If the loop reports the weighted score, also the keys `score`, `best_score`, `best_step`, `evaluations_since_best`
+    and `steps_since_best`. NaN is never the best score.
 
     source_event (str): "on_evaluate" or "on_predict".
-    min_delta (float): A score is better if it is more than this above the best.
-    min_delta_mode (str): "absolute", or "relative": a part of the best score.
+    min_delta (float): A score must be more than this above the best to count as better.
+    min_delta_mode (str): "absolute", or "relative": `min_delta` is a part of the best score.
     """
 
     reads = ("metrics", "score")

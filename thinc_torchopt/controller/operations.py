@@ -1,16 +1,16 @@
-"""Operations: what is done when a rule fires.
+"""Operations: the actions of rules that fire.
 
-An operation is a class. Its actions are the methods that begin with `should_`; the arguments of its constructor stand
-under `arguments` in the definition:
+An operation is a class. Its actions are the methods that begin with `should_`. `arguments` in the definition are the
+arguments of its constructor:
+
 
     @controller_operations("Beep")
     class Beep(Operation):
         def should_beep(self, *, event_name, step, **kwargs):
             print(chr(7))
 
-An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, to be read only) and the payload
-of the event. What it does to the training goes through `control`. Without one it does nothing: rules are only being
-tried.
+An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, read-only) and the payload of the
+event. It changes the training through `control`. Without one it does nothing, as rules are only being tried.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ logger = logging.getLogger("thinc_torchopt.controller")
 
 
 class Steering(Protocol):
-    """What operations can do to a training beside setting flags. A loop offers it as `Control.steering`."""
+    """The effects of operations on a training, beside the flags of `Control`. A loop offers it as
+    `Control.steering`.
+    """
 
     def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float) -> None:
-        """Multiply the learning rates of param groups; none falls below `min_rate` by it. groups: Patterns of names."""
+        """Multiply the learning rates of param groups, down to `min_rate`. groups: Patterns of names."""
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups."""
 
     def freeze(self, params: Sequence[str]) -> None:
-        """Train params no longer. params: Patterns of names."""
+        """Stop training params. params: Patterns of names."""
 
     def unfreeze(self, params: Sequence[str]) -> None:
         """Train params again."""
@@ -51,17 +53,17 @@ class Steering(Protocol):
         """Go back to the weights of the best evaluation, or of the last checkpoint."""
 
     def put_together(self) -> None:
-        """At the end of the training, give each component the weights with which it was best."""
+        """At the end of the training, give each component its best weights."""
 
 
 @dataclass
 class Control:
-    """What rules want of a training. A loop hands one to each event, and reads it afterwards.
+    """Requests of rules. A loop passes one with each event, and reads it afterwards.
 
     should_training_stop (bool): End the run, cleanly.
-    should_epoch_stop (bool): Leave out the rest of this epoch.
-    should_save, should_evaluate, should_log (bool): Do so after this step.
-    steering (Steering | None): What else can be done to the training. None: nothing.
+    should_epoch_stop (bool): Skip the rest of this epoch.
+    should_save, should_evaluate, should_log (bool): Save, evaluate or log after this step.
+    steering (Steering | None): Other effects on the training. None: the loop has none.
     """
 
     should_training_stop: bool = False
@@ -73,9 +75,9 @@ class Control:
 
 
 class Operation:
-    """An operation: a class whose actions are its methods `should_...`. They take keyword arguments, and `**kwargs`.
+    """An operation. Its actions are its methods `should_...`, which have keyword arguments and `**kwargs`.
 
-    quiet: Actions of which `spacy train` says nothing, unless the definition wants it: they change nothing in the run.
+    quiet: Actions that `spacy train` does not log by default, as they change nothing in the run.
     """
 
     quiet: ClassVar[Collection[str]] = ()
@@ -86,34 +88,34 @@ class Operation:
         return sorted(name for name in names if callable(getattr(self, name)))
 
     def validate(self, action: str) -> bool:
-        """Whether it can take an action, set up as it is. Called once for each that a controller names, before the
-        training.
+        """Whether it can run an action with its arguments. Called before the training, for each action in a controller.
 
-        RAISES (ConfigError): It can't; with a reason.
+        RAISES (ConfigError): It can't, with the reason.
         """
         return action in self.actions()
 
     def prepare(self, metrics: Collection[str]) -> None:
-        """Learn the names of the metrics, before the training; a mapping from them to what they hold.
+        """Check its arguments against the metrics, before the training. metrics: Names of metrics, perhaps with their
+        keys.
 
-        RAISES (ConfigError): It was set up for others.
+        RAISES (ConfigError): An argument names an unknown metric.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has to remember: numbers, strs, lists, dicts."""
+        """Its state: numbers, strs, lists, dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
 
 
 def controller_operations(name: str) -> Callable[[T], T]:
-    """Register a class of operations under a name: `@controller_operations("MyOperation")`."""
+    """Register an operation class under a name: `@controller_operations("MyOperation")`."""
     return registry.controller_operations.register(name)  # type: ignore[attr-defined]
 
 
 def register_operation_handlers(handlers: Iterable[type]) -> None:
-    """Register classes of operations, each under its own name."""
+    """Register operation classes, each under its own name."""
     for handler in handlers:
         controller_operations(handler.__name__)(handler)
 
@@ -123,17 +125,19 @@ def register_operation_handlers(handlers: Iterable[type]) -> None:
 
 @controller_operations("HFControls")
 class HFControls(Operation):
-    """Ends, saves, evaluates, logs. Every definition has one, by the names `hfcontrols` and `control`."""
+    """Ends the training or epoch, saves, evaluates, logs. Every definition has one, named `hfcontrols` and
+    `control`.
+    """
 
     quiet = ("should_log",)
 
     def should_training_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """End the run: cleanly, as when it has reached its last step."""
+        """End the run cleanly, as after its last step."""
         if control is not None:
             control.should_training_stop = True
 
     def should_epoch_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Go on with the next epoch."""
+        """Skip the rest of this epoch."""
         if control is not None:
             control.should_epoch_stop = True
 
@@ -154,9 +158,9 @@ class HFControls(Operation):
 
 
 def _steering(control: Control | None, what: str) -> Steering | None:
-    """RAISES (ControllerError): There is a training, and it can't be steered."""
+    """RAISES (ControllerError): The training loop has no steering."""
     if control is not None and control.steering is None:
-        raise ControllerError(f"expected a training loop that can {what}, found one that can't")
+        raise ControllerError(f"this training loop can't {what}")
     return None if control is None else control.steering
 
 
@@ -164,10 +168,10 @@ def _steering(control: Control | None, what: str) -> Steering | None:
 class LearnRateControl(Operation):
     """Changes learning rates, from the next step on.
 
-    groups (list[str]): Names of param groups, or patterns: "encoder*".
-    factor (float): `should_cut` multiplies by it. Above 0, below 1.
-    min_rate (float): `should_cut` goes no further down.
-    rate (float): `should_set` sets it.
+    groups (list[str]): Names of param groups, or patterns: "encoder*". Default: all groups.
+    factor (float): `should_cut` multiplies rates by it. Above 0, below 1.
+    min_rate (float): `should_cut` does not go below this rate.
+    rate (float): `should_set` sets rates to it.
     """
 
     def __init__(
@@ -191,46 +195,43 @@ class LearnRateControl(Operation):
     def validate(self, action: str) -> bool:
         if (action == "should_cut" and self._factor is None) or (action == "should_set" and self._rate is None):
             needed = "factor" if action == "should_cut" else "rate"
-            raise ConfigError(f"expected the argument '{needed}' for {action}, found none")
+            raise ConfigError(f"{action} needs the argument '{needed}'")
         return super().validate(action)
 
     def should_cut(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Multiply by `factor`."""
+        """Multiply learning rates by `factor`."""
         if (steering := _steering(control, "change learning rates")) is not None and self._factor is not None:
             steering.scale_learn_rates(self.groups, self._factor, self._min_rate)
 
     def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Set to `rate`."""
+        """Set learning rates to `rate`."""
         if (steering := _steering(control, "change learning rates")) is not None and self._rate is not None:
             steering.set_learn_rates(self.groups, self._rate)
 
 
 @controller_operations("FreezeControl")
 class FreezeControl(Operation):
-    """Freezes params, or trains them again.
-
-    params (list[str]): Patterns of their names: "transformer/*".
-    """
+    """Freezes and unfreezes params. params (list[str]): Patterns of their names: "transformer/*"."""
 
     def __init__(self, params: list[str]):
         self.params = patterns("params", params)
 
     def should_freeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Train them no longer."""
+        """Freeze the params."""
         if (steering := _steering(control, "freeze params")) is not None:
             steering.freeze(self.params)
 
     def should_unfreeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Train them again."""
+        """Unfreeze the params."""
         if (steering := _steering(control, "unfreeze params")) is not None:
             steering.unfreeze(self.params)
 
 
 @controller_operations("RollbackControl")
 class RollbackControl(Operation):
-    """Takes the weights back to where they were.
+    """Restores earlier weights.
 
-    to (str): "best": at the best evaluation. "last": at the last checkpoint.
+    to (str): "best": from the best evaluation. "last": from the last checkpoint.
     """
 
     def __init__(self, to: Literal["best", "last"] = "best"):
@@ -244,10 +245,10 @@ class RollbackControl(Operation):
 
 @controller_operations("BestWeightsControl")
 class BestWeightsControl(Operation):
-    """Keeps the best weights of each component, and puts them together at the end of the training.
+    """Keeps the best weights of each component, and combines them at the end of the training.
 
-    components (list[str] | None): Their names. None: all that are trained and have a score.
-    scores (dict[str, str]): By component, the score that counts, where that is not plain.
+    components (list[str] | None): Names of components. None: all trained components that have a score.
+    scores (dict[str, str]): The score to use, by component. Default: the component's own scores.
     """
 
     def __init__(self, components: list[str] | None = None, scores: dict[str, str] = {}):
@@ -259,7 +260,7 @@ class BestWeightsControl(Operation):
         self.scores = dict(scores)
 
     def should_put_together(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """At the end of the training, whenever this is asked for."""
+        """Combine the best weights at the end of the training, whenever the rule fires."""
         if (steering := _steering(control, "put weights together")) is not None:
             steering.put_together()
 
@@ -269,10 +270,9 @@ class BestWeightsControl(Operation):
 
 @controller_operations("LogControl")
 class LogControl(Operation):
-    """Writes a line to Python's log `thinc_torchopt.controller`. Control characters in values stand as Python writes
-    them.
+    """Writes a line to Python's log `thinc_torchopt.controller`. Control characters in values are escaped.
 
-    log_format (str): Text with fields, one line: see `Message`.
+    log_format (str): One line of text with fields: names of metrics, `event_name`, `control_name`, `step`, `epoch`.
     log_level (str): "debug", "info", "warning", "error" or "critical".
     """
 
@@ -290,7 +290,7 @@ class LogControl(Operation):
         self._message.check(metrics)
 
     def should_log(self, *, values: Mapping[str, Any], **kwargs: Any) -> None:
-        """Write it."""
+        """Write the line."""
         logger.log(self._level, "%s", one_line(self._message.fill(values, kwargs)))
 
 
@@ -298,12 +298,12 @@ class LogControl(Operation):
 class NotifyControl(Operation):
     """Sends a message to a web address by POST, as JSON: `text`, `controller`, `event`, `step`, `values`.
 
-    The training does not wait for it, and a failure is only logged. Messages wait for those before them; where more
-    than a hundred do, the oldest are left out.
+    The training does not wait for it, and a failure is only logged. Messages are sent in order; if more than a hundred
+    wait, the oldest are dropped.
 
-    url (str): Where to: "https://..." or "http://...".
-    message (str): Text with fields: see `Message`.
-    timeout_seconds (float): How long to wait for an answer.
+    url (str): "https://..." or "http://...".
+    message (str): Text with fields, as for `LogControl`.
+    timeout_seconds (float): How long to wait for an answer, up to 300.
     """
 
     quiet = ("should_notify",)
@@ -326,7 +326,7 @@ class NotifyControl(Operation):
     def should_notify(
         self, *, values: Mapping[str, Any], firing: Any, control: Control | None = None, **kwargs: Any
     ) -> None:
-        """Send it."""
+        """Send the message."""
         if control is not None:
             self._webhook.send(
                 {
@@ -340,7 +340,7 @@ class NotifyControl(Operation):
 
 
 def patterns(name: str, value: Any) -> list[str]:
-    """RAISES (ConfigError): It is no list of patterns."""
+    """RAISES (ConfigError): The value is not a list of patterns."""
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
         _SECTION.refuse(name, 'a list of names or patterns, as in ["encoder*"]', value)
     return list(value)

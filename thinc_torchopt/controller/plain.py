@@ -1,4 +1,4 @@
-"""Plain values: what rules see, and what a state is made of. Copies; nothing of NumPy's, torch's or spaCy's."""
+"""Plain copies of values, for rules and saved states: nothing of NumPy, torch or spaCy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _EXACT = frozenset({bool, int, float, str, type(None)})
 
 
 def plain(value: Any, depth: int = 0, is_strict: bool = False) -> Any:
-    """A copy in bools, ints, floats, strs, None, and lists and dicts of these. Arrays and tensors become numbers and
-    lists.
+    """Copy a value to bools, ints, floats, strs, None, and lists and dicts of these. Arrays and tensors become numbers
+    and lists.
 
-    is_strict (bool): Anything else is an error, and not "<type>".
-    RAISES (ValueError): It is nested too deep, or something else.
+    is_strict (bool): Raise an error for anything else, instead of "<type>".
+    RAISES (ValueError): The value is nested too deep, or has another type and `is_strict` is set.
     """
     if type(value) in _EXACT:
         return value
@@ -35,9 +35,9 @@ def plain(value: Any, depth: int = 0, is_strict: bool = False) -> Any:
         return plain(value.tolist(), depth + 1, is_strict)
     if is_strict:
         raise ValueError(f"expected numbers, texts, true, false, null, lists and dicts, found {type(value).__name__}")
-    return f"<{type(value).__name__}>"  # what a rule can't use anyway, and whose repr may be anything
+    return f"<{type(value).__name__}>"  # rules can't use it, and its repr may be anything
 
 
 def number(value: Any) -> float | None:
-    """A number as a float; None stays None. RAISES (TypeError | ValueError): It is none."""
+    """A number as a float; None stays None. RAISES (TypeError | ValueError): It is not a number."""
     return None if value is None else float(value)

@@ -1,9 +1,8 @@
-"""Rules: one Python expression over metrics, which gives true or false, and which can do nothing else.
+"""Rules: a Python expression over metrics that gives true or false, without side effects.
 
-A rule is parsed once. Its syntax tree may hold the kinds of nodes that stand in `compiler.Compiler` and no others:
-there are no attributes, so no methods; no statements, lambdas or f-strings. What could take long or take memory is
-rewritten to calls of `Guard`, which counts work and sizes. Then the tree is compiled to byte code, which runs without
-builtins.
+A rule is parsed once. Its syntax tree may only have the kinds of nodes that `compiler.Compiler` handles: no attributes,
+so no methods; no statements, lambdas or f-strings. Parts that could use much time or memory are rewritten to calls of
+`Guard`, which limits work and sizes. Then the tree is compiled to byte code, which runs without builtins.
 
     >>> rule = Rule("loss['loss'] < 1.0", ["loss"])
     >>> rule.evaluate({"loss": {"loss": 0.5}})
@@ -27,10 +26,10 @@ class Rule:
 
     text (str): A Python expression.
     metrics (Collection[str]): The names that it may use.
-    keys (Mapping[str, Keys | None] | None): What metrics hold, as far as that is known.
-    gives_bool (bool): It has to give true or false. If not, it is a part of a rule, which may give anything.
-    RAISES (ControllerError): It does not parse, uses what rules may not, or a name or key that does not exist; or it
-        can't give true or false.
+    keys (Mapping[str, Keys | None] | None): The keys of metrics, as far as they are known.
+    gives_bool (bool): The result must be true or false. False: it is a part of a rule, with any result.
+    RAISES (ControllerError): It does not parse, has a part that is not allowed or an unknown name or key, or can't give
+        true or false.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Rule:
         self._gives_bool = gives_bool
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Python's compiler: about `is` with a literal, escapes in strings
+                warnings.simplefilter("ignore")  # of Python's compiler, about `is` with a literal and about escapes
                 compiler = Compiler(parse(self.text), frozenset(metrics), keys or {}, gives_bool=gives_bool)
                 self._code = compile(compiler.tree, "<rule>", "eval")
         except Refused as reason:
@@ -66,11 +65,11 @@ class Rule:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Whether the rule holds; of a part of one, its value.
+        """Whether the rule holds; for a part of a rule, its value.
 
-        values (Mapping): Those of the metrics, plain; None, or not there: a metric has none yet.
-        RAISES (MetricUnavailable): It needs one that has none. (ControllerError): It failed, gave no bool, or went
-            beyond its limits.
+        values (Mapping): Plain values of metrics. None or missing: no value yet.
+        RAISES (MetricUnavailable): It needs a metric without a value. (ControllerError): It failed, gave no bool, or
+            exceeded its limits.
         """
         space = self._space
         for name in self.names:
@@ -81,7 +80,7 @@ class Rule:
         self._guard.work = MAX_WORK
         try:
             result = eval(self._code, space)
-        except NameError as error:  # all names were checked: this is a metric, reached before it has a value
+        except NameError as error:  # all names were checked: this is a metric without a value
             raise MetricUnavailable(f"{error.name!r}") from None
         except MetricUnavailable:
             raise
@@ -91,10 +90,10 @@ class Rule:
             raise ControllerError(f"it failed with {shown(error)}") from None
         if result is True or result is False or not self._gives_bool:
             return result
-        raise ControllerError(f"expected it to give true or false, found {reprlib.repr(result)}")
+        raise ControllerError(f"it must give true or false, but gave {reprlib.repr(result)}")
 
 
 def shown(error: BaseException) -> str:
-    """An error of Python's in a few words: its text can hold the repr of anything."""
+    """A Python error in a short text, as its own may have the repr of anything."""
     text = ", ".join(arg if isinstance(arg, str) else reprlib.repr(arg) for arg in error.args)
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Metrics of the run itself: where it is, its rates, gradients, speed and memory; and of files that steer it."""
+"""Metrics of the run itself: its progress, learning rates, gradients, speed, memory; and files that steer it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from .plain import number
 
 @controller_metrics("TrainingState")
 class TrainingState(Metric):
-    """Where the run is: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest
-    evaluation), `best_score` (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`,
-    `is_final`. What is not known yet has no value."""
+    """The progress of the run.
+
+    Keys: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest evaluation),
+    `best_score` (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`, `is_final`. Keys that
+    are unknown yet have no value.
+    """
 
     events = tuple(EVENTS)
     keys = dict.fromkeys(
@@ -63,7 +66,7 @@ class TrainingState(Metric):
 
 @dataclass
 class Known:
-    """What TrainingState remembers. score: Of the newest evaluation."""
+    """The state of TrainingState. score: Of the newest evaluation."""
 
     best: Best = field(default_factory=Best)
     score: AnyNumber | None = None
@@ -71,7 +74,7 @@ class Known:
 
 @controller_metrics("PerProcessState")
 class PerProcessState(Metric):
-    """`rank` and `world_size`; 0 and 1 where one process trains."""
+    """This process among several. Keys: `rank` and `world_size`; 0 and 1 for a single process."""
 
     events = tuple(EVENTS)
     keys = dict.fromkeys(("rank", "world_size"))
@@ -100,7 +103,7 @@ class LearnRates(Metric):
 
 @controller_metrics("GradNorm")
 class GradNorm(Metric):
-    """The norm of the gradients before clipping: `total`, and `components` by name."""
+    """The norm of the gradients before clipping. Keys: `total`, and `components` by name."""
 
     events = ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
     keys = dict.fromkeys(("total", "components"))
@@ -123,14 +126,14 @@ class GradNorm(Metric):
         if total is None and grad_norms:
             total = math.hypot(*(float(norm) for norm in grad_norms.values()))
         self.memory.total = total
-        if grad_norms:  # which not all of a step's events know
+        if grad_norms:  # not all events of a step have it
             self.memory.components = {str(name): float(norm) for name, norm in grad_norms.items()}
         return {"total": total, "components": self.memory.components}
 
 
 @dataclass
 class Norms:
-    """What GradNorm remembers: its value."""
+    """The state of GradNorm: its value."""
 
     total: AnyNumber | None = None
     components: dict[str, AnyNumber] = field(default_factory=dict)
@@ -138,9 +141,9 @@ class Norms:
 
 @controller_metrics("Throughput")
 class Throughput(Metric):
-    """Words per second: `recent`, over the last steps, and `mean`, over the whole run.
+    """Words per second. Keys: `recent`, over the last steps, and `mean`, over the whole run.
 
-    window_size (int): How many steps `recent` looks back.
+    window_size (int): Number of steps for `recent`.
     """
 
     events = ("on_step_end",)
@@ -166,17 +169,16 @@ class Throughput(Metric):
 
 @dataclass
 class Marks:
-    """What Throughput remembers. marks (list): Words and seconds at the last steps."""
+    """The state of Throughput. marks (list): Words and seconds at the last steps."""
 
     marks: list[tuple[AnyNumber, AnyNumber]] = field(default_factory=list)
 
 
 @controller_metrics("SystemState")
 class SystemState(Metric):
-    """Memory in MiB: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` that torch has
-    taken of the GPU.
+    """Memory in MiB. Keys: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` of torch.
 
-    every_seconds (float): It is measured at most so often.
+    every_seconds (float): Least seconds between two measurements.
     """
 
     events = ("on_train_begin", "on_step_end", "on_evaluate")
@@ -202,10 +204,11 @@ class SystemState(Metric):
 
 @controller_metrics("FileWatch")
 class FileWatch(Metric):
-    """A file by which you ask for something while it trains: `touched`, whether it was made or touched since the step
-    before, and `exists`.
+    """A file with which you steer a running training. Keys: `touched`, whether it was created or touched since the last
+    step, and `exists`.
 
-    path (str): From the folder in which the training runs. What lies there at first is not looked at.
+    path (str): Path, relative to the current folder of the training. A file that exists at the start does not count as
+        touched.
     """
 
     events = ("on_train_begin", "on_step_begin", "on_step_end")
@@ -235,7 +238,7 @@ class FileWatch(Metric):
 
 
 def _process_memory() -> tuple[float | None, float | None]:
-    """In MiB: what the process has, and had at most. None: this system does not say."""
+    """Memory of the process now and at its peak, in MiB. None: unknown on this system."""
     try:
         import resource
     except ImportError:
@@ -249,7 +252,7 @@ def _process_memory() -> tuple[float | None, float | None]:
 
 
 def _gpu_memory() -> tuple[float | None, float | None]:
-    """In MiB: what torch has of the current GPU, and had at most. None: nothing trains there."""
+    """Memory of torch on the current GPU now and at its peak, in MiB. None: no GPU is used."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None, None

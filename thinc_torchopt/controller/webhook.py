@@ -1,4 +1,4 @@
-"""Messages to a web address, on their way beside the training."""
+"""Send messages to a web address, in a thread beside the training."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger("thinc_torchopt.controller")
 
 
 class Webhook:
-    """Sends JSON by POST, in a thread. What goes wrong is logged, without the address: that may hold a password.
+    """Sends JSON by POST, in a thread. Failures are logged without the address, which may have a secret in it.
 
-    Other machines of a network, and this one, are addresses like any other: hooks are often there. Link-local ones are
-    not: a cloud tells the keys of a machine there, to whoever asks from it.
+    Addresses in the local network are allowed, as hooks are often there. Link-local addresses are not: cloud machines
+    serve their credentials there.
 
     url (str): "http://..." or "https://...".
-    timeout_seconds (float): For each wait for the other side.
-    RAISES (ConfigError): It is no such address, or a link-local one. Where a name leads is looked at when a message is
+    timeout_seconds (float): Time-out of each network operation.
+    RAISES (ConfigError): The address is invalid or link-local. Host names are resolved and checked when a message is
         sent.
     """
 
@@ -42,12 +42,12 @@ class Webhook:
         try:
             parts = urlsplit(url)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            is_address &= "@" not in parts.netloc  # urllib would look for a host of that name
+            is_address &= "@" not in parts.netloc  # urllib would take it as a part of the host name
         except (ValueError, AttributeError, TypeError):
             is_address = False
         if not is_address or any(ord(letter) <= 32 or ord(letter) > 126 for letter in url):
             _SECTION.refuse("url", 'an address as in "https://example.org/hook", without user and password', url)
-        with suppress(OSError):  # of a name
+        with suppress(OSError):  # a host name, which is not numeric
             _check_address(str(parts.hostname), parts.port, socket.AI_NUMERICHOST)
         self.host = parts.hostname
         self._url = url
@@ -58,10 +58,10 @@ class Webhook:
         self._thread: threading.Thread | None = None
 
     def send(self, content: dict[str, Any]) -> None:
-        """Send it when all that came before is sent. Where too many wait, the oldest are left out."""
+        """Queue a message. If too many wait, the oldest are dropped."""
         with self._lock:
             if len(self._waiting) == MAX_WAITING:
-                logger.warning("Left out a notification to %s: %d wait to be sent.", self.host, MAX_WAITING)
+                logger.warning("Dropped a notification to %s: %d wait to be sent.", self.host, MAX_WAITING)
             self._waiting.append(json.dumps(content, default=str).encode("utf8"))
             if self._thread is None:
                 thread = threading.Thread(target=self._post_all, daemon=True, name="thinc-torchopt-webhook")
@@ -75,7 +75,7 @@ class Webhook:
         atexit.register(self.wait)
 
     def wait(self) -> None:
-        """Wait until all is sent; twice the time-out at most."""
+        """Wait until all messages are sent, up to twice the time-out."""
         if (thread := self._thread) is not None:
             thread.join(2 * self._timeout)
 
@@ -103,7 +103,7 @@ class Webhook:
 
 
 def _check_address(host: str, port: int | None, flags: int = 0) -> None:
-    """RAISES (ConfigError): It is a link-local address, or a name that leads to one. (OSError): It leads nowhere."""
+    """RAISES (ConfigError): It is a link-local address, or a name of one. (OSError): The name can't be resolved."""
     for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags):
         _check_ip(str(address[0]))
 
@@ -115,16 +115,18 @@ def _check_ip(text: str) -> None:
 
 
 class _Connection(HTTPConnection):
-    """Goes to no link-local address."""
+    """A connection that refuses link-local addresses."""
 
     def connect(self) -> None:
         _check_address(self.host, self.port)
         super().connect()
-        _check_ip(self.sock.getpeername()[0])  # a name may lead elsewhere the next time
+        _check_ip(self.sock.getpeername()[0])  # the name may have been resolved to another address
 
 
 class _SecureConnection(HTTPSConnection, _Connection):
-    """The same. Its address is looked at before anything is said: HTTPSConnection connects by the class after it."""
+    """The same for HTTPS. The address is checked before any data is sent: HTTPSConnection connects by the next
+    class.
+    """
 
 
 class _Http(HTTPHandler):
@@ -138,7 +140,7 @@ class _Https(HTTPSHandler):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Where a message goes is what the definition says."""
+    """Refuses redirects: messages only go to the address in the definition."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> NoReturn:
         raise HTTPError(req.full_url, code, "redirected", headers, fp)

@@ -1,13 +1,12 @@
-"""Several processes that train one pipeline: data parallel over torch.distributed. Open group.py first, then reduce.py.
+"""Data-parallel training of one pipeline in several processes, over torch.distributed. Open group.py first.
 
-torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py brings them together
-and says which one is missing when one dies; failures.py tells the launcher why. reduce.py sums the gradients, data.py
-deals each batch, agree.py keeps the ranks at the same params and random numbers, evaluation.py shares the evaluation,
-shard.py splits the optimizer's state. addresses.py finds the network between them. settings.py is the block in the
-config.
+torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py connects them, and
+names the rank that is missing when one dies; failures.py tells the launcher why. reduce.py sums the gradients, data.py
+splits each batch, agree.py keeps params and random numbers equal, evaluation.py shares the evaluation, shard.py splits
+the optimizer's state. addresses.py finds the network interface. settings.py is the block in the config.
 
-What a run does with all that is in training/ranks.py. Whether there are several processes: ../launched.py. Nothing here
-imports torch.distributed before there are.
+training/ranks.py uses all of that in a run. ../launched.py detects several processes. torch.distributed is only
+imported if there are.
 """
 
 from .agree import SharedSets, check_same_params, seed_of

@@ -1,5 +1,5 @@
-"""Over which network interface other machines are reached. gloo takes the one of the machine's own name, which is often
-none that others can reach: a container's, or the loopback.
+"""Choose the network interface between machines. gloo uses the one of the machine's own name, which others often can't
+reach: a container's, or the loopback.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
 def choose_interface(master: str, port: int, *, one_machine: bool) -> None:
-    """Let gloo use the interface that reaches the master, unless the user says which.
+    """Let gloo use the interface that reaches the master, unless the user has set one.
 
-    one_machine (bool): All ranks are here. If not, the loopback is none: the master's own name often leads there.
+    one_machine (bool): Whether all ranks are on this machine. If not, the loopback is not used: the master's own name
+        often resolves to it.
     """
     if os.environ.get(_VARIABLE):
         return
@@ -31,7 +32,7 @@ def choose_interface(master: str, port: int, *, one_machine: bool) -> None:
 
 
 def interface_to(host: str, port: int) -> str | None:
-    """The name of the interface from which packets to an address leave. None: it can't be told here."""
+    """The name of the interface for packets to an address. None: unknown."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
         own = probe.getsockname()[0]

@@ -1,4 +1,4 @@
-"""What keeps ranks alike beside their gradients: seeds, sets that layers keep, and a check that params are the same."""
+"""Keep ranks equal: seeds, sets in the attrs of layers, and a check of params."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def seed_of(base: int, step: int, rank: int | None = None) -> int:
-    """The seed of a step, of 32 bits: one for each rank, or (None) one for all."""
+    """The seed of a step, 32 bits: for one rank, or for all (None)."""
     return int.from_bytes(hashlib.blake2b(f"{base}/{step}/{rank}".encode(), digest_size=4).digest(), "big")
 
 
@@ -26,16 +26,16 @@ def seed_of(base: int, step: int, rank: int | None = None) -> int:
 
 @torch.no_grad()
 def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A checksum of the bits of each tensor, computed where it is. Shape: (n,), of int64, on the CPU."""
+    """A checksum of the bits of each tensor, computed on its device. Shape: (n,), int64, on the CPU."""
     sums = [tensor.detach().view(_INT_OF_SIZE[tensor.dtype.itemsize]).sum(dtype=torch.int64) for tensor in tensors]
     return torch.stack([found.cpu() for found in sums]) if sums else torch.zeros(0, dtype=torch.int64)
 
 
 def check_same_params(group: Group, tensors: Mapping[str, torch.Tensor], rates: Mapping[str, float], step: int) -> None:
-    """Check that all ranks have the same params and learning rates, to the last bit.
+    """Check that params and learning rates are bit-identical on all ranks.
 
     tensors (Mapping[str, torch.Tensor]): By name. rates (Mapping[str, float]): By param group.
-    RAISES (DistributedError): They don't.
+    RAISES (DistributedError): They differ.
     """
     names = [*sorted(tensors), *(f"the learning rate of '{name}'" for name in sorted(rates))]
     bits = torch.tensor([rates[name] for name in sorted(rates)], dtype=torch.float64).view(torch.int64)
@@ -44,21 +44,21 @@ def check_same_params(group: Group, tensors: Mapping[str, torch.Tensor], rates: 
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise DistributedError(
-            f"Can't go on after step {step}: expected the same params on all {group.size} ranks, found that they "
+            f"Can't continue after step {step}: expected the same params on all {group.size} ranks, but they "
             f"differ in {', '.join(wrong[:3])}{more}. Code that changes params must do so on all ranks alike. "
-            "Processors of several kinds can round differently: check_every = 0 in [training.optimizer.distributed] "
-            "lets them."
+            "Different kinds of processors may round differently: to allow that, set check_every = 0 in "
+            "[training.optimizer.distributed]."
         )
 
 
-# ---------------------------------------------------------------------- what layers keep
+# ---------------------------------------------------------------------- attrs of layers
 
 
 class SharedSets:
-    """The sets that layers keep in their attrs, such as the classes that the parser has not met: what one rank adds or
-    removes, all do.
+    """The sets in the attrs of layers, such as the classes that the parser has not seen. Changes of one rank are
+    applied on all ranks.
 
-    nlp (Language): The pipeline, whose sets are the same on all ranks now.
+    nlp (Language): The pipeline, whose sets are equal on all ranks at this point.
     """
 
     def __init__(self, nlp: Language):
@@ -67,13 +67,13 @@ class SharedSets:
 
     @property
     def has_changed(self) -> bool:
-        """Whether one has changed here."""
+        """Whether a set has changed on this rank."""
         return any(
             len(found) != len(self._before[key]) or found != self._before[key] for key, found in self._sets.items()
         )
 
     def merge(self, group: Group) -> None:
-        """Do what other ranks did. All ranks call this."""
+        """Apply the changes of all ranks. All ranks must call this."""
         changes = {
             key: (found - before, before - found)
             for key, found in self._sets.items()

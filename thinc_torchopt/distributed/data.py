@@ -1,7 +1,7 @@
-"""Who trains on what: a batch of all ranks, dealt so that each gets about as many words.
+"""Split a batch between ranks, so that each gets about the same number of words.
 
-Ranks wait for the slowest at each step. Batches of one size in words still differ by some percent, and parts of equal
-size do not.
+Ranks wait for the slowest one at each step. Separate batches of one size in words would differ by some percent; equal
+parts of one batch do not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ T = TypeVar("T", bound=Sized)
 
 
 def deal(batch: Sequence[T], ranks: int) -> list[list[T]]:
-    """Deal a batch: the longest first, each to the rank with the fewest words so far.
+    """Split a batch: the longest examples first, each to the rank with the fewest words so far.
 
-    batch (Sequence[Example]): Of all ranks together.
-    RETURNS (list[list[Example]]): The part of each rank, in the order of the batch. All the same on each rank; some are
-        empty if there are fewer examples than ranks.
+    batch (Sequence[Example]): The batch of all ranks.
+    RETURNS (list[list[Example]]): The part of each rank, in the order of the batch. Equal on all ranks. With fewer
+        examples than ranks, some parts are empty.
     """
     words = [0] * ranks
     chosen: list[list[int]] = [[] for _ in range(ranks)]

@@ -1,9 +1,8 @@
-"""A shared evaluation: each rank processes a part of the documents, and all get all of them back.
+"""A shared evaluation: each rank processes a part of the documents, and all ranks get all of them back.
 
-Scores are computed of whole documents, so they are those of one process. There are no padded duplicates. A document
-that another rank has processed comes without its `tensor`, which no scorer of spaCy's looks at, and of its `user_data`,
-where extension attributes are, with what is made of numbers, texts, lists, tuples, sets and dicts: transformers leave
-their whole output there.
+Scores are computed over all documents, so they equal those of one process. Documents of other ranks come without their
+`tensor`, which spaCy's scorers don't use. Of their `user_data`, which has extension attributes, only numbers, texts,
+lists, tuples, sets and dicts are sent: transformers store their whole output there.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .group import Group
 
 @contextmanager
 def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
-    """Inside, `nlp.pipe` of documents is shared between the ranks. Each of them calls it, with the same ones.
+    """Share `nlp.pipe` between the ranks. All ranks must call it with the same documents.
 
-    RAISES (DistributedError): They are not the same.
+    RAISES (DistributedError): The documents differ.
     """
     original: Any = nlp.pipe
 
@@ -42,9 +41,9 @@ def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
         for rank, (part, (checksum, contents)) in enumerate(zip(parts, found)):
             if checksum != found[0][0]:
                 raise DistributedError(
-                    f"Can't share an evaluation: expected rank {rank} to read the same development data as rank 0, "
-                    "found other data. It must be the same on all machines. Or set share_evaluation = false in "
-                    "[training.optimizer.distributed]: then rank 0 evaluates alone."
+                    f"Can't share an evaluation: rank {rank} reads other development data than rank 0. It must be "
+                    "the same on all machines. Or set share_evaluation = false in [training.optimizer.distributed]: "
+                    "then rank 0 evaluates alone."
                 )
             for i, (content, user_data) in zip(part, contents):
                 if i not in done:
@@ -59,7 +58,7 @@ def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
 
 
 def _sent(doc: Doc) -> tuple[bytes, dict[Any, Any]]:
-    """What other ranks get of a document."""
+    """The parts of a document to send."""
     user_data = {key: value for key, value in doc.user_data.items() if _is_plain((key, value))}
     return doc.to_bytes(exclude=["tensor", "user_data"]), user_data
 
@@ -73,8 +72,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def split(n: int, ranks: int, batch_size: int) -> list[list[int]]:
-    """Which documents each rank processes: whole batches, as one process would make them; with fewer of them than
-    ranks, smaller ones.
+    """The documents of each rank: whole batches, as in one process; smaller ones if there are fewer batches than
+    ranks.
     """
     size = max(1, min(batch_size, math.ceil(n / ranks)))
     return [[i for i in range(n) if i // size % ranks == rank] for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""Why a process ends that a launcher has started: for the launcher, which says it last."""
+"""Report the error of a process to its launcher, which shows it."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""The ranks: how they come together, talk, wait for each other, and find out who is missing.
+"""The group of ranks: connect, communicate, wait for each other, and find out which rank is missing.
 
-torch's launcher starts them, and sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They meet in the launcher's store,
-a small server of keys and values, and build a process group, whose *collectives* all ranks enter in the same order.
+torch's launcher starts the ranks, and sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They find each other in the
+launcher's store, a small key-value server, and build a process group. All ranks call its *collectives* in the same
+order.
 
-*Collectives* of a step wait `timeout_seconds`: ranks do the same work there. *Patient* ones come after work that may
-take longer on one rank, such as an evaluation, or saving a model: there ranks wait as long as the others live. Each
-rank has a thread for that which counts up a number in the store, its *pulse*.
+Collectives of a step time out after `timeout_seconds`, as all ranks do the same work. *Patient* ones come after work
+that may take longer on one rank, such as an evaluation or saving a model: ranks wait as long as the others live. To
+show that, a thread of each rank counts up a number in the store, its *pulse*.
 
-gloo's errors name no rank. So each rank also writes to the store which step it is at; after an error, who is behind, or
-has no pulse, is named.
+gloo's errors name no rank. So each rank also writes its step to the store; an error names ranks that are behind or have
+no pulse.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from .addresses import choose_interface
 
 T = TypeVar("T")
 
-# Ranks read their data before they meet, which takes longer on some machines than on others.
+# Ranks read their data before they connect, which may take longer on some machines.
 JOIN_SECONDS = 600.0
-# A store answers at once, also if the process that has it is busy.
+# A store replies at once, even if its process is busy.
 ANSWER_SECONDS = 20.0
-# When a rank has died, the launcher kills those that have not ended some seconds after its signal.
+# After a rank has died, the launcher sends a signal to the others, and kills them some seconds later.
 HURRY_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _PULSE_SECONDS = 1.0
@@ -50,10 +51,10 @@ _groups = count()
 
 
 class Group:
-    """This process among the others. `Group.open` makes one.
+    """This process among the others. Use `Group.open`.
 
-    Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes that were given to
-    `sum_`, for benchmarks), `hurries` (set it: whether this process got a signal to end).
+    Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes passed to `sum_`, for
+    benchmarks), `hurries` (settable: returns whether this process got a signal to end).
     """
 
     def __init__(self, rank: int, size: int, store: Any, timeout_seconds: float, *, is_own: bool):
@@ -65,18 +66,18 @@ class Group:
         self._store = store
         self._is_own = is_own
         self._step = -1
-        self._meetings = count()
+        self._barriers = count()
         self._is_closed = threading.Event()
-        self._has_noticed = False  # that another one is gone
+        self._has_noticed = False  # whether it has noticed that another rank is gone
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
 
     @classmethod
     def open(cls, settings: DistributedSettings, *, on_gpu: bool) -> Group:
-        """Come together with the other ranks, or join the process group that there is.
+        """Connect to the other ranks, or use the existing process group.
 
-        on_gpu (bool): Params are on a GPU.
-        RAISES (DistributedError): Not all ranks came.
+        on_gpu (bool): Whether params are on a GPU.
+        RAISES (DistributedError): Not all ranks connected.
         """
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import PrefixStore
@@ -89,14 +90,14 @@ class Group:
         rank, size = rank_in_environment(), world_size_in_environment()
         master, port = master_in_environment()
         choose_interface(master, port, one_machine=int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size)
-        # Params may be on a GPU, but what ranks tell each other beside gradients is not.
+        # Params may be on a GPU, but other values that ranks exchange are on the CPU.
         backend = settings.backend or ("nccl" if on_gpu else "gloo")
         try:
             if rank:
                 wait_for_store(master, port)
             base, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
-            # The store outlives ranks that are started again, with all that those before them wrote.
-            store = PrefixStore(f"torchopt-{_meet_anew(base, rank, size, next(_groups))}", base)
+            # The store outlives restarted ranks, with everything that earlier ranks have written.
+            store = PrefixStore(f"torchopt-{_find_each_other(base, rank, size, next(_groups))}", base)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
                 store=PrefixStore("group", store),
@@ -108,14 +109,14 @@ class Group:
             raise
         except RuntimeError as error:
             raise DistributedError(
-                f"Can't bring {size} ranks together at {master}:{port}: expected all of them to be reached, found "
-                f"{_first_line(error)} on rank {rank}. Check that machines reach each other at that address, and that "
-                f"GLOO_SOCKET_IFNAME ({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it."
+                f"Can't connect {size} ranks at {master}:{port}: {_first_line(error)} on rank {rank}. Check that "
+                "machines reach each other at that address, and that GLOO_SOCKET_IFNAME "
+                f"({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it."
             ) from error
         return cls(rank, size, store, settings.timeout_seconds, is_own=True)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave. error (BaseException | None): Because of which this rank can't go on: others will tell it."""
+        """Leave the group. error (BaseException | None): The error that ends this rank. Other ranks will report it."""
         if self._is_closed.is_set():
             return
         if isinstance(error, Exception) and not self._has_noticed:
@@ -125,8 +126,8 @@ class Group:
         if self._is_own and error is None:
             import torch.distributed as dist
 
-            # In torch 2.6 the end of a process group waits for gloo's threads and holds Python's lock, which these
-            # may need to let go of a tensor: all wait for ever. The end of gloo's own object does not hold it.
+            # In torch 2.6, destroying a process group waits for gloo's threads while it holds the GIL, which they may
+            # need to free a tensor: a deadlock. Destroying gloo's own object does not hold the GIL.
             gloo = gloo_of_world()
             dist.destroy_process_group()
             del gloo
@@ -134,12 +135,12 @@ class Group:
     # ------------------------------------------------------------------ in a step
 
     def at_step(self, step: int) -> None:
-        """Let others know which step this rank is at."""
+        """Tell other ranks the step of this rank."""
         self._step = step
         self._store.set(f"step/{self.rank}", str(step))
 
     def sum_(self, tensor: torch.Tensor, what: str = "sum gradients") -> None:
-        """Sum a tensor over all ranks, in place. RAISES (DistributedError): A rank is gone, or hangs."""
+        """Sum a tensor over all ranks, in place. RAISES (DistributedError): A rank is gone or hangs."""
         import torch.distributed as dist
 
         self.sends += tensor.numel() * tensor.element_size()
@@ -153,7 +154,7 @@ class Group:
         return bool(flags.item())
 
     def differs(self, values: torch.Tensor) -> torch.Tensor:
-        """Where whole numbers are not the same on all ranks. values (Tensor): Of int64, on the CPU. Shape: (n,)."""
+        """Where integers differ between ranks. values (Tensor): int64, on the CPU. Shape: (n,)."""
         import torch.distributed as dist
 
         limits = torch.cat([values, ~values])  # the largest of ~x is ~ the smallest of x
@@ -163,7 +164,7 @@ class Group:
         return largest != ~smallest
 
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
-        """Let a tensor be that of one rank, in place."""
+        """Copy a tensor from one rank to all, in place."""
         import torch.distributed as dist
 
         with self._named(f"hear from rank {source}"):
@@ -171,12 +172,12 @@ class Group:
 
     # ------------------------------------------------------------------ patient
 
-    def meet(self) -> None:
-        """Wait until all ranks are here, as long as they live.
+    def barrier(self) -> None:
+        """Wait until all ranks have called this, as long as they live.
 
-        RAISES (DistributedError): One has no pulse for `timeout_seconds`.
+        RAISES (DistributedError): A rank has no pulse for `timeout_seconds`.
         """
-        name = f"meeting/{next(self._meetings)}"
+        name = f"barrier/{next(self._barriers)}"
         missing = {rank for rank in range(self.size) if rank != self.rank}
         seen: dict[int, tuple[bytes, float]] = {}
         with self._named("wait for others"):
@@ -199,38 +200,38 @@ class Group:
                     pause = min(2 * pause, 5 * _POLL_SECONDS)
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gives, in the order of ranks. Patient."""
+        """The values of all ranks, in order. Patient."""
         import torch.distributed as dist
 
-        self.meet()
+        self.barrier()
         found: list[Any] = [None] * self.size
         with self._named("gather"):
             dist.all_gather_object(found, value)
         return found
 
     def gather_on_0(self, value: T) -> list[T] | None:
-        """As `gather`, for rank 0. On others None."""
+        """As `gather`, on rank 0. None on other ranks."""
         import torch.distributed as dist
 
-        self.meet()
+        self.barrier()
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._named("gather"):
             dist.gather_object(value, found)
         return found
 
     def broadcast(self, value: T) -> T:
-        """What rank 0 gives. Patient."""
-        self.meet()
+        """The value of rank 0. Patient."""
+        self.barrier()
         return self._broadcast(value)
 
     def broadcast_now(self, value: T) -> T:
-        """What rank 0 gives, in a step."""
+        """The value of rank 0, in a step."""
         return self._broadcast(value)
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
-        """What rank 0 computes. An error of it is an error of all. Patient.
+        """The result of a function on rank 0, for all ranks. Patient.
 
-        RAISES (DistributedError): Rank 0 raised something; there it is raised itself.
+        RAISES (DistributedError): It raised an error. Rank 0 raises the original one.
         """
         value: Any = None
         error: Exception | None = None
@@ -243,7 +244,7 @@ class Group:
         if error is not None:
             raise error
         if text is not None:
-            raise DistributedError(f"Rank {self.rank} ends because rank 0 could not go on: {text}")
+            raise DistributedError(f"Rank {self.rank} ends because rank 0 failed: {text}")
         return value
 
     def _broadcast(self, value: Any) -> Any:
@@ -255,11 +256,11 @@ class Group:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    # ------------------------------------------------------------------ who is missing
+    # ------------------------------------------------------------------ missing ranks
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Inside, errors of torch's become one that names who is missing."""
+        """Turn errors of torch into one that names the missing rank."""
         try:
             yield
         except RuntimeError as error:
@@ -267,22 +268,22 @@ class Group:
             if failed := self._failed():
                 raise DistributedError(f"Rank {self.rank} ends at step {self._step} because {failed}") from None
             raise DistributedError(
-                f"Can't {what} on rank {self.rank} at step {self._step}: expected all {self.size} ranks to take part "
-                f"within {self.timeout_seconds:g} seconds, found {self._missing()}. ({_first_line(error)}) If it was "
-                "only slow, raise timeout_seconds in [training.optimizer.distributed]. To go on from the last "
+                f"Can't {what} on rank {self.rank} at step {self._step}: not all {self.size} ranks took part "
+                f"within {self.timeout_seconds:g} seconds: {self._missing()}. ({_first_line(error)}) If a rank was "
+                "only slow, raise timeout_seconds in [training.optimizer.distributed]. To resume from the last "
                 "checkpoint, run the same command again, or use --max-restarts."
             ) from error
 
     def _failed(self) -> str:
-        """Who said that it can't go on, and why, in words. Empty: none did."""
+        """The ranks that reported an error, in words. Empty: none."""
 
         def look() -> list[str]:
             reasons = {rank: self._read(f"failed/{rank}").decode() for rank in range(self.size)}
-            return [f"rank {rank} could not go on: {reason}" for rank, reason in reasons.items() if reason]
+            return [f"rank {rank} failed: {reason}" for rank, reason in reasons.items() if reason]
 
         with suppress(RuntimeError):
             if found := self._ask(look, seconds=2.5):
-                time.sleep(_PULSE_SECONDS)  # the launcher is to see first that the other one ends
+                time.sleep(_PULSE_SECONDS)  # so that the launcher notices the other rank first
                 return "; ".join(found)
         return ""
 
@@ -290,11 +291,11 @@ class Group:
         return bool(self._store.check([f"failed/{rank}"]))
 
     def _missing(self) -> str:
-        """Who is behind, or has no pulse, in words."""
+        """The ranks that are behind or have no pulse, in words."""
         try:
             return self._ask(self._look_who_is_missing, seconds=4 * _PULSE_SECONDS + 2.5)
         except RuntimeError:
-            return "that the machine with the launcher's store can't be reached"
+            return "the machine with the launcher's store can't be reached"
 
     def _look_who_is_missing(self) -> str:
         self._store.set(f"failed/{self.rank}", "")
@@ -305,20 +306,20 @@ class Group:
             step = int(self._read(f"step/{rank}") or -1)
             has_pulse = self._read(f"pulse/{rank}") != before[rank]
             if rank == self.rank or self._store.check([f"failed/{rank}"]):
-                continue  # it noticed, too
+                continue  # it has noticed the error too
             if step < self._step or not has_pulse:
                 state = "is alive" if has_pulse else "has ended, hangs or can't be reached"
-                found.append(f"that rank {rank} did not: it was last seen at step {step} and {state}")
-        return "; ".join(found) or "that the connection to one of them broke"
+                found.append(f"rank {rank} was last seen at step {step} and {state}")
+        return "; ".join(found) or "the connection to one of them broke"
 
-    def _look_for(self, meeting: str, ranks: set[int]) -> dict[int, bytes]:
-        """Which ranks have not come to a meeting, with their pulse."""
-        return {rank: self._read(f"pulse/{rank}") for rank in ranks if not self._store.check([f"{meeting}/{rank}"])}
+    def _look_for(self, barrier: str, ranks: set[int]) -> dict[int, bytes]:
+        """The ranks that have not reached a barrier, with their pulse."""
+        return {rank: self._read(f"pulse/{rank}") for rank in ranks if not self._store.check([f"{barrier}/{rank}"])}
 
     def _ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
-        """Ask the store something. If the network is cut, its client waits for ever.
+        """Query the store with a time-out: without one, its client waits forever if the network is down.
 
-        RAISES (RuntimeError): There is no answer.
+        RAISES (RuntimeError): There is no reply.
         """
         try:
             return _asked(question).result(self.timeout_seconds if seconds is None else seconds)
@@ -337,7 +338,7 @@ class Group:
 
 
 def _asked(question: Callable[[], T]) -> Future[T]:
-    """Let a thread find something out that may take for ever."""
+    """Run a function that may never return in a thread."""
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -351,9 +352,9 @@ def _asked(question: Callable[[], T]) -> Future[T]:
 
 
 def wait_for_store(master: str, port: int) -> None:
-    """Wait until a store of torch's is where ranks meet.
+    """Wait until a store of torch replies at an address.
 
-    RAISES (DistributedError): Something else is there, or nothing.
+    RAISES (DistributedError): Nothing replies, or another program.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -361,37 +362,37 @@ def wait_for_store(master: str, port: int) -> None:
     while not _listens(master, port):
         if time.monotonic() > deadline:
             raise DistributedError(
-                f"Can't meet at {master}:{port}: expected the store of rank 0 there within {JOIN_SECONDS:g} seconds, "
-                "found that nothing takes connections. Check the address, and that the machine of rank 0 has begun."
+                f"Can't connect to rank 0 at {master}:{port}: nothing accepted connections there for "
+                f"{JOIN_SECONDS:g} seconds. Check the address, and that the machine of rank 0 has started."
             )
         time.sleep(10 * _POLL_SECONDS)
     timeout = timedelta(seconds=ANSWER_SECONDS)
     found = _asked(lambda: TCPStore(master, port, None, False, timeout, wait_for_workers=False))
     try:
-        found.result(ANSWER_SECONDS)  # torch waits for ever where something listens and says nothing
+        found.result(ANSWER_SECONDS)  # torch would wait forever for a program that listens and sends nothing
     except (TimeoutError, RuntimeError):
         raise DistributedError(
-            f"Can't meet at {master}:{port}: expected the store of rank 0 there, found something that does not answer "
-            f"as one for {ANSWER_SECONDS:g} seconds. Another program uses that port, as a rule. Choose one that is "
-            "free on the machine of rank 0."
+            f"Can't connect to rank 0 at {master}:{port}: a program there does not answer as torch's store for "
+            f"{ANSWER_SECONDS:g} seconds. Most likely another program uses that port. Choose one that is free on the "
+            "machine of rank 0."
         ) from None
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether something takes connections there."""
+    """Whether a program accepts connections there."""
     with suppress(OSError), socket.create_connection((host, port), timeout=_PULSE_SECONDS):
         return True
     return False
 
 
-def _meet_anew(store: Any, rank: int, size: int, nth: int) -> str:
-    """Find the ranks that live now, among what earlier ones of the same numbers left in the store.
+def _find_each_other(store: Any, rank: int, size: int, nth: int) -> str:
+    """Find the ranks that live now, among the keys that earlier ranks left in the store.
 
-    Each rank says hello with a word of its own. Rank 0 answers each word that it finds with its own, until all have
-    heard that one.
-    nth (int): How many groups this process had before.
-    RETURNS (str): A word that only these ranks have.
-    RAISES (DistributedError): Not all came.
+    Each rank writes a random word. Rank 0 replies to each word with its own, until all ranks have confirmed it.
+
+    nth (int): Number of earlier groups of this process.
+    RETURNS (str): A word that only these ranks know.
+    RAISES (DistributedError): Not all ranks came.
     """
     own = f"{nth}-{uuid.uuid4().hex}"
     missing = set(range(1, size))
@@ -415,7 +416,7 @@ def _meet_anew(store: Any, rank: int, size: int, nth: int) -> str:
         time.sleep(_POLL_SECONDS)
     who = f"no rank {_listed(missing)}" if rank == 0 else "no word from rank 0, or not all others came"
     raise DistributedError(
-        f"Can't bring {size} ranks together: expected all of them within {JOIN_SECONDS:g} seconds, found {who}. Start "
+        f"Can't connect {size} ranks: expected all of them within {JOIN_SECONDS:g} seconds, found {who}. Start "
         "the same command on all machines, with the same --nnodes and --nproc-per-node."
     )
 
@@ -425,7 +426,7 @@ def _listed(ranks: Sequence[int] | set[int]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in a line, as Python shows it."""
+    """An error in one line, as Python shows it."""
     name, text = type(error).__name__, shorten(str(error), 1000, placeholder=" ...")
     return f"{name}: {text}" if text else name
 

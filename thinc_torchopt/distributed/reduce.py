@@ -1,17 +1,18 @@
-"""The gradients of all ranks, summed: what stands behind `gradients.Reduce`.
+"""Sum the gradients of all ranks: the implementation of `gradients.Reduce`.
 
-All that ranks have to tell each other at a step goes into one flat tensor, which is summed over them in one go. Each
-rank takes part at each step, whatever happened to it:
+All values that ranks exchange at a step are in one flat tensor, which is summed over the ranks at once. Each rank takes
+part at each step, also after an error:
+
 
     gradients | buffers | took part | notes of each rank | losses
 
-*gradients*: of each param that may have one; zeros where this rank has none.
-*buffers*: statistics of normalization layers, which are rank 0's: others give zeros.
-*took part*: a number for each param, 1 where it has a gradient. A param is updated if it has one on any rank, as in one
-process that accumulates; not if the gradient scaler of its module found an overflow on any.
-*notes*: see `NOTES`. *losses*: of each component, and what else components count as losses.
+*gradients*: of each param that may have one; zeros for those that have none on this rank.
+*buffers*: statistics of normalization layers: rank 0's values; zeros on other ranks.
+*took part*: one number per param: 1 if it has a gradient. A param is updated if it has one on any rank, as in one
+process that accumulates gradients; but not if its module's gradient scaler found an overflow on any rank.
+*notes*: see `NOTES`. *losses*: by component, with other keys that components add.
 
-The sum is computed in float32, or in float64 if a param is of that.
+The sum is computed in float32, or in float64 if a param has that dtype.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from ..params import Param, torch_params
 from .group import Group
 from .shard import Shards
 
-# What each rank notes: it trains other params, or has other losses, than were agreed on; it has examples; a component
-# found a value that is not finite; the number of the signal that it got; it is told to let learning rates fall; a set
-# in a layer has changed; a checksum of all batches so far with their annotations, 16 bits each: float32 holds whole
-# numbers of 24.
+# The notes of each rank: whether it has new params or losses; whether it has examples; whether a component found a
+# value that is not finite; the number of the signal that it got; whether it was told to lower learning rates; whether
+# a set in a layer has changed; a checksum of all batches with their annotations, in two parts of 16 bits, as float32
+# has exact integers of 24 bits.
 NOTES: Final = ("new_params", "has_examples", "spoiled", "signal", "decay", "new_sets", "data", "more_data")
-# In "took part", for a param whose gradient scaler found an overflow. More ranks than that there are not.
+# The value of "took part" for a param whose gradient scaler found an overflow. It is above any number of ranks.
 _OVERFLOW = 1 << 16
 
 
@@ -42,11 +43,11 @@ class FlatReduce:
     """Sums gradients over ranks. See the module's docstring.
 
     group (Group): The ranks.
-    mode ("sum" | "mean"): "mean": divided by the number of ranks that have examples.
+    mode ("sum" | "mean"): "mean" divides the sum by the number of ranks that have examples.
     lr_scale (float): Multiplies the learning rates.
-    shards (Shards | None): Which rank updates what. None: each of them all params.
+    shards (Shards | None): The params that each rank updates. None: each rank updates all.
 
-    Public: `notes` (of this rank, for the step that comes: set them), `losses` (likewise; afterwards those of all
+    Public: `notes` (settable: this rank's notes for the next step), `losses` (the same; after the step, the sums of all
     ranks), `found` (notes of all ranks at the last step: a list for each name).
     """
 
@@ -66,9 +67,9 @@ class FlatReduce:
         self._scalers: list[_Scaler] = []
 
     def follow(self, shims: Iterable[Shim], components: Sequence[str]) -> None:
-        """Look what there is beside params, at the start and after the pipeline has changed.
+        """Find buffers and gradient scalers, at the start and after the pipeline has changed.
 
-        shims (Iterable[Shim]): All of the pipeline. components (Sequence[str]): Whose losses there will be.
+        shims (Iterable[Shim]): All shims of the pipeline. components (Sequence[str]): The components with losses.
         """
         of_torch = [shim for shim in shims if isinstance(shim, PyTorchShim)]
         self._loss_names = list(components)
@@ -85,7 +86,7 @@ class FlatReduce:
         self._layout = None
 
     def look_at_scalers(self) -> None:
-        """Note which gradient scalers found an overflow. Before `finish_update`, by which they forget it."""
+        """Record which gradient scalers found an overflow. Call it before `finish_update`, which resets them."""
         for scaler in self._scalers:
             scaler.look()
 
@@ -102,7 +103,7 @@ class FlatReduce:
         layout = self._layout
         if layout is None or layout.params != trained or not self.losses.keys() <= set(self._loss_names):
             if layout is not None:
-                # Others may not know yet: they are in the sum.
+                # Other ranks may not know yet, and have begun the sum.
                 self.notes["new_params"] = 1.0
                 self._sum(layout, ())
             layout = self._agree_on(trained)
@@ -112,7 +113,7 @@ class FlatReduce:
             layout = self._agree_on(trained)
             self._sum(layout, params)
         self._check_batches()
-        updated = self._take(layout, params)
+        updated = self._write_back(layout, params)
         if metrics is not None:
             metrics = {**metrics, "loss": sum(self.losses.values())}
         elsewhere = [rank for rank, is_spoiled in enumerate(self.found["spoiled"]) if is_spoiled]
@@ -120,10 +121,10 @@ class FlatReduce:
             spoiled_by = DistributedError(f"A component on rank {elsewhere[0]} found a value that is not finite")
         return updated, spoiled_by, metrics
 
-    # ------------------------------------------------------------------ in and out
+    # ------------------------------------------------------------------ input and output
 
     def _sum(self, layout: _Layout, params: Sequence[Param]) -> None:
-        """Write what this rank has, sum, and read the notes."""
+        """Write this rank's values, sum, and read the notes."""
         layout.write_grads(params, {key for scaler in self._scalers if scaler.overflows for key in scaler.params})
         for slot, (module, name) in zip(layout.buffers, self._norms):
             buffer = buffers_of(module)[name]
@@ -140,8 +141,8 @@ class FlatReduce:
             self.losses = dict(zip(self._loss_names, losses))
 
     @torch.no_grad()
-    def _take(self, layout: _Layout, params: Sequence[Param]) -> list[Param]:
-        """Give params the summed gradients. RETURNS (list[Param]): Those that are to be updated."""
+    def _write_back(self, layout: _Layout, params: Sequence[Param]) -> list[Param]:
+        """Copy the summed gradients to params. RETURNS (list[Param]): The params to update."""
         if self._mode == "mean":
             layout.grads.div_(max(1, sum(self.found["has_examples"])))
         has_grad = {id(param) for param in params}
@@ -167,12 +168,12 @@ class FlatReduce:
         return updated
 
     def _give_grad(self, param: Param) -> None:
-        """Let a param that had no gradient here have one."""
+        """Give a param a gradient that had none on this rank."""
         if param.callback is not None or param.is_of_shim:
             raise DistributedError(
                 f"Can't update param '{param.name}' on rank {self._group.rank}: expected a gradient on all ranks, "
-                "found none here. Its shim keeps it elsewhere, and takes no update without a gradient of its own. Give "
-                "each rank examples: larger batches, or fewer ranks."
+                "found none here. Its shim has its own params, and can't update them without a gradient of its own. "
+                "Give each rank examples, by larger batches or fewer ranks."
             )
         param.drop_grad()
         param.tensor.grad = torch.empty_like(param.tensor)
@@ -180,14 +181,14 @@ class FlatReduce:
     # ------------------------------------------------------------------ agreement
 
     def _agree_on(self, params: list[Param]) -> _Layout:
-        """All ranks come here in the same step. RAISES (DistributedError): They train different params."""
+        """Agree on params and losses. All ranks call it in the same step. RAISES (DistributedError): Params differ."""
         mine = {param.name: (tuple(param.shape), str(param.dtype)) for param in params}
         found = self._group.gather((mine, list(self.losses)))
         for rank, (others, _) in enumerate(found):
             different = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
             if different:
                 raise DistributedError(
-                    f"Can't sum gradients: expected the same params on all ranks, found that {different[0]!r} is "
+                    f"Can't sum gradients: expected the same params on all ranks, but {different[0]!r} is "
                     f"{mine.get(different[0], 'not there')} on rank {self._group.rank} and "
                     f"{others.get(different[0], 'not there')} on rank {rank} ({len(different)} differ). Code that "
                     "changes the pipeline must do so on all ranks at the same step; a layer that creates its own "
@@ -208,17 +209,17 @@ class FlatReduce:
         for rank, data in enumerate(found):
             if data != found[0]:
                 raise DistributedError(
-                    f"Can't train on different data: expected rank {rank} to read the same batches as rank 0, found "
-                    "others, or other annotations. The training data must be the same on all machines, in the same "
-                    "order, and be drawn from no other random generators than Python's and NumPy's global ones."
+                    f"Can't train on different data: rank {rank} reads other batches or annotations than rank 0. The "
+                    "training data must be the same on all machines, in the same order, and its reader must only use "
+                    "Python's and NumPy's global random generators."
                 )
 
 
 class _Layout:
-    """The flat tensor, and what lies where.
+    """The flat tensor and its parts.
 
-    params (list[Param]): With a place for the gradient of each.
-    buffers (Sequence[Tensor]): As many places, of these sizes.
+    params (list[Param]): Params with a slot for their gradient.
+    buffers (Sequence[Tensor]): Buffers with a slot of their size.
     """
 
     def __init__(self, params: list[Param], buffers: Sequence[Any], ranks: int, losses: int):
@@ -239,8 +240,8 @@ class _Layout:
 
     @torch.no_grad()
     def write_grads(self, params: Sequence[Param], overflows: set[Any]) -> None:
-        """Write the gradients of these params, and zeros for all others. overflows (set[Key]): Of params without
-        one.
+        """Write the gradients of these params, and zeros for all others. overflows (set[Key]): Params with an
+        overflow.
         """
         took_part = [float(_OVERFLOW) if param.key in overflows else 0.0 for param in self.params]
         places, grads = [], []
@@ -255,16 +256,17 @@ class _Layout:
         self.took_part.copy_(torch.tensor(took_part))
 
     def read_notes(self) -> list[list[float]]:
-        """Of each name the notes of all ranks; and the losses."""
+        """The notes of all ranks for each name, and the losses."""
         values = self._end.tolist()
         n = self.notes.numel()
         return [*(values[i : n : len(NOTES)] for i in range(len(NOTES))), values[n:]]
 
 
 class _Scaler:
-    """The gradient scaler of a torch module in mixed precision: where one rank's found an overflow, all go down.
+    """The gradient scaler of a torch module in mixed precision. If it finds an overflow on one rank, all ranks lower
+    their scale.
 
-    Public: `overflows` (whether this rank's found one in this step).
+    Public: `overflows` (whether this rank's scaler found one in this step).
     """
 
     def __init__(self, shim: PyTorchShim):
@@ -282,5 +284,5 @@ class _Scaler:
         return {id(param) for _, param in torch_params(self._shim)}
 
     def back_off(self) -> None:
-        """Do as if this rank's had found it."""
+        """Lower the scale as if this rank had found the overflow."""
         back_off(scaler_of(self._shim), self._before)

@@ -1,4 +1,4 @@
-"""What a config says of several processes: `thinc-torchopt.Distributed.v1`."""
+"""The settings for several processes: `thinc-torchopt.Distributed.v1`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ def Distributed(
     shard_state: bool = False,
     scale_learn_rate: Literal["none", "linear", "sqrt"] = "none",
 ) -> DistributedSettings:
-    """How several processes train one pipeline. Registered as `thinc-torchopt.Distributed.v1`.
+    """Train one pipeline in several processes. Registered as `thinc-torchopt.Distributed.v1`.
 
-    Without several processes it has no effect; without this block the defaults hold.
+    It has no effect in a single process. Several processes without this block use the defaults.
 
-    reduce ("sum" | "mean"): What becomes of the gradients of all ranks. "sum": as if one process had accumulated them.
-    backend (str | None): torch's: "gloo" or "nccl". None: gloo for params on CPUs, NCCL for those on GPUs.
-    timeout_seconds (float): How long to wait in a step for a rank that has died or hangs.
-    check_every (int): Check after so many steps that all ranks have the same params. 0: never.
-    share_evaluation (bool): Each rank processes a part of the development data.
-    shard_state (bool): Each rank keeps the optimizer's state of a part of the params.
-    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates by the number of ranks, or its root.
+    reduce ("sum" | "mean"): Sum or average the gradients of all ranks. "sum" gives the gradients of one process that
+        accumulates them.
+    backend (str | None): torch's backend: "gloo" or "nccl". None: gloo for params on CPUs, NCCL on GPUs.
+    timeout_seconds (float): How long to wait in a step for a rank that has died or hangs. At least 1.
+    check_every (int): Steps between two checks that all ranks have the same params. 0: never.
+    share_evaluation (bool): Whether each rank processes a part of the development data. If not, rank 0 evaluates alone.
+    shard_state (bool): Whether each rank keeps only a part of the optimizer's state, and updates these params.
+    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates by the number of ranks ("linear") or its
+        square root ("sqrt").
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(BLOCK)

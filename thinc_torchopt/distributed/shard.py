@@ -1,8 +1,9 @@
-"""The optimizer's state, split over ranks: each keeps that of some params, updates these, and sends them to the others.
+"""Split the optimizer's state over ranks: each keeps the state of some params, updates them, and sends them to the
+others.
 
-It does what torch's ZeroRedundancyOptimizer does; a test compares the two. That class wants the same params at each
-step, in groups that do not change, and builds its optimizer itself. Here a step updates the params that got a gradient,
-params are added, grow and thaw, and their state is known by name.
+This is the method of torch's ZeroRedundancyOptimizer; a test compares the two. That class needs the same params at each
+step, in constant groups, and builds its optimizer itself. Here a step updates the params with a gradient, params can be
+added, grow and be unfrozen, and their state is saved by name.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ _BY_PARAM = ("torch.optim.", "thinc_torchopt.algorithms.")
 
 
 def check_can_be_split(optimizers: Collection[torch.optim.Optimizer]) -> None:
-    """RAISES (ConfigError): A class may keep state of several params together."""
+    """RAISES (ConfigError): An algorithm may have state that belongs to several params."""
     for optimizer in optimizers:
         cls = type(optimizer)
         if not cls.__module__.startswith(_BY_PARAM) or isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError(
-                f"Can't set 'shard_state' in {BLOCK}: expected an algorithm of torch's that keeps state of each param "
-                f"by itself, found {cls.__name__}. Choose another algorithm, or remove the setting."
+                f"Can't set 'shard_state' in {BLOCK}: expected an algorithm of torch with separate state for each "
+                f"param, found {cls.__name__}. Choose another algorithm, or remove the setting."
             )
 
 
 class Shards:
-    """Which rank updates which param.
+    """Assigns params to ranks.
 
     group (Group): The ranks.
-    owners (int | None): How many of them update params, from rank 0 on. None: all.
+    owners (int | None): Number of ranks that update params, from rank 0 on. None: all.
     """
 
     def __init__(self, group: Group, owners: int | None = None):
@@ -45,7 +46,7 @@ class Shards:
         self._sizes = [0] * (group.size if owners is None else owners)
 
     def owner_of(self, param: Param) -> int:
-        """The rank of a param, for good. All ranks meet params in the same order."""
+        """The rank of a param, which never changes. All ranks must ask for params in the same order."""
         if param.name not in self._owners:
             rank = min(range(len(self._sizes)), key=lambda rank: (self._sizes[rank], rank))
             self._owners[param.name] = rank
@@ -53,7 +54,7 @@ class Shards:
         return self._owners[param.name]
 
     def own(self, params: Sequence[Param]) -> list[Param]:
-        """Those that this rank updates, of all that are updated. The state of others is forgotten."""
+        """The params that this rank updates, of all that are updated. Drops the state of the others."""
         for param in sorted(params, key=lambda param: (-param.tensor.numel(), param.name)):
             self.owner_of(param)
         own = [param for param in params if self._owners[param.name] == self._group.rank]
@@ -64,7 +65,7 @@ class Shards:
 
     @torch.no_grad()
     def exchange(self, params: Sequence[Param]) -> None:
-        """Take the new values of params from their ranks. params (Sequence[Param]): All that are updated."""
+        """Copy the new values of params from their ranks. params (Sequence[Param]): All that are updated."""
         parts: dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for param in params:
             parts.setdefault((self._owners[param.name], param.dtype, param.device), []).append(param.tensor)
@@ -76,9 +77,9 @@ class Shards:
                     tensor.copy_(values.view(tensor.shape))
 
     def gather_state(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The whole state of an optimizer. All ranks come here. saved (Mapping): Its `state_dict`, of this rank.
+        """The whole state of an optimizer. All ranks must call it. saved (Mapping): This rank's `state_dict`.
 
-        RETURNS (dict | None): On rank 0.
+        RETURNS (dict | None): The state on rank 0. None on other ranks.
         """
         own = {
             name: found["state"]

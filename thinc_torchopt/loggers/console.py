@@ -1,4 +1,4 @@
-"""A training log in the console: spaCy's table, with the learning rates and the gradient norm."""
+"""A training log in the console: spaCy's table, with learning rates and the gradient norm."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ def ConsoleLogger(
     console_output: bool = True,
     output_file: Optional[Union[str, Path]] = None,
 ) -> Logger:
-    """spaCy's table, with the learning rate and the norm of the gradients. Registered as
+    """spaCy's table, with the learning rates and the norm of the gradients. Registered as
     `thinc-torchopt.ConsoleLogger.v1`.
 
-    spaCy's columns come first and are spaCy's own, to the character. The header comes with the first row, when the
-    param groups are known, and again when they change. Where updates were skipped since the row before, or rules of
-    the trainer controller fired, the row ends by saying so.
+    spaCy's columns come first, unchanged. The header is printed with the first row, and again when param groups change.
+    A row ends with a remark if updates were skipped or rules of the trainer controller fired since the row before.
 
-    progress_bar ("train" | "eval" | None): Show the steps until the end of the training or until the next evaluation,
-        with the rate. Not shown where stderr is no terminal.
-    console_output (bool): Show the table. Without it there is no progress bar either.
+    progress_bar ("train" | "eval" | None): Show the progress to the end of the training or to the next evaluation, with
+        the learning rate. Only if stderr is a terminal.
+    console_output (bool): Print the table. Without it there is no progress bar either.
     output_file (str | Path | None): As in spacy.ConsoleLogger.v3, which writes it.
-    RETURNS (Callable): For [training.logger].
-    RAISES (ConfigError): Unknown progress bar.
+    RETURNS (Callable): The logger for [training.logger].
+    RAISES (ConfigError): An argument is invalid.
     """
     block = block_of("thinc-torchopt.ConsoleLogger.v1")
     block.choice("progress_bar", progress_bar, ("train", "eval", None))

@@ -1,8 +1,8 @@
 """The table of the console logger: spaCy's columns, then ours, in the width of the terminal.
 
-*wide*: as spaCy prints its own table, to the character. Also where the output is no terminal, however wide the table
-is. *narrow*: for a terminal that has no room for the wide table. Titles take two lines, numbers get fewer digits, and
-if that is not enough, columns are left out: see `ConsoleTable._narrower`.
+*wide*: exactly as spaCy prints its own table; also used for any output that is no terminal. *narrow*: for a terminal
+that is too small for the wide table. Titles have two lines, numbers fewer digits, and if that is not enough, columns
+are left out: see `ConsoleTable._narrower`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from spacy.language import Language
 from spacy.training.loggers import setup_table
 from wasabi.printer import Printer
 
-# With more groups than that, the table shows the lowest and the highest rate.
+# With more groups than this, the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
-# Widths in the narrow table, of losses, rates and the norm, and of scores. A title may take one character more.
+# Widths in the narrow table: of losses, rates and the norm; and of scores. A title may be one character longer.
 _NUMBER, _SCORE = 7, 5
 _NORM = "norm"
-# The rates of all groups in brief. No group's key is like these: theirs begin with "LR ".
+# Keys of summary columns. Keys of groups begin with "LR ", so they never clash.
 _ONLY, _LOWEST, _HIGHEST = "only", "lowest", "highest"
 _TITLES = {_NORM: "Norm", _ONLY: "LR", _LOWEST: "LR min", _HIGHEST: "LR max"}
 
@@ -30,9 +30,9 @@ _TITLES = {_NORM: "Norm", _ONLY: "LR", _LOWEST: "LR min", _HIGHEST: "LR max"}
 class Column(NamedTuple):
     """A column.
 
-    key (str): Whose cells it shows.
+    key (str): The key of its cells.
     title (str): As the wide table shows it, e.g. "LOSS NER".
-    width, narrow_width (int): Of its cells. The title may need more.
+    width, narrow_width (int): Width of its cells. The title may be wider.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Column(NamedTuple):
 
     @property
     def narrow_title(self) -> tuple[str, str]:
-        """Two lines. "LOSS NER", "LR ENCODER" and "ENTS_F" are split where their second word begins."""
+        """The title in two lines. "LOSS NER", "LR ENCODER" and "ENTS_F" are split between the words."""
         for separator in " _":
             first, found, second = self.title.partition(separator)
             if found:
@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Which columns are shown, and how.
+    """The columns of a table.
 
     columns (list[Column]): From left to right.
     is_narrow (bool): Whether this is the narrow table.
@@ -71,14 +71,14 @@ class Layout(NamedTuple):
         return len(self._join(["" for _ in self.columns]))
 
     def is_like(self, other: Layout) -> bool:
-        """Whether one header does for both. Groups may come in another order."""
+        """Whether both have the same header, except for the order of columns."""
         return self.is_narrow == other.is_narrow and set(self.columns) == set(other.columns)
 
     def header(self) -> list[str]:
         rule = self._join(["-" * width for width in self.widths])
         if self.is_narrow:
             return [*(self._join(titles) for titles in zip(*(column.narrow_title for column in self.columns))), rule]
-        # spaCy aligns titles at the left, and numbers at the right.
+        # spaCy aligns titles to the left, and numbers to the right.
         return [self._join([column.title for column in self.columns], align_right=False), rule]
 
     def row(self, cells: dict[str, str]) -> str:
@@ -109,14 +109,14 @@ class ConsoleTable:
         weights = [weight for weight in nlp.config["training"]["score_weights"].values() if weight is not None]
         n_scores = len(weights) + 1  # and the main score
         narrow = [3, 6, *[_NUMBER] * (len(titles) - 2 - n_scores), *[_SCORE] * n_scores]
-        # Two titles may be alike: spaCy shortens them.
+        # spaCy shortens titles, so two may be the same.
         self.theirs = [Column(f"column {i}", *column) for i, column in enumerate(zip(titles, widths, narrow))]
         losses = [column.key for column in self.theirs[2:-n_scores]]
         scores = [column.key for column in self.theirs[-n_scores:-1]]
         trained = [proc for _, proc in nlp.pipeline if getattr(proc, "is_trainable", False)]
         not_a_loss = [key for key, proc in zip(losses, trained) if getattr(proc, "listening_components", None)]
         by_weight = sorted(zip(weights, range(len(scores), 0, -1), scores))
-        # What the narrow table leaves out first, before and after the lower rates.
+        # Columns that the narrow table leaves out, before and after the lower rates.
         self._first_out = [*(score for weight, _, score in by_weight if not weight), *not_a_loss]
         scores = [score for weight, _, score in by_weight if weight]
         losses = [loss for loss in reversed(losses) if loss not in not_a_loss]
@@ -127,12 +127,11 @@ class ConsoleTable:
         self._layout: Layout | None = None
 
     def lines(self, row: str, info: dict[str, Any], remark: str, room: int | None) -> list[str]:
-        """What to print for an evaluation. The header comes first if it is new, or if groups or the width of the
-        terminal have changed.
+        """The lines to print for an evaluation, with a header at first and if groups or the width have changed.
 
         row (str): spaCy's own row.
-        info (dict): What the training loop says of the step.
-        remark (str): What to add to the row.
+        info (dict): The log entry of the step.
+        remark (str): Text to add to the row.
         room (int | None): Width of the terminal. None: there is no terminal.
         """
         cells = dict(zip([column.key for column in self.theirs], row.split())) | _cells(info)
@@ -147,7 +146,7 @@ class ConsoleTable:
         return [*lines, f"{line}  {remark}" if remark else line]
 
     def _fit(self, groups: list[str], room: int | None) -> tuple[Layout, list[str]]:
-        """RETURNS (tuple): The layout, and the titles of the columns that it leaves out."""
+        """Choose the layout. RETURNS (tuple): The layout, and the titles of columns that are left out."""
         rates = _rate_keys(groups)
         wide = self._columns(rates)
         layout = Layout(wide, is_narrow=False)
@@ -162,10 +161,10 @@ class ConsoleTable:
         return layout, left_out
 
     def _narrower(self, rates: list[str]) -> Iterator[list[Column]]:
-        """Ever fewer columns for the narrow table. What goes, in this order: rates between the lowest and the highest;
-        scores without a weight in the main score; what spaCy calls the loss of tok2vec and transformer, which is no
-        loss; all rates but the highest; other scores, those with the lowest weight first, and losses, the more numerous
-        of both first; the norm. The rest stays.
+        """Fewer and fewer columns for the narrow table. Removes, in this order: rates between the lowest and the
+        highest; scores without a weight in the main score; the "losses" of tok2vec and transformer, which are no
+        losses; all rates but the highest; other scores by rising weight, and losses, the more numerous of both first;
+        the norm.
         """
         yield self._columns(rates)
         if len(rates) > 2:
@@ -187,19 +186,19 @@ class ConsoleTable:
 
 
 def terminal_width(stream: IO[str]) -> int | None:
-    """How many characters fit in a line. None: the stream is no terminal."""
-    isatty = getattr(stream, "isatty", None)  # spaCy only asks for something that can be printed to
+    """The width of a terminal. None: the stream is no terminal."""
+    isatty = getattr(stream, "isatty", None)  # spaCy accepts streams without it
     return shutil.get_terminal_size().columns if isatty is not None and isatty() else None
 
 
 def lowest_and_highest(rates: dict[str, float]) -> tuple[float, float]:
-    """Without zeros, unless there is nothing else: a group that is frozen has the rate 0."""
+    """The lowest and highest rate, without zeros of frozen groups, unless all are zero."""
     active = [rate for rate in rates.values() if rate] or [0.0]
     return min(active), max(active)
 
 
 def shorten(cell: str, width: int) -> str:
-    """A number with fewer digits, if it needs that to be no wider than `width`."""
+    """A number with at most `width` characters, with fewer digits if necessary."""
     if len(cell) <= width:
         return cell
     value = float(cell)
@@ -208,14 +207,14 @@ def shorten(cell: str, width: int) -> str:
 
 
 def _rate_keys(groups: list[str]) -> list[str]:
-    """The columns of the wide table for these groups. None if the optimizer is not ours."""
+    """The keys of the rate columns in the wide table. Empty: the optimizer is not ours."""
     if len(groups) <= 1:
         return [_ONLY for _ in groups]
     return [f"LR {group}" for group in groups] if len(groups) <= _MAX_RATE_COLUMNS else [_LOWEST, _HIGHEST]
 
 
 def _cells(info: dict[str, Any]) -> dict[str, str]:
-    """The cells of every column of ours, whichever the table shows. Empty if the optimizer is not ours."""
+    """The cells of all our columns, shown or not. Empty: the optimizer is not ours."""
     if "learn_rates" not in info:
         return {}
     lowest, highest = lowest_and_highest(info["learn_rates"])
@@ -231,7 +230,7 @@ def _norm(norm: float | None) -> str:
 
 
 def _cut(title: str) -> str:
-    """Part of a title, shortened as spaCy shortens titles."""
+    """A part of a title, shortened as in spaCy."""
     most = _NUMBER + 1
     return title if cell_len(title) <= most else set_cell_size(title.rstrip("."), most - 3).rstrip() + "..."
 

@@ -1,4 +1,4 @@
-"""A training log as JSON lines: one object a step, in a file that a run that was resumed goes on with."""
+"""A training log as JSON lines: one object per step, in a file that a resumed run continues."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, block_of, check_path, 
 
 
 def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
-    """One line of JSON for each step. Registered as `thinc-torchopt.JSONLinesLogger.v1`.
+    """Write one line of JSON for each step. Registered as `thinc-torchopt.JSONLinesLogger.v1`.
 
-    A file that is there already is never changed, except by a run that goes on after its last step: such a run adds its
-    lines. Any other run writes to a new file, of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... the first that is free.
-    Which file a run may go on with, the newest of them, is seen at its first line.
+    A resumed run adds its lines to the newest file, if that ends before its first step. Any other run writes to a new
+    file: the first of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... that does not exist. Existing lines are never
+    changed.
 
-    path (str | Path): Folders that are missing are made.
-    every (int): Write every so many steps. Evaluations are always written.
-    RETURNS (Callable): For [training.logger].
-    RAISES (ConfigError): `every` below 1, or `path` is a folder.
+    path (str | Path): Path of the file. Missing folders are created.
+    every (int): Steps between two lines. Evaluations are always written.
+    RETURNS (Callable): The logger for [training.logger].
+    RAISES (ConfigError): `every` is below 1, or `path` is a folder.
     """
     block = block_of("thinc-torchopt.JSONLinesLogger.v1")
     every = block.whole("every", every, at_least=1)
@@ -52,8 +52,8 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
             nonlocal file
             if file is None:
                 file = _open_log(path, info["step"])
-                hold(file.fileno())  # by which others see that the run goes on
-                # Names, once: a reader knows a component by nothing else.
+                hold(file.fileno())  # so that others see that the run is going on
+                # Only in the first line, for reports.
                 if names := sums_of_gradients(nlp):
                     info = {**info, "sums_of_gradients": names}
             _append(file, (json.dumps(plain(record_of(info, losses)), allow_nan=False) + "\n").encode("utf8"))
@@ -69,7 +69,7 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
 
 
 def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
-    """What a line of JSON holds."""
+    """The content of a line."""
     record = {key: info[key] for key in ("step", "epoch", "seconds", "words") if key in info} | {"losses": losses}
     if "elapsed" in info:
         record["seconds"] = round(info["elapsed"], 3)
@@ -80,18 +80,18 @@ def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
 
 
 def _open_log(path: Path, step: int) -> FileIO:
-    """Open the newest log if its last line is from before `step`, or else a new one."""
+    """Open the newest log if its last step is before `step`; otherwise a new one."""
     *taken, free = until_free(path)
     if taken and _ends_before(taken[-1], step):
         return open(taken[-1], "ab", buffering=0)
     try:
         return open(free, "xb", buffering=0)
-    except FileExistsError:  # another process was quicker
+    except FileExistsError:  # another process was faster
         return _open_log(path, step)
 
 
 def _ends_before(path: Path, step: int) -> bool:
-    """Whether a file is a log, or empty, and whole, with a last step before `step`."""
+    """Whether a file is empty, or a complete log whose last step is before `step`."""
     if not path.is_file():
         return False
     last = b""
@@ -113,7 +113,7 @@ def _ends_before(path: Path, step: int) -> bool:
 
 
 def _append(file: FileIO, line: bytes) -> None:
-    """Write a line or nothing: half a line, on a full disk, is taken away again."""
+    """Write a line completely or not at all: half a line, on a full disk, is removed again."""
     start = file.seek(0, 2)
     try:
         done = 0

@@ -1,12 +1,10 @@
-"""What loggers share: what is logged of a step, how often, and to which file.
+"""Shared by loggers: the content of a log entry, how often to write it, and the path of the file.
 
-spaCy calls a logger after every step, but tells it something at evaluations only. Between them, ours ask the training
-loop (`latest_info`). With an optimizer that is not ours there is nothing to ask: then they log evaluations, without
-what spaCy's loop does not know.
+spaCy calls a logger after every step, but passes a log entry at evaluations only. Between them, ours get it from the
+training loop (`latest_info`). With another optimizer they only log evaluations, without our numbers.
 
-*info*: what the loop tells of a step, a dict.
-*losses*: in the console, as in spaCy's, the sum since the evaluation before. In files, the mean per step since what was
-written before.
+*info*: the log entry of a step, a dict.
+*losses*: in the console, sums since the last evaluation, as in spaCy. In files, means per step since the last line.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ Info = dict[str, Any]
 LogStep = Callable[[Optional[Info]], None]
 Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None]]]
 
-# What our loop counts since the training began; and what the table calls those that it tells of.
+# Counts of our loop since the training began.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
-# What it tells if there was any.
+# Keys that are only there if there is something to report.
 IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together")
 
 
@@ -43,23 +41,23 @@ IF_ANY = ("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_lo
 
 
 def block_of(logger: str) -> Section:
-    """The block of a logger, by its name in the config."""
+    """The section of a logger, for errors."""
     return Section(f"the block of '{logger}'", allows_texts=False)
 
 
 def check_path(block: Section, name: str, path: Any, expected: str) -> Path:
-    """RAISES (ConfigError): It is no path, or empty: that would be the current folder."""
+    """RAISES (ConfigError): The value is no path, or empty, which would be the current folder."""
     if not isinstance(path, (str, Path)) or not str(path):
         block.refuse(name, expected, path)
     return Path(path)
 
 
 def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]], None], path: Path) -> LogStep:
-    """What spaCy is to call after each step.
+    """The function that spaCy calls after each step.
 
-    every (int): Write every so many steps, and at evaluations.
-    write (Callable): Gets the info of a step, and the mean losses per step since it was last called.
-    path (Path): For the warning when writing fails, e.g. on a full disk. After it nothing more is written.
+    every (int): Steps between two writes, beside those at evaluations.
+    write (Callable): Called with the info of a step, and the mean losses per step since its last call.
+    path (Path): For the warning if writing fails, e.g. on a full disk. Nothing is written after that.
     """
     steps = 0
     sums: dict[str, float] = {}
@@ -69,7 +67,7 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
         nonlocal steps, sums, has_failed
         steps += 1
         info = latest_info(nlp) if evaluated is None else evaluated
-        if info is not None and "losses_before" in info:  # of the part of the run before this process
+        if info is not None and "losses_before" in info:  # sums from before the run was resumed
             sums = {pipe: float(loss) for pipe, loss in info["losses_before"].items()}
         if has_failed or info is None or (evaluated is None and info["step"] % every and not info.get("log_now")):
             return
@@ -80,12 +78,12 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
             has_failed = True
             warnings.warn(
                 TorchOptWarning(
-                    f"Can't write the training log {path} at step {info['step']}: expected to add to it, found: "
-                    f"{error}. The training goes on without this log. Make room, or choose another path."
+                    f"Can't write the training log {path} at step {info['step']}: {error}. The training continues "
+                    "without this log. Make room, or choose another path."
                 ),
                 stacklevel=2,
             )
-        # spaCy's loop begins a new sum after each evaluation.
+        # spaCy's loop resets the sums after each evaluation.
         steps, sums = 0, losses if evaluated is None else {}
 
     return log_step
@@ -107,7 +105,7 @@ def until_free(path: Path) -> list[Path]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON knows it. NaN and infinities become None; NumPy's, CuPy's and torch's numbers and arrays, numbers and
+    """A value for JSON. NaN and infinities become None; numbers and arrays of NumPy, CuPy and torch become numbers and
     lists.
     """
     if value is None or isinstance(value, (bool, str)):

@@ -18,17 +18,15 @@ from .steps import COUNTS, Info, Logger, LogStep, block_of, check_path, log_step
 
 
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
-    """Curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
+    """Write curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
 
     Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, conservative_mode,
-        loss/<pipe>; at
-    evaluations score and score/<name>.
+    loss/<pipe>; at evaluations also score and score/<name>.
 
-    path (str | Path): Folder of this run. If it holds a run already: "path-2", "path-3" ..., the first that is free.
-    every (int): Write every so many steps. Evaluations are always written.
-    RETURNS (Callable): For [training.logger].
-    RAISES (ConfigError): `every` below 1, or `path` is a file.
-    RAISES (ImportError): TensorBoard is not installed.
+    path (str | Path): Folder of this run. If it has a run already: the first of "path-2", "path-3" ... that has none.
+    every (int): Steps between two writes. Evaluations are always written.
+    RETURNS (Callable): The logger for [training.logger].
+    RAISES (ConfigError): `every` is below 1, or `path` is a file. (ImportError): TensorBoard is not installed.
     """
     block = block_of("thinc-torchopt.TensorBoardLogger.v1")
     every = block.whole("every", every, at_least=1)
@@ -47,14 +45,14 @@ def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
         writer = SummaryWriter(str(folder))
 
         def write(info: Info, losses: dict[str, float]) -> None:
-            # All at once: with 30 param groups that is 20 times as quick as add_scalar.
+            # All at once: with 30 param groups that is 20 times faster than add_scalar.
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(info, losses)]
             writer.file_writer.add_summary(Summary(value=values), info["step"])
             if info["score"] is not None:
                 writer.flush()
 
         def finalize() -> None:
-            # When writing failed, and we told so, closing fails once more. spaCy's loop has yet to save the model.
+            # After a failed write, closing fails too. Ignore it, as spaCy has yet to save the model.
             with suppress(OSError):
                 writer.close()
 

@@ -1,8 +1,8 @@
-"""Modular: an optimizer made of plug-in modules and regularizers, for any torch model and for spaCy pipelines.
+"""Modular: an optimizer made of modules and regularizers, for any torch model and for spaCy pipelines.
 
-Open optimizer.py first: it says what a step is. modules/ has the modules, regularizers.py the regularizers,
-module.py what they have in common and what is to be written for one of your own. aux_vars.py has what optimizers in a
-federation tell each other. registered.py is what a config names.
+Open optimizer.py first: it defines a step. modules/ has the modules, regularizers.py the regularizers, module.py their
+base class, also for your own. aux_vars.py has the values that optimizers in a federation exchange. registered.py has
+the functions for configs.
 """
 
 from .aux_vars import AUX_VARS, AuxVar, ScaffoldAuxVar, aggregate, from_bytes, to_bytes

@@ -1,7 +1,7 @@
-"""Auxiliary variables: what optimizers in a federation tell each other beside weights.
+"""Auxiliary variables: values that optimizers in a federation exchange beside weights.
 
-Each is a dataclass of tensors by the lasting names of params, numbers and texts. Those of several clients are
-aggregated; for the way they have a form of tensors and of what JSON holds. Nothing is pickled.
+Each is a dataclass of numbers, texts, and tensors by the lasting names of params. They can be aggregated over clients,
+and are sent as tensors and JSON. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ How = Literal["sum", "mean"]
 
 
 class AuxVar:
-    """An auxiliary variable. Subclasses are dataclasses, and say how they are aggregated and sent.
+    """An auxiliary variable. Subclasses are dataclasses, and define how they are aggregated and sent.
 
-    name: Of the modules that exchange it.
+    name: The name under which modules exchange it.
     """
 
     name: ClassVar[str] = ""
@@ -36,30 +36,27 @@ class AuxVar:
         """Sum or average over clients.
 
         received (Sequence): At least one, all of this class.
-        RAISES (AuxVarError): They can't be added up.
+        RAISES (AuxVarError): They can't be added.
         """
         raise NotImplementedError
 
     def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name, and what JSON holds."""
+        """Tensors by name, and values for JSON."""
         raise NotImplementedError
 
     @classmethod
     def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Any:
-        """Undo `to_wire`.
-
-        RAISES (AuxVarError): It is not what that gives.
-        """
+        """Undo `to_wire`. RAISES (AuxVarError): The values are invalid."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ScaffoldAuxVar(AuxVar):
-    """What SCAFFOLD's clients and server tell each other. Exactly one of the two is there.
+    """The auxiliary variable of SCAFFOLD. Exactly one of `state` and `delta` is set.
 
-    state (Mapping[str, Tensor] | float | None): From the server: the mean of all clients' corrections.
-    delta (Mapping[str, Tensor] | float | None): From a client: by how much its own correction has changed.
-    clients (tuple[str, ...]): Who sent `delta`.
+    state (Mapping[str, Tensor] | float | None): From the server: the mean correction of all clients.
+    delta (Mapping[str, Tensor] | float | None): From a client: the change of its correction.
+    clients (tuple[str, ...]): The clients that sent `delta`.
     """
 
     state: Vector | None = None
@@ -75,7 +72,7 @@ class ScaffoldAuxVar(AuxVar):
             is_zero = isinstance(value, float) and value == 0.0
             if not (value is None or is_zero or (isinstance(value, Mapping) and is_vector(value))):
                 raise AuxVarError(
-                    f"Can't make a ScaffoldAuxVar: expected '{field}' to be tensors by the names of params, or 0.0, "
+                    f"Can't make a ScaffoldAuxVar: expected tensors by the names of params, or 0.0, as '{field}', "
                     f"found {value!r}."
                 )
         if (self.state is None) == (self.delta is None):
@@ -117,7 +114,7 @@ class ScaffoldAuxVar(AuxVar):
         return cls(**{values["field"]: 0.0 if values["zero"] else dict(tensors)}, clients=tuple(values["clients"]))
 
 
-# By name: those of other packages are added to it.
+# By name. Other packages may add theirs.
 AUX_VARS: dict[str, type[AuxVar]] = {ScaffoldAuxVar.name: ScaffoldAuxVar}
 
 
@@ -125,7 +122,7 @@ AUX_VARS: dict[str, type[AuxVar]] = {ScaffoldAuxVar.name: ScaffoldAuxVar}
 
 
 def is_vector(value: Mapping[Any, Any]) -> bool:
-    """Whether a value is tensors by name."""
+    """Whether a mapping has float tensors by name."""
     return all(
         isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
         for name, tensor in value.items()
@@ -133,10 +130,7 @@ def is_vector(value: Mapping[Any, Any]) -> bool:
 
 
 def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
-    """Sum or average vectors.
-
-    RAISES (AuxVarError): They have other names or shapes than each other.
-    """
+    """Sum or average vectors. RAISES (AuxVarError): Their names or shapes differ."""
     if how not in ("sum", "mean"):
         raise AuxVarError(f"Can't aggregate auxiliary variables: expected 'sum' or 'mean', found {how!r}.")
     found = [vector for vector in vectors if isinstance(vector, Mapping)]
@@ -147,7 +141,7 @@ def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
         different = sorted(name for name in shapes[0].keys() | other.keys() if shapes[0].get(name) != other.get(name))
         if different:
             raise AuxVarError(
-                "Can't aggregate auxiliary variables: expected the same params from each client, found that "
+                "Can't aggregate auxiliary variables: expected the same params from each client, but "
                 f"{', '.join(different[:5])} differ in shape, or are missing."
             )
     total = {}
@@ -160,14 +154,14 @@ def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
     return total
 
 
-# ---------------------------------------------------------------------- on the way
+# ---------------------------------------------------------------------- sending
 
 
 def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dict[str, AuxVar]:
-    """Sum or average what several clients have collected.
+    """Sum or average the auxiliary variables of several clients.
 
-    received (Sequence[Mapping[str, AuxVar]]): From `collect_aux_var` of each.
-    RAISES (AuxVarError): They are not of one kind, or can't be added up.
+    received (Sequence[Mapping[str, AuxVar]]): From `collect_aux_var` of each client.
+    RAISES (AuxVarError): Their kinds differ, or they can't be added.
     """
     names = {name for aux in received for name in aux}
     found = {}
@@ -184,7 +178,7 @@ def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dic
 
 
 def to_bytes(aux: Mapping[str, AuxVar]) -> bytes:
-    """The form for the way: safetensors, with JSON in its header."""
+    """Serialize auxiliary variables: safetensors, with JSON in the header."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for name, value in aux.items():
@@ -194,10 +188,7 @@ def to_bytes(aux: Mapping[str, AuxVar]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, AuxVar]:
-    """Undo `to_bytes`.
-
-    RAISES (AuxVarError): It is damaged, or of an unknown kind.
-    """
+    """Undo `to_bytes`. RAISES (AuxVarError): The data is damaged, or of an unknown kind."""
     try:
         size = int.from_bytes(data[:8], "little")
         values = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["aux_vars"])
@@ -211,13 +202,13 @@ def from_bytes(data: bytes) -> dict[str, AuxVar]:
         raise
     except Exception as error:
         raise AuxVarError(
-            f"Can't read auxiliary variables: expected what this package writes, found something else ({error!r}). It "
-            f"is damaged, or of a kind that is not known here. Known: {', '.join(sorted(AUX_VARS))}."
+            f"Can't read auxiliary variables: the data is damaged, or of an unknown kind ({error!r}). Known kinds: "
+            f"{', '.join(sorted(AUX_VARS))}."
         ) from error
 
 
 def check_wire(name: str, values: Mapping[str, Any], expected: Mapping[str, type]) -> None:
-    """RAISES (AuxVarError): Values are missing, unexpected, or of another type."""
+    """RAISES (AuxVarError): Values are missing, unknown, or of another type."""
     if not isinstance(values, Mapping) or {key: type(value) for key, value in values.items()} != dict(expected):
         raise AuxVarError(
             f"Can't read the auxiliary variables '{name}': expected {sorted(expected)}, found {values!r}."
@@ -229,6 +220,6 @@ def check_finite(name: str, vector: Vector) -> None:
     for param, tensor in vector.items() if isinstance(vector, Mapping) else ():
         if not math.isfinite(float(tensor.detach().double().abs().sum())):
             raise AuxVarError(
-                f"Can't take the auxiliary variables '{name}': expected finite numbers, found NaN or infinite ones for "
+                f"Can't use the auxiliary variables '{name}': expected finite numbers, found NaN or infinite ones for "
                 f"param '{param}'."
             )

@@ -1,9 +1,9 @@
 """Blocks: the same cells of a param, its gradient and its state, a few at a time.
 
-On a CPU a step that goes through whole tensors, one formula after the other, waits for memory most of the time. A
-block is so small that it stays in the cache while all modules work on it. Most arithmetic on a gradient is a factor
-(clipping, bias correction, learning rate) or ends in a division: a block keeps both beside its values, and they are
-applied once, where the weights are updated. benchmarks/modular.py measures what that saves.
+On a CPU, a step over whole tensors waits for memory most of the time. A block is small enough to stay in the cache
+while all modules work on it. Most arithmetic on a gradient is a factor (clipping, bias correction, learning rate) or
+ends in a division: a block keeps both beside its values, and applies them once, when the weights are updated.
+benchmarks/modular.py measures the gain.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor
 
 from ..kernels import is_dense
 
-# Elements of a block: 1 MB of float32. A GPU has no use for small ones.
+# Elements of a block: 1 MB of float32. Small blocks don't help on a GPU.
 CPU_BLOCK = 1 << 18
 GPU_BLOCK = 1 << 24
-# Factors beyond these are applied at once: their square, or a product with them, may leave the range of float32.
+# Factors outside this range are applied at once: their square or product may overflow float32.
 _FACTORS = (1e-9, 1e9)
 
 
 class Scratch:
-    """Memory for values that last no longer than their block. It is used again for each block."""
+    """Memory for temporary values of a block, reused for each block."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
 
     def lend(self, like: Tensor, dtype: torch.dtype, taken: set[int]) -> Tensor:
-        """A tensor of a shape, with any values in it.
+        """A tensor with undefined values.
 
-        like (Tensor): Whose shape and device it has.
-        taken (set[int]): Numbers of the buffers that are in use. That of the new one is added.
+        like (Tensor): Has the shape and device.
+        taken (set[int]): Numbers of the buffers in use. The new one is added.
         """
         buffers = self._buffers.setdefault((like.device, dtype), [])
         number = next(i for i in range(len(taken) + 1) if i not in taken)
@@ -47,16 +47,16 @@ class Scratch:
 
 
 class Block:
-    """What a module sees of a param: some of its cells, or all of them (`Module.scope`).
+    """The part of a param that a module works on: some of its cells, or all of them (`Module.scope`).
 
-    weights (Tensor): The values before the update. Read only.
-    state (Mapping[str, Tensor]): The state tensors of the module that is at work, by name. Written in place.
-    options (Mapping[str, Any]): That module's options for this param.
-    step (int): How many times the module has seen this param, this time included.
-    tool (Any): What the module's `begin_step` returned.
-    whole (MutableMapping[str, Any]): All that the module keeps of this param, by name.
+    weights (Tensor): The values before the update. Read-only.
+    state (Mapping[str, Tensor]): The current module's state tensors, by name. Written in place.
+    options (Mapping[str, Any]): The current module's options for this param.
+    step (int): Number of steps of the module on this param, this one included.
+    tool (Any): The result of the module's `begin_step`.
+    whole (MutableMapping[str, Any]): The module's whole state of this param, by name.
 
-    Values are computed in float32 if the param is of half precision. Shapes: all alike.
+    All tensors have the same shape. Half-precision params are computed in float32.
     """
 
     __slots__ = (
@@ -77,10 +77,10 @@ class Block:
 
     def __init__(self, weights: Tensor, values: Tensor, scratch: Scratch, factor: float = 1.0):
         self._scratch = scratch
-        self._lent: dict[int, int] = {}  # number of a buffer of `scratch` by where it is in memory
+        self._lent: dict[int, int] = {}  # number of a buffer of `scratch` by its address
         wide = opmath(weights.dtype)
         self.weights = weights if weights.dtype == wide else self._lend(weights, wide).copy_(weights)
-        self._kept = set(self._lent.values())  # to the end of the block
+        self._kept = set(self._lent.values())  # until the end of the block
         if values.dtype != wide:
             values = self._lend(weights, wide).copy_(values)
         self._values, self._factor, self._is_own = values, factor, values.data_ptr() in self._lent
@@ -91,20 +91,20 @@ class Block:
         self.step = 0
         self.tool: Any = None
 
-    # ------------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------------ input
 
     def factored(self) -> tuple[Tensor, float]:
-        """The values that came in, without a factor, and the factor. Read only: they may be the gradient itself."""
+        """The input without its factor, and the factor. Read-only: it may be the gradient itself."""
         if self._divisor is not None or not _FACTORS[0] < abs(self._factor) < _FACTORS[1]:
             self.own()
         return self._values, self._factor
 
     def read(self) -> Tensor:
-        """The values that came in. Read only."""
+        """The input. Read-only."""
         return self._values if self._divisor is None and self._factor == 1.0 else self.own()
 
     def own(self) -> Tensor:
-        """The values that came in, to be changed in place: what they become is what goes out."""
+        """The input, to be changed in place to the output."""
         if not self._is_own:
             target = self.spare()
             if self._divisor is not None:
@@ -122,23 +122,23 @@ class Block:
             self._factor = 1.0
         return self._values
 
-    # ------------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------------ output
 
     def spare(self) -> Tensor:
-        """A tensor to compute in, with any values in it."""
+        """A temporary tensor with undefined values."""
         return self._lend(self.weights, self.weights.dtype)
 
     def put(self, values: Tensor, *, divisor: Tensor | None = None, factor: float = 1.0) -> None:
-        """Let `factor * values / divisor` go out.
+        """Set the output to `factor * values / divisor`.
 
-        values (Tensor): A spare one, or one of the state, which nothing changes until the block is done.
-        divisor (Tensor | None): A spare one.
+        values (Tensor): A spare tensor, or a state tensor that stays unchanged until the block is done.
+        divisor (Tensor | None): A spare tensor.
         """
         self._values, self._divisor, self._factor = values, divisor, factor
         self._is_own = divisor is None and values.data_ptr() in self._lent
 
     def scale(self, factor: float) -> None:
-        """Let what came in go out, multiplied by a number."""
+        """Multiply the input by a number."""
         self._factor *= factor
 
     # ------------------------------------------------------------------ for the optimizer
@@ -146,16 +146,16 @@ class Block:
     def begin(
         self, options: Mapping[str, Any], state: Mapping[str, Tensor], whole: MutableMapping[str, Any], tool: Any
     ) -> None:
-        """The next module is at work. Spare tensors that hold nothing that is needed can be lent again."""
+        """Start the next module. Spare tensors that are no longer needed can be reused."""
         self.options, self.state, self.whole, self.tool = options, state, whole, tool
         self.step = whole.get("step", 0)
         used = {value.data_ptr() for value in (self._values, self._divisor) if value is not None}
         self._lent = {at: number for at, number in self._lent.items() if at in used or number in self._kept}
 
     def update(self, rate: float, decay: float) -> None:
-        """Update the weights: the one place where they change.
+        """Update the weights. They change nowhere else.
 
-        rate (float): Multiplies what came out of the last module. decay (float): Part of the weights that goes.
+        rate (float): Multiplies the output of the last module. decay (float): Part of the weights to subtract.
         """
         if decay:
             self.weights.mul_(1.0 - decay)
@@ -165,11 +165,11 @@ class Block:
             self.weights.add_(self._values, alpha=-rate * self._factor)
 
     def to_update(self, rate: float, decay: float, target: Tensor) -> None:
-        """Write down by how much the weights would change. They stay."""
+        """Write the change of the weights to a tensor, without changing them."""
         target.copy_(self.own().mul_(-rate).add_(self.weights, alpha=-decay))
 
     def work_on_copy(self) -> Tensor:
-        """Let the weights be a copy from now on. RETURNS (Tensor): What they were."""
+        """Replace the weights by a copy. RETURNS (Tensor): The original."""
         before = self.weights
         self.weights = torch.empty_like(before).copy_(before)
         return before
@@ -189,10 +189,10 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 
 
 def split(tensors: Sequence[Tensor], size: int | None) -> Iterator[Sequence[Tensor]]:
-    """Views of the same cells of each, a few at a time.
+    """Views of the same cells of several tensors, a few at a time.
 
     tensors (Sequence[Tensor]): Of one shape, in any memory order.
-    size (int | None): Of how many elements, more or less. None: all at once, in the shape that they have.
+    size (int | None): Number of elements of a view, roughly. None: all at once, in their own shape.
     """
     first = tensors[0]
     if size is None:
@@ -221,8 +221,8 @@ def block_size(tensor: Tensor) -> int:
 
 
 def sum_of_squares(tensor: Tensor, size: int = CPU_BLOCK) -> list[Tensor]:
-    """The sum of the squares of each block. torch's own norm adds up all in float32, which is off by a thousandth for
-    20M elements.
+    """The sum of squares of each block. torch's own norm adds everything in float32, which is off by 0.1% for 20M
+    elements.
     """
     found = []
     for [part] in split([tensor], size):

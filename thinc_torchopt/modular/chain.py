@@ -1,9 +1,8 @@
-"""One step: gradients go through regularizers and modules, block after block, and the weights are updated.
+"""One step: run regularizers and modules over the gradients, block by block, and update the weights.
 
-Parts follow each other inside a block, so what one writes the next finds in the cache. Where a part wants to see all
-gradients first (clipping by one norm over all of them), the parts before it are run for the norm alone, and once more
-for the update: that needs no memory. If they learn from what they see, they can't be run twice; then what they give
-out is kept, in as much memory as the gradients take.
+All parts run on a block before the next one, while it is in the cache. If a part needs all gradients first (clipping by
+one norm over all of them), the parts before it run twice: once for the norm, once for the update. That needs no memory.
+Parts that keep state can't run twice; their output is then stored, which needs as much memory as the gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .module import Part
 
 
 class Kept(MutableMapping[str, Any]):
-    """What a part keeps of a param, in the optimizer's state of it: there, keys begin with the part's label."""
+    """A part's state of a param: a view of the optimizer's state, where keys begin with the part's label."""
 
     def __init__(self, state: dict[str, Any], label: str):
         self.state, self.prefix = state, f"{label}/"
@@ -44,10 +43,7 @@ class Kept(MutableMapping[str, Any]):
 
 @dataclass
 class Work:
-    """A part that works on a param.
-
-    tensors (dict[str, Tensor]): Those it keeps of the param, of the param's shape.
-    """
+    """A part that works on a param. tensors (dict[str, Tensor]): Its state tensors of the param's shape."""
 
     part: Part
     options: Mapping[str, Any]
@@ -59,7 +55,7 @@ class Work:
 class Member:
     """A param that is updated in this step.
 
-    rate (float): The learning rate. decay (float): The part of the weights that goes.
+    rate (float): The learning rate. decay (float): The part of the weights to subtract.
     work (dict[int, Work]): The parts that work on it, by their place in the chain.
     """
 
@@ -70,7 +66,7 @@ class Member:
     work: dict[int, Work]
 
     def prepare(self) -> None:
-        """Make state where there is none, and count the step."""
+        """Create missing state, and count the step."""
         for work in self.work.values():
             if not work.kept:
                 work.kept.update(work.part.first_state(self.param))
@@ -94,9 +90,9 @@ def run_chain(
 
     parts (Sequence[Part]): Regularizers, then modules.
     members (Sequence[Member]): The params, prepared.
-    shared (Mapping): What parts keep beside params, by label.
+    shared (Mapping): State of parts that belongs to no param, by label.
     factor (float): Multiplies all gradients.
-    updates (Sequence[Tensor] | None): Where to write what would be added to each param, which then stays as it is.
+    updates (Sequence[Tensor] | None): Tensors for the updates. If given, params are not changed.
     """
     tools = [part.begin_step(shared[part.label]) for part in parts]
     scratch = Scratch()
@@ -105,8 +101,8 @@ def run_chain(
     def blocks(
         i: int, end: int, *others: Tensor, hold: bool = False
     ) -> Iterator[tuple[Block, Sequence[Tensor], Work | None]]:
-        """Blocks of a param, after all parts from `start` up to one. The others are split likewise. hold (bool): The
-        last part is still to be run.
+        """Blocks of a param, after the parts from `start` to `end`, with `others` split the same way. hold (bool):
+        Don't run the last part yet.
         """
         member, (values, own_factor) = members[i], stored[i]
         work = [
@@ -142,7 +138,7 @@ def run_chain(
                     rest[0].copy_(block.read())
         if not may_repeat:
             start, stored = place, outputs
-        tools[place] = part.settle(tools[place])
+        tools[place] = part.after_measure(tools[place])
 
     for i, member in enumerate(members):
         after = [found for found in member.work.values() if found.part.changes_weights]

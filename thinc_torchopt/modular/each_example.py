@@ -1,7 +1,7 @@
-"""The gradients of a spaCy pipeline with that of each example clipped, for differential privacy.
+"""Clip the gradient of each example of a spaCy pipeline, for differential privacy.
 
-thinc's layers give the gradients of a whole batch. So the examples go through one at a time: that takes as long as so
-many updates.
+thinc's layers only give the gradients of a whole batch. So examples are processed one at a time, which is as slow as
+one update per example.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def clip_each_example(
     drop: float = 0.0,
     losses: dict[str, float] | None = None,
 ) -> None:
-    """Compute the gradients of some examples, each clipped to a norm over all params, and leave their sum in the
-    models. `finish_update` of each component then makes the update: with `normalize = "examples"`, by the mean.
+    """Compute the gradient of each example, clip it to a norm over all params, and leave the sum in the models. Call
+    `finish_update` of each component to make the update; with `normalize = "examples"`, it uses the mean.
 
-    nlp (Language): A pipeline, initialized. Gradients that are there are lost.
-    sclip (float): The largest norm of the gradient of an example.
+    nlp (Language): A pipeline, initialized. Its current gradients are dropped.
+    sclip (float): The largest norm of an example's gradient.
     drop, losses: As for `nlp.update`.
     RAISES (ConfigError): `sclip` is not above 0.
     """
@@ -64,7 +64,7 @@ def clip_each_example(
 
 
 def grads_of(nlp: Language) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Every gradient, by the node and name of thinc's params and by torch's params themselves."""
+    """All gradients, by (node id, name) for thinc's params and by the param for torch's."""
     for model in models_of(nlp):
         for node in model.walk():
             for name in node.param_names:

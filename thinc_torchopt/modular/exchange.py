@@ -1,4 +1,4 @@
-"""Auxiliary variables between the parts of an optimizer and the others of a federation."""
+"""Exchange auxiliary variables between the parts of an optimizer and the rest of a federation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Changes = dict[str, dict[str, Any]]
 def collect_aux_vars(
     parts: Sequence[Part], states: States, params: Mapping[str, Tensor], shared: Mapping[str, dict[str, Any]]
 ) -> tuple[Changes, dict[str, AuxVar]]:
-    """What parts have to send. Changes nothing.
+    """Collect the auxiliary variables that parts send. Changes nothing.
 
-    states (Mapping): Of params, by name. params (Mapping): The same names.
-    RETURNS (tuple): What changes in the states of params when it is sent, and the auxiliary variables by name.
+    states (Mapping): States of params, by name. params (Mapping): The params, by the same names.
+    RETURNS (tuple): Changes to the states of params after sending, and the auxiliary variables by name.
     """
     changes: Changes = {}
     found: dict[str, AuxVar] = {}
@@ -32,10 +32,7 @@ def collect_aux_vars(
             aux, of_part = part.collect_aux(states_of(part, states, params), shared[part.label])
             if aux is None:
                 warnings.warn(
-                    AuxVarWarning(
-                        f"{part.where} has nothing to send: expected at least one step since the round began, found "
-                        "none."
-                    ),
+                    AuxVarWarning(f"{part.where} has nothing to send: there was no step since the round began."),
                     stacklevel=3,
                 )
             else:
@@ -51,24 +48,24 @@ def process_aux_vars(
     shared: Mapping[str, dict[str, Any]],
     aux: Mapping[str, Any] | Sequence[Mapping[str, Any]],
 ) -> tuple[Changes, dict[str, dict[str, Any]]]:
-    """Let parts take what others sent. Changes nothing.
+    """Compute the effect of received auxiliary variables on parts. Changes nothing.
 
-    RETURNS (tuple): What changes in the states of params, and in what parts keep beside them.
-    RAISES (AuxVarError): No part takes one of them, or it can't be used.
+    RETURNS (tuple): Changes to the states of params, and to the shared state of parts.
+    RAISES (AuxVarError): No part uses one of them, or it is invalid.
     """
     if isinstance(aux, Sequence) and aux and all(isinstance(own, Mapping) for own in aux):
         aux = aggregate(aux)
     if not isinstance(aux, Mapping):
         raise AuxVarTypeError(
-            f"Can't process auxiliary variables: expected a dict from collect_aux_var, or a list of such, found "
+            "Can't process auxiliary variables: expected a dict from collect_aux_var, or a list of them, found "
             f"{aux!r}."
         )
-    takers = {part.key: part for part in parts if part.has_aux}
-    names = {part.name: part for part in takers.values()} | takers
+    receivers = {part.key: part for part in parts if part.has_aux}
+    names = {part.name: part for part in receivers.values()} | receivers
     unknown = sorted(str(name) for name in aux if name not in names)
     if unknown:
         raise AuxVarKeyError(
-            f"Can't process auxiliary variables: expected those of {', '.join(takers) or 'no module'}, found "
+            f"Can't process auxiliary variables: expected those of {', '.join(receivers) or 'no module'}, found "
             f"{', '.join(unknown)}. Nothing was processed."
         )
     changes: Changes = {}
@@ -83,8 +80,8 @@ def process_aux_vars(
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise AuxVarError(
-                f"Can't take auxiliary variables in {part.where}: expected what collect_aux_var gives, found "
-                f"something else ({error!r})."
+                f"Can't use auxiliary variables in {part.where}: expected the result of collect_aux_var, found other "
+                f"values ({error!r})."
             ) from error
         changed_shared[part.label] = of_shared
         add_changes(changes, part, of_part, states, params)
@@ -92,7 +89,7 @@ def process_aux_vars(
 
 
 def states_of(part: Part, states: States, params: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """What a part keeps of each param on which it works, as it would be if the param had begun."""
+    """A part's state of each param that it works on; the first state for params without one."""
     found = {}
     for name, state in states.items():
         if part.concerns(name):
@@ -104,7 +101,7 @@ def states_of(part: Part, states: States, params: Mapping[str, Tensor]) -> dict[
 def add_changes(
     changes: Changes, part: Part, of_part: Mapping[str, dict[str, Any]], states: States, params: Mapping[str, Tensor]
 ) -> None:
-    """Note changes, under the keys that they have in the state of a param."""
+    """Add changes, under their keys in the state of a param."""
     for name, own in of_part.items():
         kept = Kept(states[name], part.label)
         full = own if kept else {**part.first_state(params[name].detach()), **own}

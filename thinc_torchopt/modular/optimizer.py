@@ -1,15 +1,16 @@
-"""Modular: a torch optimizer that is put together from regularizers and modules.
+"""Modular: a torch optimizer made of regularizers and modules.
 
 One step, in the order of declearn's Optimizer:
 
- 1. regularizers add to the raw gradients, by the weights as they are, in order
- 2. modules turn that into updates, in order
+ 1. regularizers add their terms to the raw gradients, in order
+ 2. modules turn the result into updates, in order
  3. updates are multiplied by the learning rate
  4. decoupled weight decay is added: `decay = "adamw"`: lr x weight_decay x weights; "declearn": weight_decay x weights
  5. the sum is subtracted from the weights
 
-chain.py does it, blocks.py says how it is fast. saved.py has states by lasting names, exchange.py what goes to other
-optimizers; train_step.py has whole steps, with clipping of each sample's gradient.
+
+chain.py runs a step, blocks.py makes it fast. saved.py saves states by lasting names, exchange.py exchanges values with
+other optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
 lists where we differ.
@@ -42,29 +43,29 @@ Normalize = Literal["words", "examples"]
 _SECTION = Section("Modular", allows_texts=False)
 _CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules")
 _CONFIG_OF_DECLEARN = ("lrate", "w_decay", "regularizers", "modules")
-# Keys of param groups that are no options of ours: torch's own, and those of its schedulers.
+# Keys of param groups that belong to torch and its schedulers.
 _NOT_OPTIONS = ("params", "param_names", "initial_lr")
-# Attributes that are options of the param groups: what declearn's Optimizer has, and torch's names for them.
+# Attributes that set an option of all param groups: declearn's names and torch's.
 _IN_ALL_GROUPS = {"lr": "lr", "lrate": "lr", "weight_decay": "weight_decay", "w_decay": "weight_decay"}
 
 
 class Modular(torch.optim.Optimizer):
-    """A torch optimizer put together from regularizers and modules.
+    """A torch optimizer made of regularizers and modules.
 
     params (Iterable): As for any torch optimizer: tensors, `model.named_parameters()`, or param groups. Groups may have
-        `lr`, `weight_decay`, and each option of each part as `<label>_<option>`, e.g. "adam_beta_1".
-    lr (float): The learning rate. declearn's name for it, `lrate`, is taken too.
-    weight_decay (float): Decoupled weight decay. declearn's name is `w_decay`; it means `decay = "declearn"`.
-    decay ("adamw" | "declearn"): Whether the learning rate scales the decay, or not.
-    regularizers, modules (Sequence | Mapping | None): Of each an instance, its name, or a pair of its name and its
-        settings. None: none.
-    normalize ("words" | "examples" | None): Gradients are sums over these, and are divided by their number before
-        anything else: set `batch_size` before each step. None: they are means, as torch has them.
-    RAISES (ConfigError): A setting that can't work. It is a ValueError; if of a wrong type also a TypeError, and for
-        names that there are not a KeyError.
+        `lr`, `weight_decay`, and the options of parts as `<label>_<option>`, e.g. "adam_beta_1".
+    lr (float): The learning rate. `lrate`, as in declearn, works too.
+    weight_decay (float): Decoupled weight decay. `w_decay`, as in declearn, implies `decay = "declearn"`.
+    decay ("adamw" | "declearn"): Whether the learning rate scales the decay ("adamw") or not ("declearn").
+    regularizers, modules (Sequence | Mapping | None): Instances, names, or pairs of a name and its settings. None:
+        none.
+    normalize ("words" | "examples" | None): Divide gradients, which are sums, by the number of words or examples: set
+        `batch_size` before each step. None: gradients are means already, as in torch.
+    RAISES (ConfigError): A setting is invalid. It is a ValueError; for a wrong type also a TypeError, for an unknown
+        name also a KeyError.
 
     Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`; `lr` or `lrate`, and `weight_decay` or
-    `w_decay`, of all param groups: what is set there, the next step reads.
+    `w_decay`, of all param groups, which can be set.
     """
 
     state_roles: ClassVar[Roles] = {"momentum_buffer": "sum", "reference": "copy", "slow": "copy"}
@@ -113,7 +114,7 @@ class Modular(torch.optim.Optimizer):
         return tuple(part for part in self._parts if isinstance(part, Module))
 
     def __getattr__(self, name: str) -> Any:
-        """What is no attribute of its own: `lr` and `weight_decay`, if all param groups have the same."""
+        """`lr` and `weight_decay`, if all param groups have the same."""
         if name not in _IN_ALL_GROUPS:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         found = [group[_IN_ALL_GROUPS[name]] for group in self.param_groups]
@@ -125,13 +126,13 @@ class Modular(torch.optim.Optimizer):
         return found[0]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """RAISES (ConfigError): An option that can't be, or that is set in param groups."""
+        """RAISES (ConfigError): The value is invalid, or the option is set in param groups."""
         if name in _IN_ALL_GROUPS:
             key = _IN_ALL_GROUPS[name]
             if name == "w_decay" and self.decay != "declearn":
                 raise ConfigError(
-                    "Can't set 'w_decay' of Modular: expected decay = 'declearn', which is what this name stands for, "
-                    f"found '{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
+                    "Can't set 'w_decay' of Modular: this name needs decay = 'declearn', found "
+                    f"'{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
                 )
             value = _SECTION.number(key, value)
             self.defaults[key] = value
@@ -139,9 +140,8 @@ class Modular(torch.optim.Optimizer):
                 group[key] = value
         elif name in self.__dict__.get("defaults", ()):
             raise ConfigKeyError(
-                f"Can't set '{name}' of Modular as an attribute: expected it in its param groups, where options of "
-                f"modules and regularizers are. Set it there: for group in optimizer.param_groups: group['{name}'] = "
-                f"{value!r}"
+                f"Can't set '{name}' of Modular as an attribute: options of modules and regularizers are in its param "
+                f"groups. Set it there: for group in optimizer.param_groups: group['{name}'] = {value!r}"
             )
         else:
             super().__setattr__(name, value)
@@ -152,7 +152,7 @@ class Modular(torch.optim.Optimizer):
 
     @property
     def draws_alone(self) -> bool:
-        """Whether a step draws random numbers that no other process can draw: several processes would differ."""
+        """Whether a step draws random numbers that other processes can't reproduce."""
         return any(part.draws_alone for part in self._parts)
 
     @property
@@ -171,8 +171,8 @@ class Modular(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As for any torch optimizer.
 
-        RAISES (ConfigError): An option is unknown, or not in its range. (ParamError): A param is complex, or has the
-            name of another one. Then the group is not added.
+        RAISES (ConfigError): An option is unknown, or out of its range. (ParamError): A param is complex, or has the
+            name of another one. The group is then not added.
         """
         unknown = sorted(set(param_group) - set(self.defaults) - set(_NOT_OPTIONS))
         if unknown:
@@ -212,11 +212,11 @@ class Modular(torch.optim.Optimizer):
 
     @torch.no_grad()
     def compute_updates_from_gradients(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-        """What a step with these gradients would add to the params, which stay as they are. State moves on.
+        """Compute the updates of a step without changing the params. State changes as in a step.
 
-        grads (Mapping | Sequence): By name, or in the order of the params: of all of them.
-        RETURNS (dict[str, Tensor]): By name.
-        RAISES (ConfigKeyError): They are of other params.
+        grads (Mapping | Sequence): The gradients of all params, by name, or in the order of the params.
+        RETURNS (dict[str, Tensor]): Updates by name.
+        RAISES (ConfigKeyError): The gradients are not those of the params.
         """
         pairs = self._with_params(grads)
         updates = {param: torch.zeros_like(param) for param, _ in pairs}
@@ -238,19 +238,19 @@ class Modular(torch.optim.Optimizer):
     ) -> float:
         """Compute the gradients of a batch, and make a step.
 
-        model (torch.nn.Module): Whose params these are.
-        batch (Sequence[Tensor]): Inputs and targets, each with the samples in its first dimension.
-        sclip (float | None): Clip the gradient of each sample to this norm, over all params, before anything else. The
-            step is then made with their mean; with `normalize`, with their sum, divided by `batch_size`.
+        model (torch.nn.Module): The model with these params.
+        batch (Sequence[Tensor]): Inputs and targets, with the samples in their first dimension.
+        sclip (float | None): Clip the gradient of each sample to this norm over all params, before anything else. The
+            step uses the mean of the clipped gradients; with `normalize`, their sum divided by `batch_size`.
         loss (Callable | None): `loss(model(inputs), targets)`, a mean over samples. None: `model(*batch)` is the loss.
         RETURNS (float): The loss.
         """
         return train_step(self, model, batch, sclip, loss)
 
     def start_round(self) -> None:
-        """A round of federated training begins: FedProx takes new references, `round_reset` begins anew.
+        """Begin a round of federated training: FedProx copies the weights, parts with `round_reset` are reset.
 
-        Each part hears of it, for each param on which it works: also one that keeps nothing, and before its first step.
+        Calls `start_round` of each part for each param that it works on, also before the first step.
         """
         chosen = {part.label: self._chosen(part) for part in self._parts}
         with torch.no_grad():
@@ -269,19 +269,16 @@ class Modular(torch.optim.Optimizer):
                         self.state[param] = state
 
     def normalize_before_clipping(self) -> None:
-        """Let `before_clipping` normalize gradients, in place of `step`."""
+        """Normalize gradients in `before_clipping` instead of `step`."""
         self._normalizes_early = True
 
     def begin_step(self, words: int, examples: int) -> None:
-        """Learn how large the batch of the step that comes is. TorchOptimizer calls this.
-
-        words, examples (int): Numbers of both.
-        """
+        """Set the size of the next step's batch. Called by TorchOptimizer. words, examples (int): Numbers of both."""
         if self.normalize is not None:
             self.batch_size = words if self.normalize == "words" else examples
 
     def before_clipping(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Normalize the gradients of a group in place. TorchOptimizer calls this before it measures them."""
+        """Normalize the gradients of a group in place. Called by TorchOptimizer before it measures them."""
         if self._normalizes_early and self.normalize is not None:
             factor = 1.0 / self._number_in_batch()
             for tensor in tensors:
@@ -291,7 +288,7 @@ class Modular(torch.optim.Optimizer):
     def _run(
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], updates: Mapping[Tensor, Tensor] | None = None
     ) -> None:
-        """Let params with their gradients go through the chain."""
+        """Run a step over pairs of params and gradients."""
         grads = {param: grad.detach() for param, grad in pairs if grad is not None and param.numel()}
         for param, grad in grads.items():
             if grad.layout is not torch.strided:
@@ -332,12 +329,12 @@ class Modular(torch.optim.Optimizer):
     def _number_in_batch(self) -> int:
         if self._batch_size is None:
             raise ConfigError(
-                f"Can't normalize gradients in Modular: expected the number of {self.normalize} of this step, found "
-                "none. 'spacy train' tells it; elsewhere set optimizer.batch_size before the step."
+                f"Can't normalize gradients in Modular: the number of {self.normalize} of this step is unknown. 'spacy "
+                "train' sets it; elsewhere set optimizer.batch_size before the step."
             )
         return self._batch_size
 
-    # ------------------------------------------------------------------ which params
+    # ------------------------------------------------------------------ params
 
     def _check_params(self) -> None:
         for param in self.param_groups[-1]["params"]:
@@ -350,12 +347,12 @@ class Modular(torch.optim.Optimizer):
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
             raise ParamError(
-                f"Can't tell the params of Modular apart: expected names that differ, found several of "
-                f"{', '.join(twice[:5])}. Take the names from one model, or put something before them."
+                f"Can't tell the params of Modular apart: several are called {', '.join(twice[:5])}. Take the names "
+                "from one model, or add prefixes to them."
             )
 
     def _chosen(self, part: Part) -> set[Tensor]:
-        """The params on which a part works that has patterns."""
+        """The params that a part with patterns works on."""
         return {param for name, param in self.named_params().items() if part.concerns(name)}
 
     def _check_patterns(self) -> None:
@@ -364,9 +361,9 @@ class Modular(torch.optim.Optimizer):
             for text in part.params or ():
                 if not any(matches(text, name) for name in names):
                     raise ConfigError(
-                        f"Can't use the pattern '{text}' of {part.where}: expected it to match a param, found that it "
-                        f"matches none of {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Give Modular "
-                        "model.named_parameters(), so that it knows names."
+                        f"Can't use the pattern '{text}' of {part.where}: it matches none of the params "
+                        f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Pass model.named_parameters() to "
+                        "Modular, so that it knows names."
                     )
 
     def _with_params(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
@@ -380,7 +377,7 @@ class Modular(torch.optim.Optimizer):
         different = sorted(named.keys() ^ grads.keys())
         if different:
             raise ConfigKeyError(
-                f"Can't apply gradients: expected one for each of the {len(named)} params, found others, or none, for "
+                f"Can't apply gradients: expected one for each of the {len(named)} params; missing or unknown: "
                 f"{', '.join(different[:5])}."
             )
         for name, grad in grads.items():
@@ -394,7 +391,7 @@ class Modular(torch.optim.Optimizer):
     # ------------------------------------------------------------------ config
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes an optimizer like this one from, for JSON. Options of groups are not in it."""
+        """The config for `from_config`, as JSON. It does not have the options of groups."""
         return {
             "lr": float(self.defaults["lr"]),
             "weight_decay": float(self.defaults["weight_decay"]),
@@ -406,16 +403,16 @@ class Modular(torch.optim.Optimizer):
 
     @classmethod
     def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
-        """Build an optimizer. config (Mapping): From `get_config`, of this class or of declearn's Optimizer.
+        """Build an optimizer. config (Mapping): From `get_config` of this class, or of declearn's Optimizer.
 
-        RAISES (ConfigKeyError): Keys are missing or unknown. (ConfigError): Values can't be.
+        RAISES (ConfigKeyError): Keys are missing or unknown. (ConfigError): Values are invalid.
         """
         expected = _CONFIG_OF_DECLEARN if "lrate" in config else _CONFIG
         missing, unknown = sorted(set(expected) - set(config)), sorted(map(str, set(config) - set(expected)))
         if missing or unknown:
             raise ConfigKeyError(
-                f"Can't build Modular from a config: expected {', '.join(expected)}, found that "
-                f"{', '.join(missing) or 'none'} are missing and {', '.join(unknown) or 'none'} unknown."
+                f"Can't build Modular from a config: expected {', '.join(expected)}; missing: "
+                f"{', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
             )
         return cls(params, **config)
 
@@ -426,11 +423,11 @@ class Modular(torch.optim.Optimizer):
     # ------------------------------------------------------------------ names
 
     def tell_names(self, names: Mapping[Tensor, str]) -> None:
-        """Tell the lasting names of params. names (Mapping): May change later; it is not copied."""
+        """Set the lasting names of params. names (Mapping): It is not copied, and may change later."""
         self._told_names = names
 
     def named_params(self) -> dict[str, Tensor]:
-        """All params by name: those that were told, or those in the param groups, or "0", "1" ..."""
+        """All params by name: names from `tell_names`, or those in the param groups, or "0", "1" ..."""
         params = [param for group in self.param_groups for param in group["params"]]
         if self._told_names is not None:
             return {self._told_names[param]: param for param in params}
@@ -443,49 +440,49 @@ class Modular(torch.optim.Optimizer):
     # ------------------------------------------------------------------ state
 
     def get_state(self) -> dict[str, Any]:
-        """All that was learned, by the names of params: copies. Options are in the config."""
+        """Copies of the state, by the names of params. Options are in the config instead."""
         return state_by_name(self._parts, self._states(), self.shared.parts)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take a state from `get_state`, of an optimizer with the same parts and params. What fails changes nothing.
+        """Restore a state from `get_state` of an optimizer with the same parts and params. An error changes nothing.
 
-        RAISES (StateKeyError): Parts, params or values are missing or unexpected. (StateError): It is damaged.
+        RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
         """
         new, shared = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
         states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
         self.__dict__.update(state=states, shared=SharedState(shared))
 
     def state_dict(self) -> dict[str, Any]:
-        """As for any torch optimizer, with what parts keep beside params as "shared"."""
+        """As for any torch optimizer, with the shared state of parts as "shared"."""
         return {**super().state_dict(), "shared": self.shared.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As for any torch optimizer. State keeps its own dtype."""
+        """As for any torch optimizer, but state keeps its own dtype."""
         shared = check_shared(self._parts, state_dict.get("shared"))
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "shared"})
         own_state_dict(self, state_dict)
         self.shared = SharedState(shared)
 
     def collect_aux_var(self) -> dict[str, AuxVar]:
-        """What other optimizers of the federation should know, by the name of the module that sends it."""
+        """Collect the auxiliary variables for other optimizers of the federation, by name."""
         changes, found = collect_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts)
         self._commit(changes, {})
         return found
 
     def process_aux_var(self, aux: Mapping[str, AuxVar] | Sequence[Mapping[str, AuxVar]]) -> None:
-        """Take what others sent. What fails changes nothing.
+        """Process auxiliary variables of other optimizers. An error changes nothing.
 
-        aux (Mapping | Sequence): From `collect_aux_var`; of several clients, a list, which is aggregated.
-        RAISES (AuxVarKeyError): No module takes it, or it is of other params. (AuxVarError): It can't be used.
+        aux (Mapping | Sequence): From `collect_aux_var`. A list, from several clients, is aggregated.
+        RAISES (AuxVarKeyError): No module uses it, or it has other params. (AuxVarError): It is invalid.
         """
         self._commit(*process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux))
 
     def check_aux_var(self, aux: Mapping[str, AuxVar] | Sequence[Mapping[str, AuxVar]]) -> None:
-        """Raise the errors that `process_aux_var` would raise. Changes nothing."""
+        """Raise the errors of `process_aux_var`, without any change."""
         process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """The state of each param, by name. Empty: it has none yet."""
+        """The state of each param, by name. Empty: none yet."""
         return {name: self.state.get(param, {}) for name, param in self.named_params().items()}
 
     def _options_of(self) -> dict[str, Mapping[str, Any]]:
@@ -494,7 +491,7 @@ class Modular(torch.optim.Optimizer):
         return {name: groups[param] for name, param in self.named_params().items()}
 
     def _commit(self, changes: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make changes that were computed before."""
+        """Apply computed changes."""
         named = self.named_params()
         new = {named[name]: {**self.state.get(named[name], {}), **change} for name, change in changes.items()}
         all_shared = {label: {**kept, **shared.get(label, {})} for label, kept in self.shared.parts.items()}
@@ -504,9 +501,7 @@ class Modular(torch.optim.Optimizer):
 
 def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
     if value is not None and other is not None:
-        raise ConfigTypeError(
-            f"Can't build Modular: expected '{name}' or '{other_name}', which mean the same, found both."
-        )
+        raise ConfigTypeError(f"Can't build Modular: '{name}' and '{other_name}' mean the same. Remove one of them.")
     return other if value is None else value
 
 
@@ -515,16 +510,14 @@ def _check_exchange(parts: Iterable[Part]) -> None:
     keys = [part.key for part in parts if part.has_aux]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
-        raise ConfigError(
-            f"Can't build Modular: expected one module that exchanges '{twice[0]}', found several. Remove one."
-        )
+        raise ConfigError(f"Can't build Modular: several modules exchange '{twice[0]}'. Remove all but one.")
     behind = None
     for part in parts:
         if part.has_aux and part.aux_name == "scaffold" and behind is not None and part.name == "scaffold-client":
             warnings.warn(
                 ConfigWarning(
-                    f"{part.where} comes behind {behind.where}, which is not linear: expected it to correct gradients, "
-                    "found that it corrects something else. Put it first."
+                    f"{part.where} comes after {behind.where}, which is not linear, so its input is no gradient. Put "
+                    "it first."
                 ),
                 stacklevel=4,
             )

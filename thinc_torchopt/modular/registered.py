@@ -1,10 +1,8 @@
-"""What a config names: `@torch_optimizers = "thinc-torchopt.Modular.v1"`, and the functions of `@gradient_modules` and
-`@regularizers`.
+"""The registered functions: `@torch_optimizers = "thinc-torchopt.Modular.v1"`, `@gradient_modules` and `@regularizers`.
 
-Each of these takes the arguments of its class. Numbers among them can be schedules. In a block of
-[training.optimizer.param_groups] they are called `<block>_<option>`, <block> being what the block of the module is
-called: "adam_beta_1" for beta_1 in [training.optimizer.algorithm.modules.adam]. There, `<block>_enabled = false` turns
-a module off.
+Modules and regularizers have the arguments of their class. Numbers can be schedules. In a block of
+[training.optimizer.param_groups] they are called `<block>_<option>`, by the name of the module's block: "adam_beta_1"
+for beta_1 in [training.optimizer.algorithm.modules.adam]. `<block>_enabled = false` there turns a module off.
 """
 
 from collections.abc import Callable
@@ -36,14 +34,15 @@ def create(
     regularizers: Dict[str, Any] = {},
     modules: Dict[str, Any] = {},
 ) -> Algorithm:
-    """An optimizer made of regularizers and modules, in the order in which their blocks stand in the config.
+    """An optimizer made of regularizers and modules, in the order of their blocks in the config.
 
     weight_decay (float): Decoupled weight decay.
-    decay ("adamw" | "declearn"): Whether the learning rate scales the decay, or not.
-    normalize ("words" | "examples" | None): Divide gradients by the number of words or examples in the batch, of which
-        spaCy's are sums.
-    regularizers (dict[str, Regularizer]): Blocks with `@regularizers`.
-    modules (dict[str, Module]): Blocks with `@gradient_modules`.
+    decay ("adamw" | "declearn"): Whether the learning rate scales the decay ("adamw") or not ("declearn").
+    normalize ("words" | "examples" | None): Divide gradients, which are sums in spaCy, by the number of words or
+        examples in the batch. None: don't.
+    regularizers (dict[str, Regularizer]): Blocks with `@regularizers`, in order.
+    modules (dict[str, Module]): Blocks with `@gradient_modules`, in order. In each block of both kinds, `params` may
+        list patterns over names of params: the part then works on these only.
     """
     section = Section(IN_ALGORITHM)
     section.choice("decay", decay, get_args(Decay))
@@ -79,7 +78,7 @@ def create(
 
 
 def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
-    """Parts with the labels and places that their blocks have in the config."""
+    """Parts with the labels and places of their blocks in the config."""
     found = []
     for label, spec in blocks.items():
         where = f"[training.optimizer.algorithm.{base.kind}s.{label}]"
@@ -96,7 +95,7 @@ def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
 
 
 def offered(cls: type[P], registry_name: str) -> Callable[..., P]:
-    """The registered function of a class: with its arguments, but for its label, which is the name of its block."""
+    """The registered function of a class: with its arguments except the label, which is the name of its block."""
     label = f"thinc-torchopt.{cls.__name__}.v1"
     where = f'[training.optimizer.algorithm.{cls.kind}s], @{registry_name} = "{label}"'
 

@@ -1,8 +1,8 @@
-"""Regularizers: what is added to a gradient for the sake of the weights.
+"""Regularizers: terms that are added to gradients and depend on the weights.
 
 ridge and lasso are L2 and L1 regularization. fedprox (Li et al. 2018, https://arxiv.org/abs/1812.06127) pulls towards
 the weights at the start of a round, l2-sp (Li et al. 2018, https://arxiv.org/abs/1802.01483) towards those at the start
-of training, against forgetting. `alpha` is what stands in the formulas; note that ridge has a 2 in it, as in declearn.
+of training, against forgetting. Note the factor of 2 in ridge, as in declearn.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -17,7 +17,7 @@ from .module import Ranges, Regularizer
 
 
 class _Alpha(Regularizer):
-    """A regularizer with a strength."""
+    """A regularizer with a strength `alpha`."""
 
     ranges: ClassVar[Ranges] = {"alpha": "at_least_0"}
     is_linear = True
@@ -33,7 +33,10 @@ class _Alpha(Regularizer):
 
 
 class Ridge(_Alpha):
-    """g + 2 alpha w"""
+    """L2 regularization: g + 2 alpha w.
+
+    alpha (float): Strength. Note the factor of 2, as in declearn.
+    """
 
     name = "ridge"
 
@@ -42,7 +45,10 @@ class Ridge(_Alpha):
 
 
 class Lasso(_Alpha):
-    """g + alpha sign(w); the sign of 0 is 0."""
+    """L1 regularization: g + alpha sign(w), where sign(0) is 0.
+
+    alpha (float): Strength.
+    """
 
     name = "lasso"
 
@@ -52,8 +58,10 @@ class Lasso(_Alpha):
 
 
 class L2SP(_Alpha):
-    """g + alpha (w - w0), w0 being a copy of the weights before the first step. The paper's second term, for new
-    layers, is `ridge` with `params`.
+    """Pull towards the weights before the first step, w0: g + alpha (w - w0), by Li et al. 2018,
+    https://arxiv.org/abs/1802.01483. For the paper's second term, for new layers, use `ridge` with `params`.
+
+    alpha (float): Strength.
     """
 
     name = "l2-sp"
@@ -67,7 +75,11 @@ class L2SP(_Alpha):
 
 
 class FedProx(L2SP):
-    """g + alpha (w - w0), w0 being a copy of the weights before the first step of the round."""
+    """Pull towards the weights before the first step of a federated round, w0: g + alpha (w - w0), by Li et al. 2018,
+    https://arxiv.org/abs/1812.06127.
+
+    alpha (float): Strength.
+    """
 
     name = "fedprox"
 

@@ -1,4 +1,4 @@
-"""The state of a Modular optimizer by the names of params: made, and read again with everything checked first."""
+"""Save the state of a Modular optimizer by the names of params, and read it after checking everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}
 
 
 class SharedState:
-    """What parts keep beside params. parts (dict): By label."""
+    """State of parts that belongs to no param. parts (dict): By label."""
 
     def __init__(self, parts: dict[str, dict[str, Any]]):
         self.parts = parts
@@ -35,7 +35,7 @@ class SharedState:
 
 @dataclass
 class PartState:
-    """What a part keeps: of each param (None: nothing yet), and beside params."""
+    """The state of a part: for each param (None: none yet), and shared."""
 
     params: dict[str, dict[str, Any] | None]
     shared: dict[str, Any]
@@ -43,7 +43,7 @@ class PartState:
 
 @dataclass
 class ModularState:
-    """The state of all parts, each with its name."""
+    """The states of all parts, with their names."""
 
     version: Count
     regularizers: list[tuple[str, PartState]]
@@ -53,7 +53,7 @@ class ModularState:
 def state_by_name(
     parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The state of all parts. shared (Mapping): What they keep beside params, by label."""
+    """The states of all parts. shared (Mapping): Their shared state, by label."""
     found = ModularState(VERSION, [], [])
     for part in parts:
         kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
@@ -72,9 +72,9 @@ def read_state(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Read a state. Changes nothing.
 
-    states, options, params (Mapping): The state, the param group, and the tensor of each param, by name.
-    RETURNS (tuple): The new state of each param, by name, and what parts keep beside them, by label. Copies.
-    RAISES (StateKeyError, StateError): It is not of these parts and params.
+    states, options, params (Mapping): The state, the param group and the tensor of each param, by name.
+    RETURNS (tuple): Copies: the new state of each param, by name, and the shared state, by label.
+    RAISES (StateKeyError, StateError): It does not fit these parts and params.
     """
     what = "the state of Modular"
     with own_errors("Modular"), torch.no_grad():
@@ -100,19 +100,19 @@ def read_state(
 def read_param(
     part: Part, saved: dict[str, Any] | None, param: Tensor, options: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-    """What a part kept of a param, as it keeps it here."""
+    """Read a part's state of a param."""
     if saved is None:
         return {}
     what = f"the state of {part.where}, param '{name}'"
     example = part.example_state(param.detach(), {key: options[f"{part.label}_{key}"] for key in part.options})
     check_names(saved, [*example, *(key for key in part.optional_tensors if key in saved)], what)
     if not saved:
-        refuse(what, "", "None, as nothing is kept", "nothing")
+        refuse(what, "", "None, as this part has no state", "an empty state")
     return {key: read_value(what, key, value, example.get(key, param), param) for key, value in saved.items()}
 
 
 def read_value(what: str, key: str, value: Any, example: Any, param: Tensor) -> Any:
-    """A value that is like another one."""
+    """Read a value, and check it against an example."""
     if not isinstance(example, Tensor):
         found: Any = read(_KINDS[type(example)], value, what, key)
         return found
@@ -128,7 +128,7 @@ def read_value(what: str, key: str, value: Any, example: Any, param: Tensor) -> 
 
 
 def check_shared(parts: Sequence[Part], saved: Any) -> dict[str, dict[str, Any]]:
-    """What parts keep beside params, from a `state_dict`. RAISES (StateError): It is not of these parts."""
+    """Read the shared state of parts from a `state_dict`. RAISES (StateError): It does not fit these parts."""
     what = "the state of Modular"
     with own_errors("Modular"):
         found = read(dict[str, dict[str, Any]], saved, what, "shared")
@@ -145,13 +145,15 @@ def check_shared_of(part: Part, saved: dict[str, Any]) -> dict[str, Any]:
         found: Any = read(kind, value, what, f"shared/{key}")
         if isinstance(found, Tensor) and (found.dtype, found.shape) != (expected.dtype, expected.shape):
             refuse(what, f"shared/{key}", f"{expected.dtype} of shape {tuple(expected.shape)}", "another")
-    part.begin_step(saved)  # a damaged state of a random generator is an error
+    part.begin_step(saved)  # raises for a damaged state of a random generator
     copied: dict[str, Any] = map_tensors(torch.clone, saved)
     return copied
 
 
 def own_state_dict(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """torch gives loaded state the dtype of its param. Ours keeps its own, and gets the memory order of its param."""
+    """Restore the dtypes of loaded state, which torch changes to those of params, and use the memory order of
+    params.
+    """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, param in zip(numbers, params):

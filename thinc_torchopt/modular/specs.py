@@ -1,4 +1,4 @@
-"""From what a user writes to modules and regularizers: instances, names, pairs of a name and its settings."""
+"""Build modules and regularizers from instances, names, or pairs of a name and its settings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ REGISTRIES = {Module: "gradient_modules", Regularizer: "regularizers"}
 
 
 def build_parts(specs: Any, base: type[P]) -> list[P]:
-    """Modules, or regularizers.
+    """Build modules or regularizers.
 
-    specs (Sequence | Mapping | None): Of each an instance, its name, or a pair of its name and its settings. A mapping
-        gives them labels. None: none.
+    specs (Sequence | Mapping | None): Instances, names, or pairs of a name and its settings. The keys of a mapping are
+        their labels. None: none.
     base (type): `Module` or `Regularizer`.
-    RAISES (ConfigTypeError, ConfigKeyError, ConfigError): One can't be made of it.
+    RAISES (ConfigTypeError, ConfigKeyError, ConfigError): A specification is invalid.
     """
     what = f"{base.kind}s"
     if specs is None:
@@ -37,7 +37,7 @@ def build_parts(specs: Any, base: type[P]) -> list[P]:
 
 
 def build_part(spec: Any, base: type[P]) -> P:
-    """A module, or a regularizer, from one specification."""
+    """Build a module or regularizer from one specification."""
     if isinstance(spec, base):
         return spec
     name, settings = (spec, {}) if isinstance(spec, str) else pair(spec, base)
@@ -57,7 +57,7 @@ def build_part(spec: Any, base: type[P]) -> P:
         and key not in settings
     )
     if missing:
-        raise ConfigArgumentError(f"Can't make the {base.kind} '{name}': expected also {', '.join(missing)}.")
+        raise ConfigArgumentError(f"Can't make the {base.kind} '{name}': {', '.join(missing)} must be given.")
     made = cls(**settings)
     if not isinstance(made, base):
         raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected a {base.kind}, found {made!r}.")
@@ -65,7 +65,7 @@ def build_part(spec: Any, base: type[P]) -> P:
 
 
 def find_class(name: str, base: type[P]) -> Any:
-    """What makes a part, by its name, or by that under which another package registered it."""
+    """The class or function of a part, by its name or its registered name."""
     known: Mapping[str, Any] = MODULES if base is Module else REGULARIZERS
     if name in known:
         return known[name]
@@ -92,9 +92,10 @@ def example(base: type[Part]) -> str:
 
 
 def with_labels(parts: Sequence[Part]) -> list[Part]:
-    """Give parts that have the same label others: "momentum", "momentum_2".
+    """Make labels unique: "momentum", "momentum_2".
 
-    RAISES (ConfigError): Two were given the same label, or their options would have the same name in a param group.
+    RAISES (ConfigError): Two parts were given the same label, or their options would have the same name in a param
+        group.
     """
     found: list[Part] = []
     for part in parts:
@@ -102,8 +103,8 @@ def with_labels(parts: Sequence[Part]) -> list[Part]:
         while same := [other for other in found if other.label == label]:
             if part._label is not None:
                 raise ConfigError(
-                    f"Can't use {same[0].where} and {part.where}: expected two labels that differ by more than signs, "
-                    f"found '{label}' for both. Give one of them another name."
+                    f"Can't use {same[0].where} and {part.where}: both have the label '{label}' (only letters, digits "
+                    "and underscores count). Rename one of them."
                 )
             n += 1
             label = f"{re.sub(r'[^a-zA-Z0-9_]+', '_', part.label)}_{n}"
@@ -112,12 +113,12 @@ def with_labels(parts: Sequence[Part]) -> list[Part]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
-            f"Can't tell the options {', '.join(twice)} apart: expected labels of modules and regularizers that give "
-            "each option another name. Choose other labels."
+            f"Can't tell the options {', '.join(twice)} apart: several modules or regularizers have an option of that "
+            "name. Choose other labels."
         )
     return found
 
 
 def options_in_group(part: Part) -> dict[str, Any]:
-    """The options of a part, by their names in a param group, with their values."""
+    """The options of a part, by their names in a param group."""
     return {f"{part.label}_{key}": value for key, value in {**part.options, "enabled": True}.items()}

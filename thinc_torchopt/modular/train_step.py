@@ -1,4 +1,4 @@
-"""A whole training step of a torch model, with the gradient of each sample clipped if that is asked for."""
+"""A whole training step of a torch model, optionally with clipping of each sample's gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..host import BatchNorm
 if TYPE_CHECKING:
     from .optimizer import Modular
 
-# Of samples whose gradients are in memory at once.
+# Number of samples whose gradients are in memory at once.
 CHUNK = 64
 
 
@@ -26,16 +26,14 @@ def train_step(
     """See `Modular.run_train_step`."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigTypeError(
-            f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. A thinc model takes "
-            "one example at a time: see docs/modular.md."
+            f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, "
+            "see clip_each_example in docs/modular.md."
         )
     batch = (batch,) if isinstance(batch, Tensor) else tuple(batch)
     named = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if not all(id(param) in named for param in params):
-        raise ParamError(
-            "Can't run a training step: expected a model that has the params of the optimizer, found one that has not."
-        )
+        raise ParamError("Can't run a training step: the model does not have all params of the optimizer.")
     for param in params:
         param.grad = None
     if sclip is None:
@@ -59,12 +57,12 @@ def train_step(
 
 
 def refuse_batch_norm(model: torch.nn.Module) -> None:
-    """RAISES (ParamError): A layer's output for a sample depends on the others of the batch."""
+    """RAISES (ParamError): A layer's output for a sample depends on other samples of the batch."""
     for name, layer in model.named_modules():
         if isinstance(layer, BatchNorm) and layer.training:
             raise ParamError(
-                "Can't clip the gradient of each sample: expected layers that take samples one by one, found "
-                f"'{name}' ({type(layer).__name__}), which mixes them. Use GroupNorm or LayerNorm, or its eval()."
+                f"Can't clip the gradient of each sample: '{name}' ({type(layer).__name__}) mixes the samples of a "
+                "batch. Use GroupNorm or LayerNorm, or its eval()."
             )
 
 
@@ -77,7 +75,7 @@ def clipped_grads(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean loss, and the sum of the gradients of all samples, each clipped to a norm over all params.
 
-    SOURCE: torch.func's per-sample gradients; the clipping is that of Abadi et al. 2016.
+    SOURCE: per-sample gradients of torch.func; clipping as in Abadi et al. 2016.
     """
     rest = {
         name: value.detach()

@@ -1,7 +1,7 @@
-"""Pictures of trainings from their logs: one HTML file, or one picture. In a notebook: `show`.
+"""Reports on trainings from their logs: one HTML file or one picture. In a notebook: `show`.
 
-log_file.py reads a log, runs.py makes runs of logs. What is shown of them is drawn in figures.py, and put together in
-page.py. plots.py has the pictures of other commands; how all of them look: style.py.
+log_file.py reads a log, runs.py joins logs to runs, figures.py draws them, page.py writes the report. plots.py has the
+pictures of other commands, style.py their common style.
 """
 
 from .log_file import COUNTS, read_history

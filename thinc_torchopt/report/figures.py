@@ -1,6 +1,6 @@
-"""What a report shows, drawn by matplotlib: panels over the same steps. What a run has no numbers for is left out.
+"""The panels of a report, drawn by matplotlib over the same steps. Panels without numbers are left out.
 
-One run: its components, scores and param groups side by side, a colour for each. Several runs: a colour for each run.
+One run: a colour for each of its components, scores and param groups. Several runs: a colour for each run.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .runs import Run, printable
 from .style import BAD, COLOURS, GRID, TEXT, colour_of, needs_log, scale_rates, set_ticks
 
 Runs = Sequence[Run]
-# A curve of more points is drawn as the lowest and the highest of what falls together.
+# A curve with more points is reduced to the lowest and highest of neighbours.
 _MAX_POINTS = 1200
-# Curves of fewer points are not smoothed.
+# Curves with fewer points are not smoothed; points of a smoothed curve.
 _MIN_SMOOTHED, _SMOOTHED_POINTS = 60, 400
-# Of more points, only the line is drawn.
+# Curves with more points are drawn without dots.
 _MAX_DOTS = 60
-# Precision and recall beside their F-score, and scores of the tokenizer, are in the table.
+# Scores with these prefixes are only in the table.
 _SECONDARY = ("token_", "speed")
-# More of a kind are in the panel of events alone.
+# Kinds with more events are only in the panel of events.
 _MAX_LINES = 5
-# Events nearer to each other than this part of the picture are one.
+# Events closer than this part of the width are joined to one mark.
 _APART = 1 / 400
 _MAX_KINDS, _MAX_NAME = 16, 40
-# How kinds of events look: marker, colour, and the dashes of those that are drawn through all panels.
+# The look of kinds of events: marker, colour, and dashes of lines through all panels.
 _LOOKS: dict[str, tuple[str, str, str | None]] = {
     "checkpoint saved": ("^", COLOURS[7], None),
     "gradient spike": ("v", COLOURS[1], None),
@@ -44,9 +44,8 @@ _OF_RULES = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5])
 
 
 class Panel(NamedTuple):
-    """A picture over the steps. height (float): In points.
-
-    draw (Callable): Draws it into axes, and returns how to read it, in sentences.
+    """A picture over the steps. height (float): In points. draw (Callable): Draws it into axes, and returns a
+    caption.
     """
 
     title: str
@@ -55,7 +54,7 @@ class Panel(NamedTuple):
 
 
 def make_panels(runs: Runs) -> list[Panel]:
-    """What there is to show of runs, in the order of interest."""
+    """The panels of runs, the most interesting first."""
     components = list(dict.fromkeys(name for run in runs for name in run.losses))
     kinds = _kinds(runs)
     by_component = [(f"Loss of {printable(name)}", 220, partial(_losses, runs, [name])) for name in components]
@@ -90,7 +89,7 @@ def _scores(runs: Runs, axes: Any) -> str:
     found = [(run, "main score" if len(runs) == 1 else run.label, run.numbers("score")) for run in runs]
     if len(runs) == 1:
         [run], scores = runs, runs[0].columns.get("scores", {})
-        # A score that is the main score is not drawn twice.
+        # Don't draw a score again that equals the main score.
         others = [
             (run, printable(name), values)
             for name, values in scores.items()
@@ -113,7 +112,7 @@ def _scores(runs: Runs, axes: Any) -> str:
 
 
 def _is_shown(name: str, scores: dict[str, numpy.ndarray]) -> bool:
-    """Whether a score is worth a curve: a share, and no precision or recall beside its F-score."""
+    """Whether to draw a score: it is between 0 and 1, and no precision or recall beside an F-score."""
     if name.startswith(_SECONDARY) or (name[-2:] in ("_p", "_r") and f"{name[:-2]}_f" in scores):
         return False
     return bool(numpy.nanmin(scores[name]) >= 0.0 and numpy.nanmax(scores[name]) <= 1.0)
@@ -148,7 +147,7 @@ def _losses(runs: Runs, components: Sequence[str], axes: Any) -> str:
     caption = _fit(axes, drawn)
     left_out = sorted({printable(name) for run in runs for name in run.sums_of_gradients if len(runs) == 1})
     if left_out:
-        caption += f" Not shown, as they are no losses, but sizes of gradients: {', '.join(left_out)}."
+        caption += f" Not shown, as they are no losses but sizes of gradients: {', '.join(left_out)}."
     if silent:
         caption += f" Always 0, and left out: {', '.join(silent)}."
     _lines(axes, runs)
@@ -211,7 +210,7 @@ def _speed(runs: Runs, axes: Any) -> str:
 
 
 def _events(runs: Runs, kinds: Sequence[str], axes: Any) -> str:
-    """A row for each kind, with its name above the marks."""
+    """Draw a row of marks for each kind, with its name above."""
     span = max(run.steps[-1] for run in runs) - min(run.steps[0] for run in runs)
     for row, kind in enumerate(kinds):
         marker, colour, _ = _look(kind, kinds)
@@ -225,14 +224,14 @@ def _events(runs: Runs, kinds: Sequence[str], axes: Any) -> str:
     axes.set_ylim(-len(kinds) + 0.5, 0.5)
     axes.tick_params(left=False, labelleft=False)
     axes.grid(False, axis="y")
-    return "Marks that are too near to each other are one."
+    return "Marks that are too close to each other are joined."
 
 
 # ---------------------------------------------------------------------- events
 
 
 def _kinds(runs: Runs) -> list[str]:
-    """Those that there are, of rules those that fired most."""
+    """The kinds of events of runs. Of many rules, those that fired most."""
     counts = Counter(event.kind for run in runs for event in run.events)
     rules = sorted(set(counts) - set(_LOOKS), key=lambda kind: -counts[kind])
     room = _MAX_KINDS - len(_LOOKS)
@@ -249,12 +248,12 @@ def _look(kind: str, kinds: Sequence[str]) -> tuple[str, str, str | None]:
 
 
 def _merged(steps: Sequence[int], span: int) -> list[int]:
-    """One for all that fall together."""
+    """Join steps that are too close to each other."""
     return list({round(step / (max(1, span) * _APART)): step for step in reversed(steps)}.values())
 
 
 def _lines(axes: Any, runs: Runs) -> None:
-    """What changes the course of a run, if it is rare: through the whole panel."""
+    """Draw rare events that change the course of a run as lines through the panel."""
     kinds = _kinds(runs)
     for kind in kinds:
         _, colour, dashes = _look(kind, kinds)
@@ -274,7 +273,7 @@ def _lines(axes: Any, runs: Runs) -> None:
 def _plot(
     axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str, most: int = _MAX_POINTS, **look: Any
 ) -> list[tuple[numpy.ndarray, bool]]:
-    """Draw the lines of the log that have a value. RETURNS (list): The curve, and whether it is faint."""
+    """Draw the known values of a column. RETURNS (list): The curve, and whether it is faint."""
     known = numpy.isfinite(values)
     x, y = _thinned(run.steps[known], values[known], most)
     if not len(x):
@@ -286,7 +285,7 @@ def _plot(
 
 
 def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str) -> list[tuple[numpy.ndarray, bool]]:
-    """The same, and if there are many a trimmed mean in front: a spike makes no plateau."""
+    """Draw values; if there are many, with a trimmed mean in front, in which a spike makes no plateau."""
     known = numpy.isfinite(values)
     x, y = run.steps[known], values[known]
     if len(x) < _MIN_SMOOTHED:
@@ -304,9 +303,9 @@ def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str
 
 
 def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: bool = False) -> str:
-    """Choose the scale, and leave out what is faint and far from all the rest; `in_full`: only at the lower end.
+    """Choose the scale, and cut off faint values far from the rest; with `in_full`, only at the lower end.
 
-    RETURNS (str): How to read it.
+    RETURNS (str): A caption.
     """
     values = numpy.concatenate([y for y, _ in drawn] or [numpy.zeros(0)])
     is_log = needs_log(values, of_all=in_full)
@@ -321,11 +320,11 @@ def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: boo
         margin = 0.06 * (math.log(high / low) if is_log else high - low)
         factor = math.exp(margin) if is_log else 1.0
         axes.set_ylim((low / factor, high * factor) if is_log else (low - margin, high + margin))
-    return "Bold: a mean of neighbours, without the most extreme. Faint: each line of the log."
+    return "Bold: mean of neighbours, without extremes. Faint: each line of the log."
 
 
 def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The lowest and the highest point of each of some stretches, in their order: no peak is lost."""
+    """Reduce a curve to the lowest and highest point of each stretch, so that no peak is lost."""
     if len(x) <= most:
         return x, y
     kept = [0, len(x) - 1]
@@ -336,7 +335,7 @@ def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarr
 
 
 def _edges(rates: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The highest rate of each line, and the lowest that is not 0."""
+    """The highest rate at each step, and the lowest above 0."""
     found = numpy.stack(rates)
     top = numpy.where(numpy.isfinite(found), found, -math.inf).max(axis=0)
     bottom = numpy.where(found > 0.0, found, math.inf).min(axis=0)
@@ -345,13 +344,13 @@ def _edges(rates: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray
 
 
 def name_groups(names: Sequence[str]) -> str:
-    """Up to three names, and how many more."""
+    """Up to three names, and the number of others."""
     shown = ", ".join(map(printable, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def keys_of(axes: Any, most: int | None = None) -> Iterator[tuple[Any, str]]:
-    """What goes into a legend: the look of each curve, and its name. most (int | None): Of more, some."""
+    """The entries of a legend: look and name of each curve. most (int | None): The most entries."""
     handles, names = axes.get_legend_handles_labels()
     for handle, name in list(zip(handles, names))[:most]:
         yield handle, name if len(name) <= _MAX_NAME or most is None else f"{name[:20]}\u2026{name[-19:]}"

@@ -1,4 +1,4 @@
-"""Reading one log: lines of JSON, of which some may be damaged."""
+"""Read one log: lines of JSON, some of which may be damaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from ..checks import MAX_STEPS
 from ..errors import ConfigError
 
-# What counts so far are called when one of them is marked.
+# Counts, with the names of their events.
 COUNTED = {
     "grad_spikes": "gradient spike",
     "skipped_updates": "update skipped",
@@ -27,17 +27,17 @@ _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
 _BY_NAME = ("losses", "scores", "learn_rates")
 # log-2.jsonl, log-3.jsonl ...: see loggers/jsonl.py.
 NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
-# More damaged lines than that are not named.
+# The most damaged lines that are named.
 _MAX_NAMED = 5
 
 
 class Log:
-    """A log, column by column, as its lines are read.
+    """A log by columns.
 
-    told (dict): What lines tell of other steps, or of several: by kind, what, and the step of the line that told it
-        first. "checkpoint saved": its step; "went back": after which step, to which; "resumed": the first step since;
-        "rule": its name, the step, and what it did.
-    sums_of_gradients (set[str]): Components whose loss is none.
+    told (dict): Events in the lines, by (kind, content), with the step of the first line that has them. Contents:
+        "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
+        action.
+    sums_of_gradients (set[str]): Components whose "loss" is no loss.
     """
 
     def __init__(self, path: Path):
@@ -50,7 +50,7 @@ class Log:
 
     @classmethod
     def read(cls, path: Path) -> Log:
-        """RAISES (ConfigError): It is no log, or can't be read."""
+        """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
         log = cls(path)
         for line, record in _lines(path, log.notes, log.steps):
             log._add(record, line)
@@ -88,7 +88,7 @@ class Log:
         values.append(number(value))
 
     def cut(self, step: int) -> None:
-        """Forget all from a step on."""
+        """Drop everything from a step on."""
         n = bisect_left(self.steps, step)
         del self.steps[n:]
         for values in self.columns.values():
@@ -96,7 +96,7 @@ class Log:
         self.told = {what: told for what, told in self.told.items() if told < step}
 
     def go_on_with(self, log: Log) -> None:
-        """Add a log of the same run, which counts from its first step on."""
+        """Append a later log of the same run, which replaces everything from its first step on."""
         self.cut(log.steps[0])
         for key, values in log.columns.items():
             column = self.columns.setdefault(key, array("d"))
@@ -121,11 +121,11 @@ def _told_by(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines of all logs of one run as they are, with rising steps; and notes. Where a run was resumed and did steps
-    again, the later log counts.
+    """Read the lines of all logs of one run, with rising steps; and notes. If a resumed run repeated steps, the later
+    log counts.
 
-    paths (Sequence[Path]): In their order; log.jsonl, log-2.jsonl, log-10.jsonl in any.
-    RAISES (ConfigError): One is no log or can't be read, or all are empty.
+    paths (Sequence[Path]): The logs, in order; log.jsonl, log-2.jsonl, log-10.jsonl in any order.
+    RAISES (ConfigError): A file is no log or can't be read, or all are empty.
     """
     history: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -141,8 +141,8 @@ def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]
             history.pop()
         if len(history) < before:
             notes.append(
-                f"{path.name} begins at step {first}: {before - len(history)} lines of before, from that step on, are "
-                "left out."
+                f"{path.name} begins at step {first}: {before - len(history)} earlier lines from that step on are left "
+                "out."
             )
         history += records
     if not history:
@@ -154,7 +154,7 @@ def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]
 
 
 def _in_order(paths: Sequence[Path]) -> list[Path]:
-    """Logs of one name by their numbers: a shell puts log-2.jsonl before log.jsonl. Others as they are."""
+    """Sort logs of one name by their numbers, as a shell puts log-2.jsonl before log.jsonl. Others are not sorted."""
     names = [NUMBERED.fullmatch(path.stem) for path in paths]
     bases = {path.with_name(name[1] if name else path.stem) for path, name in zip(paths, names)}
     if len(bases) > 1:
@@ -164,7 +164,7 @@ def _in_order(paths: Sequence[Path]) -> list[Path]:
 
 
 def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """RAISES (ConfigError): It is no log, or can't be read."""
+    """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
     records: list[dict[str, Any]] = []
     notes: list[str] = []
     for line, record in _lines(path, notes, records):
@@ -177,7 +177,9 @@ def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines that are whole, with their numbers; at the end, notes on others. kept (Sized): Of them."""
+    """The undamaged lines, with their numbers; at the end, adds notes on others. kept (Sized): The lines kept so
+    far.
+    """
     damaged, first_damaged, n = [], "", 0
     try:
         with path.open("rb") as file:
@@ -195,12 +197,13 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
     if damaged and len(damaged) >= len(kept):
         raise ConfigError(
             f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
-            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Give the file that "
-            "'path' names in the block of 'thinc-torchopt.JSONLinesLogger.v1'."
+            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Use the file in 'path' of "
+            "the block 'thinc-torchopt.JSONLinesLogger.v1'."
         )
     if damaged == [n]:
         notes.append(
-            f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or goes on."
+            f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or is still "
+            "running."
         )
     elif damaged:
         named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
@@ -208,11 +211,11 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
 
 
 def _goes_back(path: Path, last: int, step: int, line: int) -> str:
-    return f"{path.name} goes back from step {last} to step {step} in line {line}: shown is what comes later."
+    return f"{path.name} goes back from step {last} to step {step} in line {line}: the later lines are shown."
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """RETURNS (dict | None): None if it is no line of a log."""
+    """Parse a line. RETURNS (dict | None): None: it is no line of a log."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

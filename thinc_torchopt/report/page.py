@@ -1,4 +1,4 @@
-"""A report: one HTML file that needs nothing else, by a template of jinja2; or one picture; or a cell of a notebook."""
+"""Write a report: a self-contained HTML file, by a jinja2 template; one picture; or a cell of a notebook."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ from .style import (
 from .summary import facts_of
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
-# In points: how wide a plot is on a wide screen and on a phone, and what is around it.
+# In points: width of a plot on a wide screen and on a phone, and its margins.
 _WIDTHS = {"wide": 1080, "narrow": 380}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
 _MAX_EVENTS, _MAX_NAMES = 200, 12
-# Of colours in the pictures, what the page calls them: it has others on a dark background.
+# CSS variables for the colours of pictures, as a dark page has other colours.
 _NAMES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
 _GLYPHS = {"*": "\u2605", "o": "\u25cf"}
 _UNUSED_ID = re.compile(r' id="[^"]*_\d+"')
 
 
 def check_output(path: Path, read: Sequence[Path]) -> None:
-    """Check that a report can be written, before the work that leads to it.
+    """Check early that a report can be written.
 
-    path (Path): Where it will be.
-    read (Sequence[Path]): The logs that it is made of.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): It is no such file, or one of those.
+    path (Path): The file to write.
+    read (Sequence[Path]): The logs to read.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file has a wrong ending, or is one of the
+        logs.
     """
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(
@@ -61,10 +62,10 @@ def check_output(path: Path, read: Sequence[Path]) -> None:
 
 
 def write_report(runs: Sequence[Run], path: Path, *, reload_seconds: int | None = None) -> None:
-    """Draw runs, into one file.
+    """Draw runs into one file.
 
-    path (Path): .html is a page, .png, .svg and .pdf are one picture. Replaced if it is there.
-    reload_seconds (int | None): A page that is open reads the file again so often.
+    path (Path): .html is a page; .png, .svg and .pdf are one picture. An existing file is replaced.
+    reload_seconds (int | None): An open page reloads the file this often.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
         draw.
     """
@@ -79,7 +80,7 @@ def write_report(runs: Sequence[Run], path: Path, *, reload_seconds: int | None 
 
 
 def show(*paths: str | Path) -> None:
-    """Show a report in the cell of a notebook. Several logs: their runs are compared.
+    """Show a report in a notebook. Runs of several logs are compared.
 
     RAISES (ImportError): matplotlib is not installed. (ConfigError): This is no notebook, or a file is no log.
     """
@@ -94,14 +95,14 @@ def show(*paths: str | Path) -> None:
             "--output report.html"
         )
     page = make_page(read_runs(list(map(Path, paths))))
-    # In a frame of its own, so that its styles and the notebook's leave each other alone.
+    # In an iframe, so that its styles and the notebook's don't affect each other.
     display(HTML(f'<div><iframe srcdoc="{escape(page)}" style="width:100%;height:800px;border:0"></iframe></div>'))
 
 
 def make_page(runs: Sequence[Run], *, reload_seconds: int | None = None) -> str:
-    """The whole page.
+    """The HTML page of a report.
 
-    reload_seconds (int | None): It reads itself again so often.
+    reload_seconds (int | None): Seconds between two reloads of the page.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): There is nothing to draw.
     """
     environment = Environment(
@@ -130,8 +131,8 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     panels = make_panels(runs)
     if not panels:
         raise ConfigError(
-            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: expected losses, scores, learning "
-            "rates or norms, found no number in any line."
+            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: no line has a number for losses, "
+            "scores, learning rates or norms."
         )
     return panels
 
@@ -140,7 +141,7 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
-    """A panel as a page has it: its pictures, and what goes into its legend."""
+    """The values of a panel for the template: its pictures and legend."""
     with style(**{"font.size": 12.0}):
         figure = import_figure()()
         axes = figure.add_subplot()
@@ -154,7 +155,7 @@ def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
 
 
 def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
-    """A picture without title and legend, which are the page's. salt (str): So that its ids are its own."""
+    """A picture as SVG, without title and legend. salt (str): Makes its ids unique."""
     width = _WIDTHS[size]
     figure.set_size_inches(width / 72, height / 72)
     left, right = _LEFT / width, 1 - _RIGHT / width
@@ -178,7 +179,7 @@ def _as_variable(colour: str) -> str:
 
 
 def _draw_all(runs: Sequence[Run]) -> Any:
-    """All panels below each other in one figure, below a table."""
+    """One figure with a table and all panels below each other."""
     panels = _panels(runs)
     facts = [facts_of(run) for run in runs]
     shown = [i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)]
@@ -218,7 +219,7 @@ def _draw_all(runs: Sequence[Run]) -> Any:
 
 
 def _tables(runs: Sequence[Run]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, headers and rows of what is below the pictures."""
+    """Title, headers and rows of the tables below the pictures."""
     heads = ["value"] if len(runs) == 1 else [run.label for run in runs]
     best: list[dict[str, float]] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Pictures of other commands: schedules, the range test, rules, trials, a search. They come with the extra `plot`."""
+"""Pictures of other commands: schedules, the range test, rules, trials, a search. They need the extra `plot`."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from .style import (
     style,
 )
 
-# More lines of names than that are put beside the picture.
+# Longer legends are put beside the picture.
 _MAX_INSIDE = 6
-# So many characters of names in a line of the legend.
+# Characters of names in a line of the legend.
 _NAMES_WIDTH = 44
-# Beside each other.
+# Slices beside each other.
 _SLICES = 3
-# Of more values than that, only the line is drawn.
+# Curves with more values are drawn without dots.
 _MAX_DOTS = 50
 
 
 def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
-    """Check that a picture can be drawn, before the work that leads to it.
+    """Check early that a picture can be written.
 
-    path (Path): Where it will be.
-    read (Sequence[Path]): The files that it is made of.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): It can't write such a file, or it is one of those.
+    path (Path): The file to write.
+    read (Sequence[Path]): The files to read.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file has a wrong ending, or is one of those
+        read.
     """
     formats = import_figure()().canvas.get_supported_filetypes()
     if path.suffix.lower().lstrip(".") not in formats:
@@ -59,8 +60,8 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
 
     rates (Mapping[str, Sequence[float]]): By param group, the rate of each step.
     path (Path): The file; its ending says what kind. Replaced if it is there.
-    log (bool): A logarithmic scale. Rates of 0 are left out, and so are those far below the peak of their group.
-    title (str): Of what.
+    log (bool): Use a logarithmic scale. Rates of 0 and far below the peak of their group are left out.
+    title (str): Title of the picture.
     RAISES (ImportError): matplotlib is not installed.
     """
     alike: dict[tuple[float, ...], list[str]] = {}
@@ -111,11 +112,11 @@ def plot_range_test(
 
 
 class Panel(NamedTuple):
-    """What rules look at, over the steps.
+    """A value that rules use, over the steps.
 
-    values (Sequence[float]): After each line.
-    firings (Mapping[str, Sequence[int]]): By rule, the steps at which those that look at it fired.
-    thresholds (Mapping[str, Sequence[float]]): By what a rule compares it with, that after each line.
+    values (Sequence[float]): The value after each line.
+    firings (Mapping[str, Sequence[int]]): The steps at which rules that use it fired, by rule.
+    thresholds (Mapping[str, Sequence[float]]): Thresholds after each line, by the text of the comparison.
     """
 
     values: Sequence[float]
@@ -124,13 +125,12 @@ class Panel(NamedTuple):
 
 
 def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path, title: str = "") -> None:
-    """Draw what rules look at, one panel each below the other, with what they compare it with, and mark where they
-    fired.
+    """Draw the values that rules use, one panel each, with their thresholds and firings.
 
-    steps (Sequence[int]): Of all values.
-    panels (Mapping[str, Panel]): By the name of what is drawn.
-    path (Path): The file; its ending says what kind. Replaced if it is there.
-    title (str): Of what.
+    steps (Sequence[int]): The steps of all values.
+    panels (Mapping[str, Panel]): By the name of the value.
+    path (Path): The file; its ending gives the format. An existing file is replaced.
+    title (str): Title of the picture.
     RAISES (ImportError): matplotlib is not installed.
     """
     names = list(dict.fromkeys(rule for panel in panels.values() for rule in panel.firings))
@@ -142,7 +142,7 @@ def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path, 
             _plot_held(axes, steps, values, color=MUTED, linewidth=1.3)
             if needs_log(numpy.array([value for value in values if value == value])) and not _is_stairs(values):
                 axes.set_yscale("log", nonpositive="mask")
-            at = dict(zip(steps, values))  # what fires before a line, as at the begin of an epoch, has no value there
+            at = dict(zip(steps, values))  # a firing before the first line of an epoch has no value
             for compared, threshold in thresholds.items():
                 _plot_held(axes, steps, threshold, color=BAD, linestyle="--", linewidth=1.1, label=compared)
             for rule, fired in firings.items():
@@ -160,7 +160,7 @@ def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path, 
 
 
 def _plot_held(axes: Any, steps: Sequence[int], values: Sequence[float], **look: Any) -> None:
-    """What is counted, or holds until it is computed again, as stairs; else a line."""
+    """Draw counters and values that are computed rarely as stairs, others as lines."""
     dots = "." if len(steps) <= _MAX_DOTS and "label" not in look else ""
     axes.plot(steps, values, drawstyle="steps-post" if _is_stairs(values) else "default", marker=dots, **look)
 
@@ -172,10 +172,10 @@ def _is_stairs(values: Sequence[float]) -> bool:
 
 
 def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
-    """Draw scores over the steps: of each way to train the mean, and between which scores its seeds are.
+    """Draw scores over the steps: mean and range of the seeds of each candidate.
 
-    curves (Mapping[str, Mapping[int, Sequence[float]]]): By name, at each step the score of each seed.
-    path (Path): The file; its ending says what kind. Replaced if it is there.
+    curves (Mapping[str, Mapping[int, Sequence[float]]]): By name and step, the scores of all seeds.
+    path (Path): The file; its ending gives the format. An existing file is replaced.
     RAISES (ImportError): matplotlib is not installed.
     """
     with style():
@@ -194,7 +194,7 @@ def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path)
 
 
 class Point(NamedTuple):
-    """A trial of a search. score (float | None): None: it was stopped early. values: What was set, by path."""
+    """A trial of a search. score (float | None): None: it was stopped early. values: The searched settings, by path."""
 
     number: int
     score: float | None
@@ -205,13 +205,13 @@ class Point(NamedTuple):
 def plot_study(
     points: Sequence[Point], importances: Mapping[str, float], logs: Collection[str], as_it_is: float | None, path: Path
 ) -> None:
-    """Draw a search: its history, how much each setting matters, and the score over each of them.
+    """Draw a search: its history, the importance of settings, and the score over each setting.
 
-    points (Sequence[Point]): The trials, in their order.
-    importances (Mapping[str, float]): By path. Empty: not known.
-    logs (Collection[str]): Paths whose values are on a logarithmic scale.
+    points (Sequence[Point]): The trials, in order.
+    importances (Mapping[str, float]): By path. Empty: unknown.
+    logs (Collection[str]): Paths with a logarithmic scale.
     as_it_is (float | None): The mean score of the config as it is, with other seeds.
-    path (Path): The file; its ending says what kind. Replaced if it is there.
+    path (Path): The file; its ending gives the format. An existing file is replaced.
     RAISES (ImportError): matplotlib is not installed.
     """
     paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
@@ -256,7 +256,7 @@ def plot_study(
 
 
 def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
-    """at (Sequence): The place of each."""
+    """at (Sequence): The horizontal position of each point."""
     for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": COLOURS[0]})):
         chosen = [i for i, point in enumerate(points) if (point.score is not None) == is_done]
         scores = [points[i].last_score for i in chosen]
@@ -273,7 +273,7 @@ def _start(x: str, y: str, title: str) -> tuple[Any, Any]:
 
 
 def _add_legend(axes: Any) -> None:
-    """Beside the picture if it is long."""
+    """Add a legend; a long one goes beside the picture."""
     lines = sum(name.count("\n") + 1 for name in axes.get_legend_handles_labels()[1])
     place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if lines > _MAX_INSIDE else {}
     axes.legend(**place)

@@ -1,8 +1,8 @@
-"""Training logs, as `JSONLinesLogger` writes them, read as runs.
+"""Join the logs of `JSONLinesLogger` to runs.
 
-A *run* is one training, from one log or several: one that was resumed may go on in the next numbered file. Logs come
-from older versions, from trainings that were killed, and from strangers, so nothing in them is taken for granted: what
-is no number is a gap.
+A *run* is one training, from one log or several, as a resumed run may continue in the next numbered file. Logs may come
+from other versions, from trainings that were killed, or from anyone, so everything is checked: a value that is no
+number is a gap.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy
 from ..errors import ConfigError
 from .log_file import COUNTED, NUMBERED, Log, parse
 
-# Words of some scripts are not written without them, and they are not printable to Python.
+# Joiners, which some scripts need; Python counts them as not printable.
 _JOINERS = "\u200c\u200d"
-# Speeds are shown as means over so many stretches at most.
+# The most stretches that speeds are averaged over.
 _STRETCHES = 150
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something to mark.
+    """An event of a run.
 
     kind (str): "gradient spike", "update skipped", "went back", "checkpoint saved", "rates written by others",
         "conservative mode began", "resumed"; or "rule " and its name.
-    step (int): When. With `every` above 1, of the line that told of it.
-    text (str): More about it.
+    step (int): Its step; with `every` above 1, perhaps that of the next line.
+    text (str): Details.
     """
 
     kind: str
@@ -43,14 +43,14 @@ class Event:
 class Run:
     """One training.
 
-    label (str): How it is called, other than the rest.
+    label (str): Its name, unique among the runs.
     paths (list[Path]): Its logs.
     steps (numpy.ndarray): The step of each line, rising. Shape: (n,)
-    columns (dict): By key, and by name below it ("" if there is none): the value of each line, NaN where there is none.
-        `dev_losses`: per word. Shape: (n,)
-    sums_of_gradients (set[str]): What is called a loss in the log, and is none.
+    columns (dict): Values of each line by key and name ("" if there is none); NaN: no value. `dev_losses` are per word.
+        Shape: (n,)
+    sums_of_gradients (set[str]): Components whose "loss" in the log is no loss.
     events (list[Event]): In the order of their steps.
-    notes (list[str]): What was not as it should be.
+    notes (list[str]): Problems in the logs.
     """
 
     label: str
@@ -68,23 +68,23 @@ class Run:
 
     @property
     def counts_words(self) -> bool:
-        """Whether the log has what losses per word need."""
+        """Whether losses per word can be computed."""
         return bool(numpy.isfinite(self._per_word).any())
 
     def loss(self, component: str, *, per_word: bool) -> numpy.ndarray:
-        """The loss of a component over the lines: the mean since the line before, per word or per step."""
+        """The loss of a component at each line: the mean since the line before, per word or per step."""
         nothing = numpy.full(len(self.steps), math.nan)
         values = self.columns.get("losses", {}).get(component, nothing)
         return values * self._per_word if per_word else values
 
     @property
     def _per_word(self) -> numpy.ndarray:
-        """Steps for each word, from one line to the next."""
+        """Steps per word, from one line to the next."""
         words = numpy.diff(self.numbers("words"), prepend=0.0 if self.steps[0] == 0 else math.nan)
         return numpy.diff(self.steps, prepend=-1) / numpy.where(words > 0.0, words, math.nan)
 
     def numbers(self, key: str) -> numpy.ndarray:
-        """A column that is one number a line; all NaN if there is none."""
+        """A column with one number a line. All NaN: there is no such column."""
         return self.columns.get(key, {}).get("", numpy.full(len(self.steps), math.nan))
 
     def last(self, key: str) -> float | None:
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """The highest score, and its step: the first, as spaCy keeps it."""
+        """The highest score and its step, the first one if there are several, as in spaCy."""
         scores = self.numbers("score")
         return (
             None
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def final_rates(self) -> dict[str, float]:
-        """The rates of the last line that has any."""
+        """The learning rates of the last line that has some."""
         rates = self.columns.get("learn_rates", {})
         for i in range(len(self.steps) - 1, -1, -1):
             found = {name: float(values[i]) for name, values in rates.items() if math.isfinite(values[i])}
@@ -114,10 +114,10 @@ class Run:
         return {}
 
     def speeds(self) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Words per second, as means over stretches of the run, each at the step with which it ends.
+        """Words per second, as means over stretches of the run, each at its last step.
 
-        Time for evaluations is left out where the log tells it apart: not if it has seconds as whole numbers, or hardly
-        any lines but evaluations.
+        Time for evaluations is left out if the log allows that: not if it has whole seconds, or hardly any lines but
+        evaluations.
         """
         stretches = self._stretches()
         total = sum(seconds for _, seconds in stretches.values())
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def speed(self) -> float | None:
-        """Words per second, of the whole run."""
+        """Words per second over the whole run."""
         stretches = self._stretches().values()
         seconds = sum(seconds for _, seconds in stretches)
         return sum(words for words, _ in stretches) / seconds if seconds > 0.0 else None
@@ -157,7 +157,7 @@ class Run:
         )
         if not len(steps):
             return {}
-        # Not that to the first line: a training begins slowly, and a log need not begin with it.
+        # Without the first line: a training starts slowly, and a log may begin later.
         more_words, more_seconds = (numpy.diff(column, prepend=math.nan) for column in (words, seconds))
         counts = (more_words >= 0.0) & (more_seconds >= 0.0)
         if self._has_exact_seconds and evaluated.mean() < 0.5:
@@ -171,10 +171,9 @@ class Run:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read logs.
 
-    paths (Sequence[Path]): The logs. One of a run that was resumed is taken together with the one before it, if both
-        are given.
-    RETURNS (list[Run]): In the order of the logs, with labels that differ.
-    RAISES (ConfigError): A file is no such log, or can't be read; or all of them are empty.
+    paths (Sequence[Path]): The logs. The logs of a resumed run are joined, if all are given.
+    RETURNS (list[Run]): In the order of the logs, with unique labels.
+    RAISES (ConfigError): A file is no log or can't be read, or all are empty.
     """
     given = list(dict.fromkeys(path.absolute() for path in paths))
     logs = {path: Log.read(path) for path in given}
@@ -196,7 +195,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _chains(paths: Sequence[Path], logs: Mapping[Path, Log]) -> list[list[Path]]:
-    """Which logs belong together: one that doesn't begin at step 0 goes on with the one numbered before it."""
+    """The logs that belong together: one that doesn't begin at step 0 continues the log with the number before."""
     chains: dict[Path, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _stem_and_number(path)[1]):
         before = _sibling(path, -1)
@@ -221,11 +220,11 @@ def _sibling(path: Path, further: int) -> Path | None:
 
 
 def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
-    """Put the logs of a run together."""
+    """Join the logs of a run."""
     run, *others = (logs[path] for path in chain)
     for log in others:
         run.go_on_with(log)
-        run.notes.append(f"{log.path.name} goes on with {chain[0].name} from step {log.steps[0]}: they are one run.")
+        run.notes.append(f"{log.path.name} continues {chain[0].name} from step {log.steps[0]}: they are one run.")
     notes = [*run.notes, *_hints(chain, run.steps[0])]
     steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
     given_up = run.sums_of_gradients & set(columns.get("losses", {}))
@@ -234,7 +233,7 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
 
 
 def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
-    """What else belongs to the run, perhaps, and was not given."""
+    """Notes on other logs that may belong to the run."""
     before, after = _sibling(chain[0], -1), _sibling(chain[-1], 1)
     if first_step > 0:
         where = (
@@ -242,7 +241,7 @@ def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
         )
         yield f"{chain[0].name} begins at step {first_step}{where}."
     if after is not None and after.is_file() and (_first_step(after) or 0) > 0:
-        yield f"The run goes on in {after.name}, it seems. Give both."
+        yield f"The run seems to continue in {after.name}. Give both."
 
 
 def _first_step(path: Path) -> int | None:
@@ -279,12 +278,12 @@ def _events(steps: numpy.ndarray, columns: Mapping[str, Mapping[str, numpy.ndarr
 
 
 def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[tuple[int, int]]:
-    """Where a count so far rises, and by how much."""
+    """The steps at which a cumulative count rises, and by how much."""
     if counts is None:
         return
     known = numpy.isfinite(counts)
     steps, counts = steps[known], counts[known]
-    # What was counted before a log that doesn't begin at step 0 was not counted at its first line.
+    # In a log that doesn't begin at step 0, the first line's count is from before.
     more = numpy.diff(counts, prepend=0.0 if steps[0] == 0 else counts[0])
     for i in numpy.flatnonzero(more > 0):
         yield int(steps[i]), int(more[i])
@@ -294,7 +293,7 @@ def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[t
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """Names of runs that differ: as little of the path as will do."""
+    """Unique names of runs: the shortest ends of their paths."""
     parts = [[*path.parts[:-1], path.stem] for path in paths]
     if len({tuple(part) for part in parts}) < len(parts):
         parts = [list(path.parts) for path in paths]
@@ -311,5 +310,5 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A name as it can be shown: without line breaks and other control characters."""
+    """A name without line breaks and other control characters."""
     return "".join(character if character.isprintable() or character in _JOINERS else "\ufffd" for character in text)

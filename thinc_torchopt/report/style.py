@@ -1,4 +1,4 @@
-"""How pictures look, and how they get to the disk. By matplotlib, without pyplot: no display is needed or opened."""
+"""The style of pictures, and how they are saved. Uses matplotlib without pyplot, so no display is needed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ..compat import import_figure
 from ..errors import ConfigError
 from ..state import replacing
 
-# Told apart also by those who don't see all colours: on a bright background, and on a dark one.
+# Colours that colour-blind people can tell apart, on a bright and on a dark background.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
 IN_THE_DARK = ("#58a9e6", "#ff8b3d", "#2fc79b", "#e386c6", "#e0b13a", "#8fd0f5", "#ab97f0", "#a3adb8")
 TEXT, MUTED, LINE, GRID, BAD = "#24292f", "#57606a", "#8c959f", "#dfe3e8", "#cf222e"
-# Where matplotlib's own font has no letters, those of the systems that we know of.
+# Fonts of known systems, for letters that matplotlib's own font lacks.
 _FONTS = "Noto Sans CJK JP|Noto Sans CJK SC|Droid Sans Fallback|Noto Sans Arabic|Noto Sans Hebrew|Noto Sans Devanagari"
 _FONTS += "|Noto Sans Thai|Hiragino Sans|PingFang SC|Geeza Pro|Arial Unicode MS|Yu Gothic|Microsoft YaHei|Segoe UI"
-# A rate that is so much lower than the highest of its group does next to nothing.
+# A rate below this part of its group's highest hardly matters.
 _LEAST_RATE = 1 / 100
 _LOG_FROM = 20.0
 
 
 @contextmanager
 def style(**settings: Any) -> Iterator[None]:
-    """Inside, matplotlib draws as our pictures look, and the same numbers give the same file. settings: More of its
-    settings. RAISES (ImportError): It is not installed.
+    """Set matplotlib's style, so that the same numbers give the same file. settings: More settings of matplotlib.
+
+    RAISES (ImportError): matplotlib is not installed.
     """
     import_figure()
     from matplotlib import rc_context
@@ -65,7 +66,7 @@ def style(**settings: Any) -> Iterator[None]:
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     with rc_context(look), warnings.catch_warnings():
-        # A letter that no font has is drawn as a box.
+        # A letter without a font is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         logger.setLevel(logging.ERROR)
         try:
@@ -75,12 +76,12 @@ def style(**settings: Any) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A figure of so many inches."""
+    """A new figure. width, height (float): In inches."""
     return import_figure()(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def colour_of(i: int, n: int) -> str:
-    """The colour of one of `n` curves: one of a few, or else of a range that is seen on bright and dark backgrounds."""
+    """The colour of one of `n` curves: from a fixed list, or for many curves from a range."""
     if n <= len(COLOURS):
         return COLOURS[i]
     from matplotlib import colormaps
@@ -90,7 +91,7 @@ def colour_of(i: int, n: int) -> str:
 
 
 def set_ticks(axes: Any, *, x: int = 10) -> None:
-    """Numbers at both axes as people write them, a few of them. x (int): How many at the horizontal one, at most."""
+    """Set a few readable ticks at both axes. x (int): The most ticks at the horizontal axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     for axis, most in ((axes.xaxis, x), (axes.yaxis, 5)):
@@ -114,11 +115,11 @@ def number(value: float) -> str:
 
 
 def scale_rates(axes: Any, rates: Iterable[Sequence[float]], *, log: bool | None = None) -> bool:
-    """Give the axis of learning rates its scale. A logarithmic one ends where rates matter.
+    """Set the scale of an axis of learning rates. A logarithmic one ends where rates hardly matter.
 
-    rates (Iterable[Sequence[float]]): Of each group. NaN: not known.
-    log (bool | None): Whether it is logarithmic. None: where groups differ that much.
-    RETURNS (bool): Whether it is.
+    rates (Iterable[Sequence[float]]): Of each group. NaN: unknown.
+    log (bool | None): Whether it is logarithmic. None: if the groups differ much.
+    RETURNS (bool): Whether it is logarithmic.
     """
     positive = [values[values > 0.0] for values in map(numpy.asarray, rates)]
     active = [float(values.max()) for values in positive if len(values)]
@@ -134,9 +135,9 @@ def scale_rates(axes: Any, rates: Iterable[Sequence[float]], *, log: bool | None
 
 
 def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:
-    """Whether values are better seen on a logarithmic scale: positive, but for a few, and of different sizes.
+    """Whether values need a logarithmic scale: almost all are positive, and they differ much in size.
 
-    of_all (bool): Also where few are far from the others.
+    of_all (bool): Count also a few outliers.
     """
     if not len(values) or values.min() < 0.0 or (values == 0.0).mean() > 0.05 or values.max() == 0.0:
         return False
@@ -145,19 +146,17 @@ def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:
 
 
 def check_place(path: Path, read: Sequence[Path]) -> None:
-    """Check where a file is to be written. RAISES (ConfigError): There is a folder, or a file that is read."""
+    """Check the path of an output file. RAISES (ConfigError): It is a folder, or one of the input files."""
     if path.is_dir():
         raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
     for other in read:
         if path.exists() and other.exists() and path.samefile(other):
-            raise ConfigError(
-                f"Can't write {path}: expected another file than those that are read, found {other}. Change --output."
-            )
+            raise ConfigError(f"Can't write {path}: it is one of the files to read, {other}. Change --output.")
 
 
 @contextmanager
 def save_whole(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: inside, to the path that it yields. What was there is replaced.
+    """Write a file completely or not at all, to the path that this yields. An existing file is replaced.
 
     RAISES (ConfigError): It can't be written.
     """
@@ -169,7 +168,7 @@ def save_whole(path: Path) -> Iterator[Path]:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture whole or not at all. The ending of its name says what kind."""
+    """Write a picture completely or not at all. The ending of its name gives the format."""
     kind = path.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with save_whole(path) as unfinished:

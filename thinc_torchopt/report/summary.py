@@ -1,4 +1,4 @@
-"""What a run comes to, in a few numbers."""
+"""Summarize a run in a few numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .runs import Run
 
 
 class Fact(NamedTuple):
-    """One of them. value (str): "" if it is not known. more (str): What belongs to it."""
+    """One number. value (str): Empty: unknown. more (str): Details."""
 
     name: str
     value: str
@@ -16,7 +16,7 @@ class Fact(NamedTuple):
 
 
 def facts_of(run: Run) -> list[Fact]:
-    """The same facts of each run, in the same order."""
+    """The facts of a run, the same ones in the same order for all runs."""
     found = summarize(run)
     best = f"at step {found['best_step']:,}" if found["best_step"] is not None else ""
     low, high = found["lowest_final_rate"], found["highest_final_rate"]
@@ -34,11 +34,8 @@ def facts_of(run: Run) -> list[Fact]:
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The numbers themselves; None where the log does not tell.
-
-    RETURNS (dict): With texts as keys, for JSON.
-    """
-    # A group at 0 is frozen, or the schedule is over.
+    """The numbers of a summary, for JSON. None: not in the log."""
+    # A rate of 0: the group is frozen, or its schedule is over.
     rates = [rate for rate in run.final_rates.values() if rate] or list(run.final_rates.values())
     counts = {name: run.last(name) for name in ("epoch", "skipped_updates", "grad_spikes", "rollbacks", "words")}
     return {
@@ -59,7 +56,7 @@ def summarize(run: Run) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: 42 s, 7 min 5 s, 3 h 20 min."""
+    """A duration in words: 42 s, 7 min 5 s, 3 h 20 min."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,15 +1,16 @@
-"""A training run: spaCy's loop for our optimizer, and how a run is saved, resumed, taken back and stopped. Open loop.py
-first.
+"""A training run: spaCy's loop for our optimizer, with saving, resuming, rollback and stopping. Open loop.py first.
 
-loop.py says in which order the parts of a run (run.py) come, and events.py what listeners are told of them. The
-listeners are checkpoint.py, which saves and resumes (folders: checkpoint_folder.py, output_folder.py, best_model.py,
-run_lock.py; what is saved: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py);
-rollback.py, which goes back to a checkpoint; rules.py, by which the trainer controller steers (dev_loss.py computes the
-loss on the development data for it); saved_models.py, which saves models; best_weights.py, which puts
-components together; and log_numbers.py. ranks.py keeps several processes together.
-decay.py lets learning rates fall when that is asked for, and budget.py in time for a budget. own_loop.py saves and
-resumes loops of your own; signals.py stops a run after its step; short_training.py trains for a few steps to find
-something out, lr_finder.py is the learning rate range test.
+loop.py defines the order of a step's parts (run.py), and events.py the events that listeners get. The listeners:
+
+- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, best_model.py, run_lock.py. Saved
+        state: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
+- rollback.py goes back to a checkpoint.
+- rules.py connects the trainer controller. dev_loss.py computes the loss on the development data for it.
+- saved_models.py saves models, best_weights.py combines the best weights of components, log_numbers.py feeds loggers.
+- decay.py starts the fall of learning rates on demand, budget.py in time for a budget.
+
+ranks.py keeps several processes in step. own_loop.py saves and resumes a user's own loop; signals.py stops a run after
+a step; short_training.py trains for a few steps; lr_finder.py is the learning rate range test.
 """
 
 from .budget_settings import Budget, read_limit

@@ -1,7 +1,7 @@
 """The best model of a run, kept beside its checkpoints: spaCy removes its own when it is started again.
 
-It is a copy, with checksums, and not made of links: what is written into one of two linked files changes the other. It
-holds the model as spaCy wrote it, and our manifest, by which it is known.
+It is a copy of the model that spaCy wrote, with our manifest of checksums. Hard links would not do: writing to one of
+two linked files changes the other.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ _MANIFEST = "torchopt-manifest.json"
 
 
 class BestModel:
-    """The copy of the best model.
-
-    folder (Path): Of the checkpoints.
-    """
+    """The copy of the best model. folder (Path): The folder of the checkpoints."""
 
     def __init__(self, folder: Path):
         self.path = folder / "best"
@@ -33,7 +30,7 @@ class BestModel:
         return (self.path / _MANIFEST).is_file()
 
     def check_place(self) -> None:
-        """RAISES (ConfigError): Something else is where the copy is to be."""
+        """Check that the copy can be kept. RAISES (ConfigError): Something else is in its place."""
         if (
             os.path.lexists(self.path)
             and not self.is_there
@@ -41,12 +38,12 @@ class BestModel:
         ):
             raise ConfigError(
                 f"Can't keep the best model in '{self.path}': expected a copy made by this package, or nothing, found "
-                "something else. It is left as it is. Move it elsewhere, or set 'path' in "
+                "other files. They were not changed. Move them elsewhere, or set 'path' in "
                 "[training.optimizer.checkpoint] to a folder for this run alone."
             )
 
     def keep(self, model: Path, step: int) -> None:
-        """Copy a model here. step (int): It was the best after this one.
+        """Copy a model here. step (int): The step after which it was the best.
 
         RAISES (OSError): The disk is full, for example. The old copy is unchanged.
         """
@@ -55,21 +52,21 @@ class BestModel:
             (unfinished / _MANIFEST).write_text(_manifest_of(unfinished, step), encoding="utf8")
 
     def put_back(self, model: Path) -> int:
-        """Copy it to where spaCy keeps the best model.
+        """Copy it to the place where spaCy keeps the best model.
 
-        model (Path): There is nothing yet.
-        RETURNS (int): Of which step it is.
-        RAISES (StateError): It is damaged. (OSError): The disk is full, for example. Then nothing is there.
+        model (Path): Must not exist yet.
+        RETURNS (int): The step of the model.
+        RAISES (StateError): The copy is damaged. (OSError): The disk is full, for example. `model` does not exist then.
         """
         manifest = self._read_manifest()
         clear_leftovers(model.parent, model.name)
         with replacing(model) as unfinished:
             shutil.copytree(self.path, unfinished, ignore=lambda folder, names: {_MANIFEST} & set(names))
-            # Of the copy: so it is known of that as well.
+            # Checks the new copy, and so the old one too.
             if _checksums(unfinished) != manifest["files"]:
                 raise StateError(
                     f"Can't use the best model in '{self.path}': expected its files as they were written, found "
-                    "others. It is damaged, or was changed by something else."
+                    "others. It is damaged, or another program changed it."
                 )
         step: int = manifest["step"]
         return step

@@ -1,8 +1,7 @@
-"""The best weights of each component, kept while a training goes on, and put together at its end.
+"""Keep the best weights of each component during a training, and combine them at its end.
 
-Components are at their best at different steps. Where they share no layers, each can be taken as it was at its best.
-What is kept is what was evaluated, averages if there are some: one copy of these components in the main memory, and in
-each checkpoint.
+Components are best at different steps. If they share no layers, each can get the weights of its best step. The kept
+weights are those that were evaluated (averages, if there are some): one copy in main memory and in each checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PARTS = ("params", "modules", "shims", "attrs", "components")
 
 @dataclass
 class Kept:
-    """The best weights of a component. model (ModelState): What the component has of one."""
+    """The best weights of a component. model (ModelState): The component's part of a model."""
 
     score: AnyNumber
     step: Count
@@ -41,7 +40,7 @@ class Kept:
 
 @dataclass
 class BestWeightsState:
-    """What best weights are saved as: attributes of theirs."""
+    """The saved state of `BestWeights`."""
 
     is_asked: bool
     kept: dict[str, Kept]
@@ -52,10 +51,10 @@ class BestWeights:
 
     nlp (Language), optimizer (TorchOptimizer), exclude (Collection[str]): The run's.
     settings (BestWeightsControl): Which components, and by which scores.
-    RAISES (ControllerError): A component listens to another one, or nothing says how well it does.
+    RAISES (ControllerError): A component listens to another one, or has no score of its own.
 
-    Public: `is_asked` (they are to be put together at the end), `kept` (by component), `steps` (of which step each
-    component's are).
+    Public: `is_asked` (whether to combine them at the end), `kept` (by component), `steps` (the best step of each
+    component).
     """
 
     name = "best weights"
@@ -91,13 +90,13 @@ class BestWeights:
         if not known:
             raise ControllerError(
                 f"Can't keep the best weights of '{name}': expected one of {', '.join(weights)} among the scores, "
-                f"found {', '.join(sorted(scores))}. Name its score in 'scores' of the BestWeightsControl, or leave it "
-                "out of 'components'."
+                f"found {', '.join(sorted(scores))}. Name its score in 'scores' of the BestWeightsControl, or remove "
+                "it from 'components'."
             )
         return sum(weight * float(scores[key]) for key, weight in known.items()) / sum(known.values())
 
     def _evaluated(self) -> ModelState:
-        """A copy of the model as it is evaluated."""
+        """A copy of the model with the weights that are evaluated."""
         with self._nlp.use_params(self._optimizer.averages):
             copied: ModelState = in_main_memory(collect_model(self._nlp), copy=True)
         return copied
@@ -105,7 +104,9 @@ class BestWeights:
     # ------------------------------------------------------------------ at the end
 
     def put_together(self) -> None:
-        """Give each component its best weights, and all others those that are evaluated. No averages are left."""
+        """Give each component its best weights, and the others the weights that are evaluated. This clears the
+        averages.
+        """
         model = self._evaluated()
         for name, kept in list(self.kept.items()):
             whole = replace(model, **{part: getattr(model, part) | getattr(kept.model, part) for part in _PARTS})
@@ -120,11 +121,11 @@ class BestWeights:
         self._optimizer.end_training()
 
     def report(self, score: float, best: float) -> None:
-        """Tell what was put together. score (float): Of all that. best (float): Of the best model so far."""
+        """Log the result. score (float): Score of the combined model. best (float): Score of the best model so far."""
         parts = ", ".join(f"'{name}' of step {kept.step} ({kept.score:.4f})" for name, kept in self.kept.items())
         logger.info("Put together the best weights of components: %s. The score is %.4f.", parts, score)
         if score < best:
-            logger.warning("It is below that of model-best, %.4f, which stays. It is saved as model-last.", best)
+            logger.warning("That is below the score of model-best, %.4f, which stays. It is saved as model-last.", best)
 
     # ------------------------------------------------------------------ state
 
@@ -132,7 +133,7 @@ class BestWeights:
         return write(self, BestWeightsState)
 
     def load_state_dict(self, state: Any) -> None:
-        """RAISES (StateError): It is no such state."""
+        """RAISES (StateError): The state is invalid."""
         saved = read(BestWeightsState, state, "the best weights of components")
         self.is_asked = saved.is_asked
         self.kept = {name: in_main_memory(saved.kept[name], copy=True) for name in self._weights if name in saved.kept}
@@ -141,7 +142,7 @@ class BestWeights:
 def _weights_of_scores(
     nlp: Language, exclude: Collection[str], settings: BestWeightsControl
 ) -> dict[str, dict[str, float]]:
-    """Of each component whose weights are kept: which scores are its own, and how much each counts."""
+    """The scores of each component whose weights are kept, with their weights."""
     in_all = {key: weight for key, weight in nlp.config["training"]["score_weights"].items() if weight}
     models = {id(model) for _, model in trainable_components(nlp, exclude)}
     trained = [name for name, proc in nlp.pipeline if id(getattr(proc, "model", None)) in models]
@@ -151,14 +152,14 @@ def _weights_of_scores(
     weights = {}
     for name in [*wanted, *(name for name in settings.scores if name not in wanted)]:
         if name not in trained or name not in wanted:
-            raise _refused(name, f"a component that is trained ({', '.join(trained)})", "another", "Leave it out.")
+            raise _refused(name, f"a component that is trained ({', '.join(trained)})", "another one", "Remove it.")
         if name in settings.scores:
             weights[name] = {settings.scores[name]: 1.0}
             continue
         others = [other for other in trained if other != name and own[other].keys() & own[name].keys()]
         if not own[name] or others:
             found = f"those of '{others[0]}' too" if others else "none"
-            raise _refused(name, "scores that are its own", found, "Name its score in 'scores'.")
+            raise _refused(name, "scores of its own", found, "Name its score in 'scores'.")
         weights[name] = {key: in_all[key] for key in own[name] if key in in_all} or own[name]
     return weights
 
@@ -179,20 +180,20 @@ def _check_apart(nlp: Language, names: Collection[str]) -> None:
 
 
 _ADVICE = (
-    "Its best weights are of no use on those that the shared layers have at another step. Give it a tok2vec of its "
-    "own, or leave it out of 'components'."
+    "Its best weights only work with the shared layers of the same step. Give it a tok2vec of its own, or remove it "
+    "from 'components'."
 )
 
 
 def _refused(name: str, expected: str, found: str, advice: str) -> ControllerError:
     return ControllerError(
-        f"Can't keep the best weights of '{name}', as a BestWeightsControl says: expected {expected}, found {found}. "
+        f"Can't keep the best weights of '{name}' for a BestWeightsControl: expected {expected}, found {found}. "
         f"{advice}"
     )
 
 
 def _names_in_paths(nlp: Language) -> dict[str, str]:
-    """How the names of components are written in names of params."""
+    """The names of components as they are written in names of params."""
     with_model = {id(model): escaped for escaped, model in components_with_model(nlp)}
     return {
         name: with_model[id(model)]
@@ -202,7 +203,7 @@ def _names_in_paths(nlp: Language) -> dict[str, str]:
 
 
 def _part_of(model: ModelState, name: str) -> ModelState:
-    """What one component has of a model."""
+    """The part of a model that belongs to one component."""
 
     def of_component(part: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in part.items() if key == name or key.startswith(f"{name}/")}

@@ -1,16 +1,16 @@
-"""Training within a budget: the learning rate stays, and falls in time to end with the budget.
+"""Training within a budget: the learning rate stays constant, and falls in time to end with the budget.
 
     used   0 ------------------- 0.4 ----- 0.5 ------------------ 0.8 -------- 1
     rate   ‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾\\________ |‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾\\____________
                                  checkpoint, and back to it      checkpoint
 
-Each fall begins at a checkpoint, which stays. A *mark* is a part of the budget at which there is to be a model that has
-fallen: as the fall is over, the model is evaluated, and params and optimizer go back to where it began. Step, data and
-log go on, as after a rollback. The last fall ends the run.
+Each fall begins at a checkpoint, which is kept. A *mark* is a part of the budget at which a finished model is wanted:
+after the fall the model is evaluated, then params and optimizer go back to where the fall began. Step, data and log
+continue, as after a rollback. The last fall ends the run.
 
-How long a fall is, is decided when it begins, from what steps and evaluations took so far: *cost*, in the unit of the
-budget. Seconds are those in which the loop runs, with evaluations and all that is saved; they are part of the
-checkpoint. A run that is over goes on from its last stable checkpoint if its budget becomes larger.
+The length of a fall is decided when it begins, from the *cost* of steps and evaluations so far, in the unit of the
+budget. Seconds are the running time of the loop, with evaluations and saving; they are part of the checkpoint. A
+finished run continues from its last stable checkpoint if its budget is raised.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 logger = logging.getLogger("spacy.torchopt")
 
-# How much an older step counts beside the one before it.
+# Weight of a step in the mean cost, relative to the step after it.
 _MEMORY = 0.98
 
 
 @dataclass
 class Cost:
-    """What one of something takes: a mean in which the last ones count most."""
+    """The cost of one step or evaluation: an exponential mean."""
 
     total: NotNegative = 0.0
     weight: NotNegative = 0.0
@@ -58,8 +58,8 @@ class Cost:
 
 @dataclass
 class Reached:
-    """A fall that is over. end (float): Where it was to be over. used (float): Where it was. step (int): The last one.
-    score (float | None): After that; None: there was no fall, as the checkpoint could not be written.
+    """A finished fall. end (float): Its planned end. used (float): Its actual end. step (int): Its last step.
+    score (float | None): The score after it. None: there was no fall, as the checkpoint could not be written.
     """
 
     end: NotNegative
@@ -70,15 +70,15 @@ class Reached:
 
 @dataclass
 class BudgetState:
-    """What is saved.
+    """The saved state of a budget.
 
-    unit (str): In which all this is counted.
-    base (int | None): The step of the checkpoint at which the last fall begins, or began; None after going back to it.
-    falls_to (float): Where that fall is to be over.
-    is_falling (bool): It has begun, and is not over.
-    reached (list): The falls that are over.
-    last_end (float | None): Somebody wants the run to end sooner: there.
-    step_cost, eval_cost (Cost): Of an update; and of an evaluation with what is saved after it.
+    unit (str): Unit of all amounts.
+    base (int | None): Step of the checkpoint where the current fall begins. None after going back to it.
+    falls_to (float): Planned end of that fall.
+    is_falling (bool): Whether that fall has begun and is not over.
+    reached (list): The finished falls.
+    last_end (float | None): An earlier end of the run, if one was requested.
+    step_cost, eval_cost (Cost): Cost of an update; of an evaluation, with the saving after it.
     """
 
     unit: str
@@ -92,26 +92,26 @@ class BudgetState:
 
 
 def check_ends_alone(settings: BudgetSettings, *, patience: int, max_steps: int, max_epochs: int | None) -> None:
-    """RAISES (ConfigError): Something else may end the training first, at the full learning rate."""
+    """RAISES (ConfigError): Another setting may end the training first, at the full learning rate."""
     is_later = settings.unit == "steps" and max_steps + 1 >= settings.limit
     others = {"patience": patience, "max_steps": 0 if is_later else max_steps, "max_epochs": max(0, max_epochs or 0)}
     found = [f"{name} = {value}" for name, value in others.items() if value]
     if found:
         raise ConfigError(
-            "Can't train with [training.optimizer.budget]: expected nothing else that ends the training, found "
-            f"{', '.join(found)} in [training]. The training could end before the learning rate falls. Set "
-            f"{'it' if len(found) == 1 else 'them'} to 0."
+            f"Can't train with [training.optimizer.budget] and {', '.join(found)} in [training]: the training could "
+            f"end before the learning rate falls. Set {'it' if len(found) == 1 else 'them'} to 0."
         )
 
 
 class BudgetKeeper:
-    """Lets learning rates fall in time for a budget, goes back after the falls at marks, and ends the run. A listener,
-    before that of checkpoints.
+    """Lowers learning rates in time for a budget, goes back after the falls at marks, and ends the run. A listener; it
+    must come before that of checkpoints.
+
 
     settings (BudgetSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer), progress (Progress), ranks (Alone): The run's.
-    checkpoints (RunCheckpoints): The run's, which tell it to listeners.
-    eval_frequency (int): Of the run.
+    checkpoints (RunCheckpoints): The run's.
+    eval_frequency (int): The run's.
     """
 
     name = "budget"
@@ -143,7 +143,7 @@ class BudgetKeeper:
 
     @property
     def _ends(self) -> list[float]:
-        """Where the falls that come, or are under way, are to be over."""
+        """The planned ends of the current fall and those to come."""
         settings, state = self._settings, self._state
         if state.last_end is not None:
             return [state.last_end]
@@ -155,7 +155,7 @@ class BudgetKeeper:
         return len(self._ends) <= 1
 
     def end_now(self, event: StepEnd) -> None:
-        """Somebody wants the run to end: with the fall under way, or one that begins now."""
+        """End the run with the current fall, or with one that begins now."""
         if self._state.last_end is None:
             used = self._used(event, done=event.step + 1)
             falls_to = used / max(1.0 - self._settings.decay_ratio, 0.5)
@@ -164,7 +164,7 @@ class BudgetKeeper:
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         if self._goes_back_at_once:
             self._goes_back_at_once = False
-            logger.info("Budget: the end is later now. Back to the checkpoint of step %d.", self._state.base)
+            logger.info("Budget: it was raised. Back to the checkpoint of step %d.", self._state.base)
             self._go_back()
         self._began = self._ended = self._used(event, done=event.step + 1)
 
@@ -181,7 +181,7 @@ class BudgetKeeper:
             if self._ends_run or (steps and self._checkpoints.newest == state.base):
                 self._begin_fall(now, max(1, steps))
             else:
-                logger.info("Budget: no fall at %s, which leaves no time for it.", self._shown(self._ends[0]))
+                logger.info("Budget: no time for a fall at %s.", self._shown(self._ends[0]))
                 state.reached.append(Reached(self._ends[0], now, state.base, None))
                 self._stay()
 
@@ -190,7 +190,7 @@ class BudgetKeeper:
         self._ended = used = self._used(event, done=event.step + 1)
         state.step_cost.add(used - self._began)
         if self._is_base_gone:
-            logger.info("Budget: a rollback went to before the fall, which begins anew.")
+            logger.info("Budget: a rollback went back past the start of the fall, which starts again.")
             self._optimizer.cancel_decay()
             self._stay()
         if not state.is_falling:
@@ -204,17 +204,17 @@ class BudgetKeeper:
             control.should_stop |= self._ends_run
 
     def _cost_of_fall(self, after: int, end: float) -> float:
-        """What a fall to an end takes that begins after a step, with its evaluations."""
+        """The cost of a fall to `end` that begins after a step, with its evaluations."""
         cost = max(self._settings.decay_ratio * end, self._state.step_cost.mean)
         return cost + self._cost_of_evaluations(after, int(cost / (self._state.step_cost.mean or cost)))
 
     def _cost_of_evaluations(self, after: int, steps: int) -> float:
-        """Of so many steps after a step, the last of which is evaluated in any case."""
+        """The cost of evaluations in `steps` steps after a step. The last of them is always evaluated."""
         before_last = (after + max(1, steps) - 1) // self._eval_frequency - after // self._eval_frequency
         return self._state.eval_cost.mean * (before_last + 1)
 
     def _steps_of_fall(self, used: float) -> int:
-        """How many steps a fall has that begins now. 0: evaluations would take most of its time."""
+        """The steps of a fall that begins now. 0: evaluations would use most of its time."""
         state, left, after = self._state, self._ends[0] - used, self._state.base or 0
         if self._settings.unit == "steps":
             return max(0, int(left))
@@ -259,14 +259,14 @@ class BudgetKeeper:
         )
 
     def _has_fallen_at(self, step: int) -> bool:
-        """Whether a fall ended with a step, and params are those after it."""
+        """Whether a fall ended with a step, and the params are still those after it."""
         state = self._state
         return bool(state.reached) and state.reached[-1].step == step and state.base is not None
 
     def _go_back(self) -> None:
-        """Params and optimizer become what they were where the fall began.
+        """Restore params and optimizer from where the fall began.
 
-        RAISES (RollbackError): The checkpoint is not there any more, or the model has grown since.
+        RAISES (RollbackError): The checkpoint is gone, or the model has grown since.
         """
         path = self._checkpoints.folder / name_of(self._state.base or 0)
         try:
@@ -276,7 +276,7 @@ class BudgetKeeper:
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to where the learning rate began to fall, '{path}': expected an undamaged checkpoint "
-                f"of the same model, found another one, or none. Train without marks (--any-time), or begin anew in "
+                f"of the same model, found another one, or none. Train without marks (--any-time), or start again in "
                 f"another folder. ({error})"
             ) from error
         restore_model(self._nlp, saved.model)
@@ -285,25 +285,25 @@ class BudgetKeeper:
 
     @property
     def _is_base_gone(self) -> bool:
-        """Whether a rollback went further back than to where the fall began."""
+        """Whether a rollback went back past the start of the fall."""
         base, rollbacks = self._state.base, self._progress.rollbacks
         return base is not None and bool(rollbacks) and rollbacks[-1][1] < base <= rollbacks[-1][0]
 
     def _stay(self) -> None:
-        """There is no fall now, and none begins."""
+        """Reset: no fall is planned or under way."""
         self._state.base, self._state.is_falling = None, False
         self._checkpoints.held = set()
 
-    # ------------------------------------------------------------------ what was used
+    # ------------------------------------------------------------------ usage
 
     def _used(self, event: Event, *, done: int) -> float:
-        """Of the budget. done (int): How many steps are."""
+        """The part of the budget that is used, in its unit. done (int): Number of finished steps."""
         if self._settings.unit == "seconds":
             return event.run.seconds
         return float(event.run.words if self._settings.unit == "words" else done)
 
     def _agreed(self, value: T) -> T:
-        """The same on all ranks: clocks differ."""
+        """Rank 0's value on all ranks, as clocks differ."""
         return self._ranks.from_rank_0(lambda: value) if self._settings.unit == "seconds" else value
 
     def _shown(self, used: float) -> str:
@@ -317,16 +317,16 @@ class BudgetKeeper:
         return write(self._state)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Go on. If the end is later now than that for which rates fell, all goes back to where that fall began.
+        """Resume. If the budget was raised during or after its last fall, the run goes back to where that fall began.
 
-        RAISES (StateError): It is of something else, or counted in another unit.
+        RAISES (StateError): The state is invalid, or has another unit.
         """
         state = read(BudgetState, saved, "the state of the budget")
         if state.unit != self._settings.unit:
             raise StateError(
-                f"Can't go on with the budget: expected a limit in {state.unit}, as before, found one in "
-                f"{self._settings.unit}. What steps take is known in {state.unit}. Change 'limit' in "
-                "[training.optimizer.budget] (--budget), or begin anew in another folder."
+                f"Can't resume with this budget: expected a limit in {state.unit}, as before, found one in "
+                f"{self._settings.unit}. The cost of steps was measured in {state.unit}. Change 'limit' in "
+                "[training.optimizer.budget] (--budget), or start again in another folder."
             )
         self._state = state
         self._checkpoints.held = set() if state.base is None else {state.base}
@@ -334,7 +334,7 @@ class BudgetKeeper:
             self._goes_back_at_once = bool(self._ends)
             self._progress.was_stopped &= not self._goes_back_at_once
         elif not self._ends:
-            state.last_end = self._settings.limit  # less than a mark that was reached
+            state.last_end = self._settings.limit  # lower than a mark that was reached
         elif state.base is not None and state.last_end is None and self._ends[0] > state.falls_to:
             self._goes_back_at_once = state.is_falling
             if not state.is_falling:

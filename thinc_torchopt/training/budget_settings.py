@@ -1,4 +1,4 @@
-"""What a config says of a budget: `thinc-torchopt.Budget.v1`."""
+"""The settings of a budget: `thinc-torchopt.Budget.v1`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "
 
 
 def Budget(limit: str, *, decay_ratio: float = 0.2, marks: List[float] = []) -> BudgetSettings:
-    """Train for so long, and let the learning rate fall in time. Registered as `thinc-torchopt.Budget.v1`.
+    """End the training after a time or a number of steps or words, and lower the learning rate in time. Registered as
+    `thinc-torchopt.Budget.v1`.
 
-    The learning rate is a `warmup_stable_decay` that falls when it is told.
+    Needs a learning rate that is a `warmup_stable_decay` with `decay_begins = "when told"`.
 
-    limit (str): A time such as "20m", "1h30m" or "90s", of the training with its evaluations and what it saves; or a
-        number of updates or of words, as "5000 steps", "2M words".
-    decay_ratio (float): The part of it in which the rate falls, above 0 and up to 1.
-    marks (list[float]): Parts of it, above 0 and below 1. At each of them there is a model that has fallen, as if the
-        budget ended there; then the training goes on from where the fall began.
+    limit (str): A time such as "20m", "1h30m" or "90s", with evaluations and saving; or a number of updates or words,
+        such as "5000 steps" or "2M words".
+    decay_ratio (float): Part of the limit in which the rate falls, above 0 and up to 1.
+    marks (list[float]): Parts of the limit, above 0 and below 1, in rising order. At each one the rate falls and a
+        finished model is saved, as if the budget ended there; then the training continues from where the fall began.
     RAISES (ConfigError): An argument is out of its range.
     """
     amount, unit = read_limit(limit, _SECTION)
@@ -37,10 +38,10 @@ def Budget(limit: str, *, decay_ratio: float = 0.2, marks: List[float] = []) -> 
 
 
 def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float, Unit]:
-    """How much of what a text says.
+    """Parse a limit into amount and unit.
 
-    section (Section), name (str): Where it stands, for errors.
-    RAISES (ConfigError): It says neither a time nor a number of steps or words, or none at all.
+    section (Section), name (str): The setting, for errors.
+    RAISES (ConfigError): It is neither a time nor a number of steps or words, or it is too small.
     """
     text = limit.strip() if isinstance(limit, str) else ""
     amount, unit = 0.0, "seconds"

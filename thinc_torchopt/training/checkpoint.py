@@ -1,14 +1,14 @@
-"""Checkpoints: the whole state of a training run on disk, from which `spacy train` goes on as if it had never stopped.
+"""Checkpoints: the whole state of a training run on disk, from which `spacy train` resumes as if it had never stopped.
 
     training/state/
       step-00001000/        tensors.safetensors, values.json, manifest.json (their checksums)
       step-00001500/
-      best/                 the best model so far: spaCy removes its own when it is started again
+      best/                 the best model so far: spaCy removes its own when it starts again
 
-      lock.json             whose the folder is, while the training runs
+      lock.json             the run that uses the folder, while it trains
 
-A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one
-counts.
+A checkpoint is written after a step is done and spaCy has logged and saved it; see state/files.py for how. A run
+resumes from the newest undamaged one.
 """
 
 from __future__ import annotations
@@ -56,26 +56,25 @@ from .ranks import Alone
 from .run_lock import RunLock
 from .signals import Signals
 
-# spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
+# spaCy shows only warnings by default; resuming should be shown too.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
 
 
 class RunCheckpoints:
-    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a loop of the user's own (see
-    own_loop.py).
+    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a user's own loop (own_loop.py).
+
 
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
-    own (dict[str, Any] | None): Values of the user's own, saved with each checkpoint. None: the run is that of `spacy
-        train`.
-    keeps_best (bool): The run may go back to the best evaluation: its checkpoint stays as long as it is the best.
-    ranks (Alone): This process among several. Rank 0 reads and writes, for all.
+    own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
+    keeps_best (bool): Keep the checkpoint of the best evaluation, as the run may go back to it.
+    ranks (Alone): This process among several. Rank 0 reads and writes.
 
-    Public: `stream` (the batches, which a run that goes on can draw again), `signals` (which stop the run after its
-    step), `output` (the folder to which spaCy saves), `goes_on` (whether the run does, from a checkpoint), `own`,
-    `seed` (of the run that goes on, if several processes began it), `held` (the steps whose checkpoints stay).
+    Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
+    `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
+    run of several processes), `held` (steps whose checkpoints are kept).
     """
 
     name = "checkpoints"
@@ -110,30 +109,32 @@ class RunCheckpoints:
         self._written: int | None = None
         self.held: set[int] = set()
         self._random: RandomState | None = None
-        # The pipeline as a run that goes on builds it: no callback has changed it yet.
+        # The pipeline as a resumed run builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
 
     @property
     def newest(self) -> int | None:
-        """The step of the newest checkpoint that this run has written, or went on from."""
+        """The step of the newest checkpoint that this run has written or resumed from."""
         return self._written
 
     @property
     def goes_on(self) -> bool:
         return self.output.goes_on
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ resuming
 
     def open(self, progress: Progress, dropouts: Iterator[float], listeners: Listeners | None = None) -> bool:
-        """Claim the folder; and go on from the newest whole checkpoint, if the run is to: bring all to where it was.
+        """Lock the folder, and restore the newest undamaged checkpoint, if there is one to resume from.
 
-        The optimizer knows its pipeline. `restore_random` comes when all begins. Nothing on the disk is changed yet.
-        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. What they are then is saved with
-            each checkpoint.
-        RETURNS (bool): Whether the run goes on.
-        RAISES (ConfigError): The folder can't be used. (StateError): It is another run's; there must be a checkpoint
-            and is none; it is of another config, pipeline or data.
+        The optimizer must know its pipeline. Call `restore_random` when the training begins. This does not change any
+        checkpoint.
+
+        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. Their state is saved with each
+            checkpoint.
+        RETURNS (bool): Whether the run was resumed.
+        RAISES (ConfigError): The folder can't be used. (StateError): Another run uses it; there is no checkpoint, but
+            resume = "must"; or the checkpoint has another config, pipeline or data.
         """
         self._progress = progress
         if listeners is not None:
@@ -149,14 +150,14 @@ class RunCheckpoints:
         return self.goes_on
 
     def _claim_and_find(self) -> SavedRun | None:
-        self._lock.take()
+        self._lock.acquire()
         clear_leftovers(self.folder)
         saved = self._find()
         self.output.best.check_place()
         return saved
 
     def _find(self) -> SavedRun | None:
-        """The newest whole checkpoint, if the run is to go on from one."""
+        """The newest undamaged checkpoint, if the run should resume."""
         if self.settings.resume == "never":
             return None
         saved = newest_whole(self.folder, self._damaged)
@@ -190,20 +191,18 @@ class RunCheckpoints:
         return saved
 
     def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
-        """What to do after the config has changed. No setting helps where the saved model, or the state of the
-        optimizer, is that of another one.
-        """
+        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
         try:
             check_model(self._nlp, saved.model)
             fits = not any(change.partition(":")[0].endswith(".@torch_optimizers") for change in changes)
         except StateError:
             fits = False
         if not fits:
-            return "With these changes the saved state does not fit the pipeline. To resume, take them back."
+            return "With these changes the saved state does not fit the pipeline. To resume, undo them."
         return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
 
     def _setting(self, name: str, value: str) -> str:
-        """How to set one, for messages."""
+        """A setting as the user writes it, for messages."""
         return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
 
     def _restore(self, saved: SavedRun, dropouts: Iterator[float]) -> None:
@@ -229,7 +228,7 @@ class RunCheckpoints:
             self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar)
         except StateError as error:
             raise StateError(
-                f"{error} Bring the old data back, or start anew: {self._setting('resume', 'never')}."
+                f"{error} Restore the old data, or start again: {self._setting('resume', 'never')}."
             ) from error
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
@@ -239,7 +238,7 @@ class RunCheckpoints:
         self.seed = None if saved.ranks is None else saved.ranks.seed
 
     def begin(self) -> None:
-        """The training begins. One that starts anew removes what an earlier one left."""
+        """Begin the training. A run that is not resumed removes the files of an earlier run."""
         if not self.ranks.writes:
             return
         if self.settings.resume == "never":
@@ -248,16 +247,16 @@ class RunCheckpoints:
             self.output.best.remove()
 
     def close(self) -> None:
-        """The training has ended: let the folder go."""
+        """Unlock the folder."""
         self._lock.release()
 
     def restore_random(self) -> None:
-        """Set the random generators to where they were. Ranks seed them at each step."""
+        """Restore the random generators. Several ranks seed them at each step instead."""
         if self.ranks.size == 1 and self._random is not None:
             restore_random(self._random)
 
     def report(self, is_over: bool) -> None:
-        """Tell where a run goes on that was restored. is_over (bool): It does not."""
+        """Log where a run resumes. is_over (bool): The run was finished."""
         if is_over:
             longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
             logger.info(
@@ -287,9 +286,9 @@ class RunCheckpoints:
                 self._warn(error)
         self._save(is_last=event.stopped_by is not None)
         if event.stopped_by is not None:
-            self.ranks.meet()  # until it is written
+            self.ranks.barrier()  # wait until it is written
             logger.warning(
-                "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
+                "Stopped by %s after step %d; the state is saved in %s. To resume, run the same command again.",
                 signal.Signals(event.stopped_by).name,
                 event.step,
                 self.folder,
@@ -302,9 +301,7 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ saving
 
     def end(self, *, again: bool = False) -> None:
-        """Save what is due at the end: after the last step, or when there is no more data. again (bool): Also if that
-        was done.
-        """
+        """Save at the end of the run. again (bool): Also if the last step is saved already."""
         self.output.put_best_back()
         if again or self._written != self._progress.step:
             self._save(is_last=True)
@@ -313,19 +310,19 @@ class RunCheckpoints:
         if not self._goes_wrong:
             self._write(keep=self.settings.keep)
         elif is_last or self._keeps_best:
-            # That is no point to go back to, unless it is the best, and must not push one out. A run that goes on from
-            # before comes here again.
+            # Not a good point to go back to, unless it is the best: it must not replace one. A run resumed from an
+            # earlier checkpoint gets here again.
             self._write(keep=None)
 
     @property
     def _goes_wrong(self) -> bool:
-        """Whether the training may go back soon, or just did."""
+        """Whether the run may roll back soon, or just did."""
         rollbacks = self._progress.rollbacks
         just_did = bool(rollbacks) and rollbacks[-1][0] == self._progress.step
         return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
 
     def save(self) -> None:
-        """Save now, if that has not been done."""
+        """Save this step, unless it is saved already."""
         if self._written != self._progress.step:
             self._write(keep=self.settings.keep)
 
@@ -348,7 +345,9 @@ class RunCheckpoints:
             self._warn(error)
 
     def _snapshot(self) -> SavedRun | None:
-        """The run as it is now; tensors are those that are trained. None: this rank writes nothing."""
+        """The current state of the run. Its tensors are those in training, no copies. None: this rank writes
+        nothing.
+        """
         optimizer = self.ranks.whole_state(self._optimizer)
         if optimizer is None:
             return None
@@ -372,7 +371,7 @@ class RunCheckpoints:
     def _warn(self, error: OSError) -> None:
         warnings.warn(
             CheckpointWarning(
-                f"Can't write a checkpoint to '{self.folder}': {error}. Training goes on, and older checkpoints are "
+                f"Can't write a checkpoint to '{self.folder}': {error}. Training continues, and older checkpoints are "
                 "unchanged. Make room on the disk, or lower 'keep'."
             ),
             stacklevel=5,

@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: which there are, which are whole, which are to go.
+"""The folder of a run's checkpoints: find them, check them, remove old ones.
 
-A checkpoint is known by its name, which is its step, and by what is in it: what files.py writes. All else is left
-alone.
+A checkpoint is recognized by its name, which is its step, and by its files, which state/files.py writes. Other files
+are never touched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION = 1
 
 @dataclass
 class RanksState:
-    """Of several processes: with which seed they began, and how many they were."""
+    """The seed and the number of several processes."""
 
     seed: int
     world_size: Positive
@@ -37,12 +37,12 @@ class RanksState:
 
 @dataclass
 class SavedRun:
-    """What is in a checkpoint: a whole training run.
+    """The content of a checkpoint.
 
-    values (dict): The settings that decide what is learned.
+    values (dict): The settings that affect training.
     performance (dict): The scores that spaCy saves with its models.
-    own (dict): Values of the user's own. grads (dict | None): Gradients that wait for an update. Both only in a loop of
-        the user's own.
+    own (dict): The user's own values. grads (dict | None): Gradients that wait for an update. Both only in a user's own
+        loop.
     """
 
     version: Count
@@ -60,14 +60,15 @@ class SavedRun:
     grads: dict[str, torch.Tensor | None] | None
 
     def check_place(self, *, is_spacys: bool) -> None:
-        """Check that a run was at a step at which it can have been. To go anywhere else would take for ever.
+        """Check that the step, batches and optimizer of a checkpoint agree. A wrong position could take forever to
+        reach.
 
         is_spacys (bool): Whether it is a run of `spacy train`.
-        RAISES (StateError): It was not.
+        RAISES (StateError): They don't agree.
         """
         batches, steps, left_out = self.data.position, self.progress.step + 1, self.progress.left_out
         of_optimizer = self.optimizer.get("step")
-        # A loop of the user's own may move its schedules when it likes.
+        # A user's own loop may step its schedules at any time.
         if (
             batches != steps + left_out
             or batches != sum(n for _, n in self.data.sizes)
@@ -80,18 +81,18 @@ class SavedRun:
 
 
 def name_of(step: int) -> str:
-    """The name of a checkpoint's folder."""
+    """The folder name of a checkpoint."""
     return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint by its folder's name; None if it has another name."""
+    """The step in a checkpoint's folder name. None: it is not such a name."""
     digits = path.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() and digits.isascii() and name_of(int(digits)) == path.name else None
 
 
 def steps_of(folder: Path) -> list[Path]:
-    """What is named as a checkpoint in a folder, oldest first. Whether it is one, and whole, is not known yet."""
+    """The folders with names of checkpoints, oldest first. Their content is not checked."""
     found = ((step_of(path), path) for path in folder.glob("step-*") if path.is_dir())
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
@@ -99,7 +100,7 @@ def steps_of(folder: Path) -> list[Path]:
 def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint.
 
-    RAISES (StateError): It is not there, or damaged; or a newer version wrote it.
+    RAISES (StateError): It is missing or damaged, or a newer version wrote it.
     """
     saved = read_folder(path)
     check_version(saved, VERSION, _what(path))
@@ -111,22 +112,21 @@ def _what(path: Path) -> str:
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedRun | None:
-    """The first of `whole_ones`, if there is one."""
+    """The newest undamaged checkpoint, if there is one."""
     return next(whole_ones(folder, damaged), None)
 
 
 def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedRun]:
-    """The checkpoints that are not damaged, newest first. Warns of those that are.
+    """The undamaged checkpoints, newest first. Warns of damaged ones.
 
-    damaged (set[Path]): Those are put in here.
-    RAISES (StateError): One was written by a newer version. It is not passed over, or what was trained since would be
-        lost.
+    damaged (set[Path]): Damaged ones are added here.
+    RAISES (StateError): A newer version wrote one. Skipping it would lose training.
     """
     yield from _whole(reversed(steps_of(folder)), "older", damaged)
 
 
 def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedRun]:
-    """As `whole_ones`, in the order of some steps. Of which there is no checkpoint, that is left out."""
+    """As `whole_ones`, in the order of given steps. Steps without a checkpoint are skipped."""
     paths = (folder / name_of(step) for step in ranked)
     yield from _whole((path for path in paths if path.is_dir()), "best")
 
@@ -143,8 +143,8 @@ def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) 
             saved = read(SavedRun, found, _what(path))
             if (step := saved.progress.step) != step_of(path):
                 raise StateError(
-                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of {step}. It "
-                    "was renamed."
+                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of step {step}. "
+                    "The folder was renamed."
                 )
         except StateError as error:
             _tell_damaged(path, error, order, damaged)
@@ -155,7 +155,7 @@ def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) 
 def _tell_damaged(path: Path, error: StateError, order: str, damaged: set[Path] | None) -> None:
     if damaged is not None:
         damaged.add(path)
-    warnings.warn(CheckpointWarning(f"{error} The next {order} checkpoint is taken, if there is one."), stacklevel=6)
+    warnings.warn(CheckpointWarning(f"{error} The next {order} checkpoint is used, if there is one."), stacklevel=6)
 
 
 def prune(
@@ -165,13 +165,13 @@ def prune(
     ranked: Callable[[int | None], Sequence[int]] = lambda until: (),
     held: Collection[int] = (),
 ) -> None:
-    """Remove all checkpoints that are older than the newest `keep` whole ones.
+    """Remove all checkpoints that are older than the newest `keep` undamaged ones.
 
-    damaged (Collection[Path]): Those of which it is known. Of others files are only counted and measured: reading all
-        takes long.
-    ranked (Callable): Gives steps up to one, the best first. For each checkpoint that stays, the best that there is
-        stays too: a run that goes on from there may go back to it.
-    held (Collection[int]): The steps of others that stay.
+    damaged (Collection[Path]): Those known to be damaged. For others only file names and sizes are checked, as reading
+        them all is slow.
+    ranked (Callable): Returns steps up to a given one, the best first. For each checkpoint that is kept, the best one
+        up to it is kept too: a run resumed there may go back to it.
+    held (Collection[int]): Steps of other checkpoints to keep.
     """
     paths = steps_of(folder)
     whole = [path for path in paths if path not in damaged and _looks_whole(path)]
@@ -182,7 +182,7 @@ def prune(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove checkpoints. What else is in their folders stays, and the folder with it."""
+    """Remove checkpoints. A folder with other files in it stays, with these files."""
     for path in paths:
         ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
         if ours and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""What a config says of checkpoints: `thinc-torchopt.Checkpoint.v1`."""
+"""The settings of checkpoints: `thinc-torchopt.Checkpoint.v1`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def Checkpoint(
     allow_foreign_shims: bool = False,
     progress_bar: bool = True,
 ) -> CheckpointSettings:
-    """Save the state of a training run, and go on from it. Registered as `thinc-torchopt.Checkpoint.v1`.
+    """Save the state of a training run, and resume from it. Registered as `thinc-torchopt.Checkpoint.v1`.
 
     path (str): A folder for this run alone.
-    every (int): Save after every so many steps; always after an evaluation. 0: only then.
-    keep (int): How many checkpoints to keep, the newest.
-    resume ("auto" | "must" | "never"): Resume from the newest undamaged checkpoint if there is one; stop if there is
-        none; or start again.
-    on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`,
-        `patience`, `eval_frequency`, the logger, this block, that of several processes and that of a budget may change.
-    allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and
-        components whose model is none of thinc's. Their `from_bytes` gets what is in the folder.
-    progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a
-        notebook.
+    every (int): Steps between two checkpoints, beside those after each evaluation. 0: only after evaluations.
+    keep (int): Number of checkpoints to keep, the newest ones.
+    resume ("auto" | "must" | "never"): "auto" resumes from the newest undamaged checkpoint, if there is one; "must"
+        raises an error if there is none; "never" starts from scratch, and removes the checkpoints of an earlier run.
+    on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the config differs from the checkpoint's.
+        Paths, `max_steps`, `max_epochs`, `patience`, `eval_frequency`, the logger, and the blocks `checkpoint`,
+        `distributed` and `budget` may always change.
+    allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: shims that don't
+        wrap torch modules, and components without a thinc model. Set it only if nobody else can write to the folder.
+    progress_bar (bool): Show a progress bar while a resumed run skips the batches that it trained on before. Only in a
+        terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(BLOCK)

@@ -1,4 +1,4 @@
-"""What a run looks up of the components of its pipeline."""
+"""Facts about the components of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..params import torch_params
 
 
 def is_trained(proc: Any) -> bool:
-    """Whether spaCy's loop calls a component's `finish_update`, whatever kind of model it has."""
+    """Whether spaCy's loop calls a component's `finish_update`."""
     return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
 
 
 def sums_of_gradients(nlp: Language) -> list[str]:
-    """The components whose "loss" is no loss: of a tok2vec or transformer that others listen to, spaCy reports the sum
-    of the squared gradients under that name.
+    """The components whose "loss" is no loss: for a tok2vec or transformer with listeners, spaCy reports the sum of the
+    squared gradients.
     """
     return [name for name, proc in nlp.pipeline if getattr(proc, "listening_components", None)]
 
@@ -37,12 +37,12 @@ def grads_of(model: Any) -> Iterator[torch.Tensor]:
 
 
 def warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
-    """Such a pipeline is run all the same, as spaCy does."""
+    """Warn if no component is trained. The run continues, as in spaCy."""
     if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
                 f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found "
-                f"none that is not excluded ({exclude}). If that is not meant, take one out of [training] "
+                f"none that is not excluded ({exclude}). If that is not intended, remove one from [training] "
                 "frozen_components."
             ),
             stacklevel=4,

@@ -1,7 +1,7 @@
-"""What a run was started with, as far as it decides what is learned: the config, the static vectors, and the labels.
+"""Compare the config, static vectors and labels of runs.
 
-A run that goes on must be the same in all of it: learned rows are those of a label by its place, and vectors are not
-saved. So must several processes that train one pipeline.
+They must be the same when a run is resumed, and in all processes that train one pipeline: a label's weights are found
+by its position, and vectors are not saved.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy
 from spacy.language import Language
 from spacy.util import registry
 
-# What may be another when a run goes on. Paths do not change what is learned; what is at them is checked by the
-# batches.
+# Settings that may change when a run is resumed. The data behind paths is checked by the checksum of its batches.
 _MAY_CHANGE = (
     "paths.",
     "training.logger",
@@ -29,22 +28,23 @@ _MAY_CHANGE = (
     "training.optimizer.distributed",
     "training.optimizer.budget",
 )
-# What may be another in one of several processes: where its files are, and what only the first one has.
+# Settings that may differ between processes: the paths of files, and settings that only rank 0 uses.
 _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")
 
-# Of which run a difference is told.
+# How the two runs are called in messages.
 BEFORE_AND_NOW = ("before", "now")
 
 
 def collect_values(nlp: Language) -> dict[str, str]:
-    """All settings of a run, by their dotted path, as texts: with the values of variables, but for those that are
-    paths: `total_steps = ${training.max_steps}` is another with another `max_steps`.
+    """The settings of a run that must not change when it is resumed, as text, by their dotted paths.
+
+    Variables are filled in, except paths: `total_steps = ${training.max_steps}` changes with `max_steps`.
     """
     return _values(nlp, _MAY_CHANGE)
 
 
 def collect_values_of_all(nlp: Language) -> dict[str, str]:
-    """The same, of all that several processes must have alike."""
+    """The same for the settings that must be equal in all processes."""
     return _values(nlp, _MAY_DIFFER)
 
 
@@ -71,7 +71,7 @@ def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str,
 
 @dataclass
 class Identity:
-    """What is not in the config: the static vectors, in short, and the labels of each component in their order."""
+    """A summary of the static vectors, and the labels of each component in order."""
 
     vectors: str
     labels: dict[str, list[str]]
@@ -88,11 +88,11 @@ def collect_identity(nlp: Language) -> Identity:
 
 
 def _labels(proc: Any) -> list[str]:
-    """In the order of the rows that are learned for them."""
+    """The labels of a component, in the order of their weights."""
     for attr in ("move_names", "labels"):
         try:
             found = getattr(proc, attr, None)
-        except Exception:  # a component may have none before it is used, and say so by any error
+        except Exception:  # a component may raise anything before it has labels
             found = None
         if found is not None and not callable(found):
             return [str(label) for label in found]
@@ -100,9 +100,7 @@ def _labels(proc: Any) -> list[str]:
 
 
 def collect_defaults(nlp: Language) -> set[str]:
-    """The paths of settings that stand at the default of their function, their component's factory, or spaCy's own
-    config.
-    """
+    """The paths of settings that have their default: of their function, component factory, or spaCy's config."""
     found: set[str] = set()
 
     def look(section: Mapping[str, Any], defaults: Any, prefix: str) -> None:
@@ -119,7 +117,7 @@ def collect_defaults(nlp: Language) -> set[str]:
 
 
 def _defaults_of(section: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of a section: those of the function that it names, and what is the default for the whole of it."""
+    """The defaults of a section: of its registered function, and of the section around it."""
     names = {key: name for key, name in section.items() if key.startswith("@")}
     if names and any(around.get(key) != name for key, name in names.items()):
         around = {}  # of another function
@@ -132,7 +130,7 @@ def _defaults_of(section: Mapping[str, Any], around: Mapping[str, Any]) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """A config has lists only."""
+    """A value as in a config, which has lists for tuples."""
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -144,12 +142,11 @@ def compare_configs(
     words: tuple[str, str] = BEFORE_AND_NOW,
     left_out: tuple[str, ...] = _MAY_CHANGE,
 ) -> list[str]:
-    """What is different, a line each.
+    """List the settings that differ, one line each.
 
-    at_default (Collection[str]): From `collect_defaults`. A setting that was not there before, or an empty section, and
-        stands at its default is one that this version has and the one before had not: nothing has changed.
-    words (tuple[str, str]): Of which run each is. left_out (tuple[str, ...]): With what paths begin that are not
-        compared.
+    at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
+        no change: this version has it, and the saved run's version had not.
+    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...]): Prefixes of paths to skip.
     """
     paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
@@ -162,7 +159,7 @@ def compare_configs(
 
 
 def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str] = BEFORE_AND_NOW) -> list[str]:
-    """What is different, a line each. words (tuple[str, str]): Of which run each is."""
+    """List the differences, one line each. words (tuple[str, str]): How the two runs are called."""
     found = []
     was, is_now = words
     if before.vectors != now.vectors:

@@ -1,7 +1,7 @@
-"""The place in the data: the batches of a run, which one that is resumed draws again.
+"""The batches of a run, and its position in them. A resumed run draws the same batches again.
 
-The data has random generators of its own: spaCy shuffles each epoch with Python's `random`, from which the parser draws
-in between, so that one could not be replayed without the other.
+The data has its own random generators: spaCy shuffles each epoch with Python's `random`, and the parser draws from it
+during updates, so the data could not be replayed alone otherwise.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ Batch = tuple[int, list[Example]]
 
 
 class Batches:
-    """The batches of a run, one step ahead, or by the first epoch.
-
-    batches (Iterator): Epoch and batch of each step.
-    """
+    """The batches of a run, with a look-ahead. batches (Iterator): Epoch and batch of each step."""
 
     checksum = 0
 
@@ -56,7 +53,7 @@ class Batches:
         return self._ahead.popleft()
 
     def _look_ahead(self) -> None:
-        """RAISES (StopIteration): There are no more."""
+        """Draw one more batch. RAISES (StopIteration): There are no more."""
         epoch, batch = self._draw()
         self._ahead.append((epoch, batch))
         if self._first_epoch is None:
@@ -69,7 +66,7 @@ class Batches:
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch of the batch that comes, which is drawn for that. None: there are no more."""
+        """The epoch of the next batch, which is drawn early for that. None: there are no more."""
         try:
             if not self._ahead:
                 self._look_ahead()
@@ -78,7 +75,7 @@ class Batches:
         return self._ahead[0][0]
 
     def count_first_epoch(self) -> int:
-        """How many batches the first epoch has. What was not drawn of it, is, and waits."""
+        """The number of batches in the first epoch. Draws the rest of it early."""
         with suppress(StopIteration):
             while not self._is_past_first_epoch:
                 self._look_ahead()
@@ -86,32 +83,32 @@ class Batches:
 
     @property
     def max_epochs(self) -> int | None:
-        """How many epochs spaCy makes of the corpus: 0: no limit; -1: it is streamed, without an end. None: these are
-        not spaCy's batches.
+        """`max_epochs` of spaCy's batches. 0: no limit; -1: a streamed corpus. None: these are not spaCy's batches.
+
 
         SOURCE: spacy.training.loop.create_train_batches
         """
         batches = self._batches
         if not inspect.isgenerator(batches) or batches.gi_code is not create_train_batches.__code__:
             return None
-        # Afterwards it has no locals.
+        # An exhausted generator has no locals.
         self._max_epochs = inspect.getgeneratorlocals(batches).get("max_epochs", self._max_epochs)
         return self._max_epochs
 
     def count_steps(self, max_steps: int) -> int:
-        """How many steps a training on them has, if its score does not end it before. max_steps (int): 0: no limit.
+        """The number of training steps, if `patience` does not end it first. max_steps (int): 0: no limit.
 
-        RAISES (ConfigError): Nothing ends it, or nothing says where.
+        RAISES (ConfigError): The training has no end, or it is unknown.
         """
         return _count_steps(max_steps, self.max_epochs, self.count_first_epoch)
 
 
 def count_steps(nlp: Language, config: Config, corpus: Callable[[Language], Iterable[Example]] | None = None) -> int:
-    """The same for the training that a config says, without it.
+    """Count the steps of a training by its config, without training.
 
     nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
-    corpus (Callable | None): The training corpus, if it was read before.
-    RAISES (ConfigError): Nothing ends it.
+    corpus (Callable | None): The training corpus, if it is loaded already.
+    RAISES (ConfigError): The training has no end.
     """
     training = config["training"]
 
@@ -127,33 +124,30 @@ def count_steps(nlp: Language, config: Config, corpus: Callable[[Language], Iter
 
 
 def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Callable[[], int]) -> int:
-    """spaCy makes one step more than `max_steps`. Epochs that are not equally long count as if all were as long as the
-    first.
-    """
+    """spaCy makes `max_steps` + 1 steps. All epochs are counted as long as the first."""
     limits = [max_steps + 1] if max_steps else []
     if max_epochs is not None and max_epochs > 0:
         limits.append(max_epochs * count_first_epoch())
     if not limits:
         what = {
-            None: "batches that are not spaCy's own, which are not counted",
-            -1: "max_epochs = -1, which is a corpus that is streamed again and again",
-        }.get(max_epochs, "0 for both, which is no limit")
+            None: "batches that are not spaCy's own, which can't be counted",
+            -1: "max_epochs = -1, which streams the corpus without an end",
+        }.get(max_epochs, "max_epochs = 0, which means no limit")
         raise ConfigError(
-            "Can't find out where the training ends, for a schedule without total_steps: expected max_steps or "
-            f"max_epochs above 0 in [training], found max_steps = 0 and {what}. Set max_steps, or give the "
-            "schedule total_steps; inverse_sqrt needs none."
+            "Can't find the end of the training for a schedule without total_steps: expected max_steps or max_epochs "
+            f"above 0 in [training], found max_steps = 0 and {what}. Set max_steps, or give the schedule total_steps; "
+            "inverse_sqrt needs none."
         )
     return min(limits)
 
 
 class DataStream(Batches):
-    """The batches of a run, drawn with random generators of their own, so that a run that goes on gets the same ones.
+    """The batches of a run, drawn with their own random generators, so that a resumed run gets the same ones.
 
-    batches (Iterator): Epoch and batch of each step. Replayed from the start: the same generators must give the same
-        batches.
-    size (int): How many batches of an epoch make one; at its end fewer. For several processes.
+    batches (Iterator): Epoch and batch of each step. The same generators must give the same batches again.
+    size (int): Number of batches that are joined to one, for several processes. Fewer at the end of an epoch.
 
-    Public: `position` (how many were drawn), `checksum` (of all of them, of 32 bits: texts and annotations).
+    Public: `position` (number of batches drawn), `checksum` (32 bits, over the texts and annotations of all of them).
     """
 
     def __init__(self, batches: Iterator[Batch], size: int = 1):
@@ -161,8 +155,8 @@ class DataStream(Batches):
         self._start = self._generators = read_generators()
         self.position = 0
         self._size = size
-        self._drawn: list[list[int]] = []  # how many batches there were of which size, in their order
-        self._next: Batch | None = None  # of the epoch that comes
+        self._drawn: list[list[int]] = []  # runs of equal size: [size, number of batches]
+        self._next: Batch | None = None  # the first batch of the next epoch
 
     def __next__(self) -> Batch:
         epoch, batch = super().__next__()
@@ -175,8 +169,9 @@ class DataStream(Batches):
         return epoch, batch
 
     def all_examples(self) -> list[Example]:
-        """All that spaCy has read into memory to make the batches, in an order that follows from the generators.
-        Empty: nothing tells them before they are drawn, as in a corpus that is streamed.
+        """All examples that spaCy has read into memory, in an order given by the generators. Empty: unknown before they
+        are drawn, as in a streamed corpus.
+
 
         SOURCE: spacy.training.loop.create_train_batches
         """
@@ -206,15 +201,15 @@ class DataStream(Batches):
         return epoch, drawn
 
     def snapshot(self) -> StreamState:
-        """Where it is, as it is saved."""
+        """The position, for saving."""
         sizes = [(size, n) for size, n in self._drawn]
         return StreamState(save_generators(self._start), self.position, self.checksum, sizes)
 
     def go_on_from(self, saved: StreamState, *, progress_bar: bool = False) -> None:
-        """Draw all batches that were drawn before.
+        """Skip the batches that the saved run has drawn.
 
-        progress_bar (bool): Show how far it is: with much data that takes minutes.
-        RAISES (StateError): The data is not what it was.
+        progress_bar (bool): Show a progress bar, as much data takes minutes.
+        RAISES (StateError): The data has changed.
         """
         self._start = self._generators = load_generators(saved.start)
         with (
@@ -231,14 +226,14 @@ class DataStream(Batches):
             raise StateError(
                 f"Can't resume in the training data: expected the same {saved.position} batches as in the saved "
                 "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
-                "its reader draws from random generators other than Python's and NumPy's global ones."
+                "its reader uses random generators other than Python's and NumPy's global ones."
             )
 
 
 @dataclass
 class StreamState:
-    """Where a stream began, how many batches were drawn, a checksum of them all, and how many there were of which
-    size, in their order.
+    """The saved position of a stream: generators at its start, number and checksum of the batches drawn, and runs of
+    (size, number of batches).
     """
 
     start: GeneratorStates
@@ -248,12 +243,12 @@ class StreamState:
 
 
 def checksums_of(examples: Iterable[Example]) -> list[int]:
-    """Of the text and annotations of each."""
+    """A checksum of each example's text and annotations."""
     return [_checksum(example.reference, 0) for example in examples]
 
 
 def _examples_in(batch: Any) -> list[Example]:
-    """What is compared of a batch. In a loop of the user's own it may be anything."""
+    """The examples in a batch. In a user's own loop, a batch may be anything."""
     return [example for example in batch if isinstance(example, Example)] if isinstance(batch, (list, tuple)) else []
 
 
@@ -261,7 +256,7 @@ _OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IO
 
 
 def _checksum(doc: Doc, before: int) -> int:
-    """A checksum of a document with its annotations, on top of another. The same in every process."""
+    """A running checksum of a document with its annotations, equal in every process."""
     spans = {
         key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group]
         for key, group in doc.spans.items()

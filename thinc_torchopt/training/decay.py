@@ -1,7 +1,6 @@
-"""The fall of a learning rate that begins when it is told: see `TorchOptimizer.begin_decay`. When it is down, the run
-ends.
+"""Start the fall of learning rates on demand: see `TorchOptimizer.begin_decay`. The run ends with the fall.
 
-SIGUSR1 tells it, too: `kill -USR1` with the id of the process, of any rank.
+SIGUSR1 starts it too: `kill -USR1` with the id of the process of any rank.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ logger = logging.getLogger("spacy.torchopt")
 
 
 class Decay:
-    """Lets learning rates fall when a signal comes, and ends the run when they are down. A listener.
+    """Starts the fall of learning rates at a signal, and ends the run after it. A listener.
 
     optimizer (TorchOptimizer): The run's.
 
-    Public: `ranks` (this process among several), `budget` (what decides on falls and on the end, if there is one).
+    Public: `ranks` (this process among several), `budget` (which decides on falls and the end, if there is one).
     """
 
     name = "decay"
@@ -32,7 +31,7 @@ class Decay:
         self.ranks = Alone()
         self.budget: BudgetKeeper | None = None
         self._optimizer = optimizer
-        # Windows has no such signal. One that is handled elsewhere stays so.
+        # Windows has no such signal. A handler of the user's stays in place.
         number = getattr(signal, "SIGUSR1", None)
         is_free = number is not None and signal.getsignal(number) == signal.SIG_DFL
         self._signals = Signals((number,) if number is not None and is_free else ())

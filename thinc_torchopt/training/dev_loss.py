@@ -1,7 +1,8 @@
-"""The loss on the development data, which spaCy does not compute: an update with dropout 0 that is never made.
+"""The loss on the development data, which spaCy does not compute: a backward pass without dropout and without an
+update.
 
-It measures what is evaluated, averages if there are some. Afterwards nothing can tell that it was there: gradients,
-random generators, buffers of torch modules, gradient scalers and what layers keep in their attrs are as before.
+It uses the weights that are evaluated (averages, if there are some). Afterwards gradients, random generators, buffers
+of torch modules, gradient scalers and attrs of layers are as before.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from ..params import components_with_model, torch_params, trainable_components
 from .layer_attrs import is_plain, on_cpu, same_values
 from .random_state import preserved_random
 
-# Of a batch. Gradients are dropped, so its size matters to memory alone.
+# Words of a batch. Gradients are dropped, so its size only affects memory.
 _WORDS = 2000
 
 
 class DevLosses:
     """Computes the losses of a run on its development data.
+
 
     nlp (Language), optimizer (TorchOptimizer), exclude, annotates (Collection[str]): The run's.
     RAISES (ControllerError): The config has no development data.
@@ -54,16 +56,16 @@ class DevLosses:
             raise self._no_data(f"{type(error).__name__}: {error}") from error
 
     def __call__(self, at_most: int | None = None) -> dict[str, Any]:
-        """What the metric `EvalLoss` is told: `losses` by component, and the `words` and `examples` that they are of.
+        """Compute `losses` by component, and the number of `words` and `examples` that were used.
 
-        at_most (int | None): Only the first so many examples.
+        at_most (int | None): Use only the first examples, up to this many.
         RAISES (ControllerError): There is no example.
         """
         losses: dict[str, Any] = {}
         words = examples = 0
         nlp, optimizer = self._nlp, self._optimizer
         with nlp.use_params(optimizer.averages), untouched(nlp), optimizer.training():
-            # Components may draw random numbers whatever the dropout: each time the same.
+            # Components may draw random numbers even without dropout: draw the same each time.
             random.seed(0)
             numpy.random.seed(0)
             torch.manual_seed(0)
@@ -95,7 +97,7 @@ class DevLosses:
         except ValueError as error:
             if not str(error).startswith("[E910]"):
                 raise
-            # spaCy refuses to add it up, and does not say which components come after.
+            # spaCy stops at the first NaN, so the losses of later components are unknown.
             return {name: math.nan for name, _ in trainable_components(self._nlp, self._exclude)}
         return losses
 
@@ -108,7 +110,7 @@ class DevLosses:
 
 @contextmanager
 def untouched(nlp: Language) -> Iterator[None]:
-    """Inside, gradients may be computed, by modules that leave nothing out; afterwards all is as before."""
+    """Turn dropout off and allow gradients inside; restore everything afterwards."""
     with ExitStack() as restore:
         restore.enter_context(preserved_random())
         for _, model in components_with_model(nlp):
@@ -121,7 +123,7 @@ def untouched(nlp: Language) -> Iterator[None]:
 
 
 def _keep_node(node: Model, restore: ExitStack) -> None:
-    # The very same arrays come back: params that had no gradient have none, as if there had been no pass.
+    # The very same arrays come back. Params without a gradient have none afterwards.
     restore.callback(swap_grads, node, swap_grads(node, {}))
     restore.callback(
         _put_attrs_back,
@@ -150,7 +152,7 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
         for name, buffer in buffers_of(module).items():
             if buffer is not None and not is_lazy(buffer):
                 restore.callback(put_buffer_back, module, name, buffer, buffer.clone())
-        # thinc's rate does not reach torch's own layers.
+        # thinc's dropout rate does not reach torch's layers.
         rate = "p" if isinstance(module, Dropout) else "dropout"
         if isinstance(module, (Dropout, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
             restore.callback(setattr, module, rate, getattr(module, rate))

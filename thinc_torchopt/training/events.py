@@ -1,22 +1,21 @@
-"""The events of a training run, what each carries, and what may listen to them.
+"""The events of a training run, their fields, and the protocol of listeners.
 
-    on_train_begin                      once in each process
-      on_epoch_begin
-        on_step_begin
-          on_substep_end                after each slice of gradient accumulation
-          on_pre_optimizer_step         all gradients are there, params are as before
-          on_optimizer_step             params are updated, or the update was skipped
-        on_step_end                     schedules have moved on
-        on_evaluate                     if the step is evaluated
-        on_log                          the numbers of the step, on their way to loggers
-        on_save                         if the state is to be saved; the step is logged, spaCy's models are saved
-      on_epoch_end                      all batches of the epoch are done; not where a run ends before that
-    on_train_end                        the run is over; not after an error, nor where a signal stopped it
+on_train_begin                      once in each process
+  on_epoch_begin
+    on_step_begin
+      on_substep_end                after each slice of gradient accumulation
+      on_pre_optimizer_step         all gradients are computed, params are not updated yet
+      on_optimizer_step             params are updated, or the update was skipped
+    on_step_end                     schedules have stepped
+    on_evaluate                     if the step is evaluated
+    on_log                          the numbers of the step, before loggers get them
+    on_save                         if the state is saved; spaCy has logged the step and saved its models
+    on_epoch_end                      all batches of the epoch are done; not if the run ends before that
+    on_train_end                        the run is over; not after an error or a signal
 
-A listener is an object with methods of these names, as many as it likes. Each gets its event and a `Control`, by which
-it asks for what is to be done. A run that goes on from a checkpoint gives each listener the state that it had there,
-and repeats no event of before but `on_train_begin`. What a listener raises ends the run, and leaves signal handlers,
-`requires_grad`, random generators and the lock on the folder of checkpoints as they were before.
+A listener is an object with any of these methods. Each gets its event and a `Control` for requests. A resumed run gives
+each listener its saved state, and repeats no earlier event but `on_train_begin`. An exception of a listener ends the
+run; signal handlers, `requires_grad`, random generators and the lock on the folder of checkpoints are restored.
 """
 
 from __future__ import annotations
@@ -32,49 +31,46 @@ from ..errors import ConfigError
 
 
 class Facts(Protocol):
-    """What a run tells at any event. Look things up when they are needed: some are computed then, and on a GPU waited
-    for.
-    """
+    """Facts about a run, at any event. Read only what you need: some are computed on access, and wait for the GPU."""
 
     nlp: Language
     optimizer: Any  # the TorchOptimizer
 
     @property
     def losses(self) -> Mapping[str, float]:
-        """Of this step alone, by component."""
+        """Losses of this step alone, by component."""
 
     @property
     def learn_rates(self) -> Mapping[str, float]:
-        """Of this step, by param group."""
+        """Learning rates of this step, by param group."""
 
     @property
     def grad_norm(self) -> float | None:
-        """Of the last update, over all gradients, before clipping. None: it was not measured, or could not be."""
+        """Norm of all gradients of the last update, before clipping. None: not measured."""
 
     @property
     def grad_norms(self) -> Mapping[str, float]:
-        """By component, of the gradients as they are. Look it up at `on_pre_optimizer_step`: before and afterwards they
-        are zero.
-        """
+        """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Since the run began: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`, `conservative_mode`."""
+        """Counts since the start of the run: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`,
+        `conservative_mode`.
+        """
 
     @property
     def words(self) -> int:
-        """Trained on since the run began."""
+        """Words trained on since the start of the run."""
 
     @property
     def seconds(self) -> float:
-        """Spent since the run began, in all its processes."""
+        """Seconds since the start of the run, with the time before it was resumed."""
 
     def dev_losses(self, at_most: int | None = None) -> Mapping[str, Any]:
-        """On the development data, of what is evaluated, without dropout: `losses` by component, and the `words` and
-        `examples` that they are of. Computed anew each time, which takes longer than an evaluation. Nothing else
-        changes.
+        """Compute the losses on the development data without dropout: `losses` by component, and the number of `words`
+        and `examples`. Uses averages, if there are some. Takes longer than an evaluation, and changes nothing.
 
-        at_most (int | None): Only the first so many examples.
+        at_most (int | None): Use only the first examples, up to this many.
         """
 
     @property
@@ -83,21 +79,20 @@ class Facts(Protocol):
 
     @property
     def batch(self) -> Sequence[Example]:
-        """That is trained on, or was last."""
+        """The current batch, or the last one."""
 
     @property
     def max_steps(self) -> int:
-        """The last step. 0: there is no such limit."""
+        """The last step of the training. 0: no limit."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Where the run is.
+    """The fields of every event.
 
-    step (int): That is under way, or was the last one that was done, where none is; counted from 0. -1 before the
-        first.
-    epoch (int): spaCy's.
-    run (Facts): What else there is to know.
+    step (int): The current step, or the last one between steps; counted from 0. -1 before the first.
+    epoch (int): spaCy's epoch.
+    run (Facts): Facts about the run.
     """
 
     step: int
@@ -107,7 +102,7 @@ class Event:
 
 @dataclass(frozen=True)
 class TrainBegin(Event):
-    """resumed (bool): The run goes on from a checkpoint, after `step`. If not, `step` is -1."""
+    """resumed (bool): Whether the run resumes from a checkpoint, after `step`. If not, `step` is -1."""
 
     resumed: bool
 
@@ -118,14 +113,14 @@ class EpochBegin(Event):
 
 @dataclass(frozen=True)
 class StepBegin(Event):
-    """batch (list[Example]): What is to be trained on."""
+    """batch (list[Example]): The batch of this step."""
 
     batch: Sequence[Example]
 
 
 @dataclass(frozen=True)
 class SubstepEnd(Event):
-    """substep (int): Which slice of the batch it was, from 0. examples (list[Example]): The slice."""
+    """substep (int): Index of the slice in the batch. examples (list[Example]): The slice."""
 
     substep: int
     examples: Sequence[Example]
@@ -133,8 +128,8 @@ class SubstepEnd(Event):
 
 @dataclass(frozen=True)
 class PreOptimizerStep(Event):
-    """spoiled_by (Exception | None): The update will be skipped: a component raised this because of a value that is not
-    finite.
+    """spoiled_by (Exception | None): A component's error about a value that is not finite. The update will be
+    skipped.
     """
 
     spoiled_by: Exception | None
@@ -142,21 +137,23 @@ class PreOptimizerStep(Event):
 
 @dataclass(frozen=True)
 class OptimizerStep(Event):
-    """skipped (bool): The update was not made, and all params are as before."""
+    """skipped (bool): Whether the update was skipped, which leaves all params unchanged."""
 
     skipped: bool
 
 
 @dataclass(frozen=True)
 class StepEnd(Event):
-    """batch (list[Example]): What was trained on."""
+    """batch (list[Example]): The batch of this step."""
 
     batch: Sequence[Example]
 
 
 @dataclass(frozen=True)
 class Evaluate(Event):
-    """score (float): The main score, higher is better. scores (dict): All. is_best (bool): None was better so far."""
+    """score (float): The main score, higher is better. scores (dict): All scores. is_best (bool): Whether none was
+    better so far.
+    """
 
     score: float
     scores: Mapping[str, Any]
@@ -165,18 +162,18 @@ class Evaluate(Event):
 
 @dataclass(frozen=True)
 class Log(Event):
-    """info (dict): What loggers get. A listener may add to it."""
+    """info (dict): The dict that loggers get. A listener may add to it."""
 
     info: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Save(Event):
-    """Why the state is saved.
+    """The state is saved.
 
-    info (Mapping): What loggers got; with "output_path", if spaCy has saved a model.
-    is_best (bool | None): As of `on_evaluate`; None: the step was not evaluated.
-    stopped_by (int | None): The number of the signal that stops the run.
+    info (Mapping): The dict that loggers got, with "output_path" if spaCy has saved a model.
+    is_best (bool | None): As in `on_evaluate`. None: the step was not evaluated.
+    stopped_by (int | None): The number of the signal that stops the run, if any.
     """
 
     info: Mapping[str, Any]
@@ -189,7 +186,7 @@ class EpochEnd(Event):
 
 
 class TrainEnd(Event):
-    """The run is over: by `max_steps`, `patience`, the end of the data, or because a listener asked for it."""
+    """The run is over: by `max_steps`, `patience`, the end of the data, or a listener's request."""
 
 
 EVENTS: dict[str, type[Event]] = {
@@ -210,18 +207,16 @@ EVENTS: dict[str, type[Event]] = {
 
 @dataclass
 class Control:
-    """What listeners ask for. It holds for the step under way, or the next one if there is none; then all is False
-    again.
+    """Requests of listeners. They apply to the current step, or to the next one between steps, and are then reset.
 
-    should_stop (bool): End the run after this step; at once, if none is under way. It stays so.
-    should_epoch_stop (bool): Leave out the rest of the batches of this epoch.
-    should_evaluate (bool): Evaluate this step. From `on_evaluate` on that is too late.
-    should_log (bool): Log this step, where loggers log only some. From `on_log` on that is too late.
+    should_stop (bool): End the run after this step; between steps, at once. It is never reset.
+    should_epoch_stop (bool): Skip the rest of this epoch.
+    should_evaluate (bool): Evaluate this step. Too late from `on_evaluate` on.
+    should_log (bool): Log this step, for loggers that don't log each one. Too late from `on_log` on.
     should_save (bool): Save the state after this step; without [training.optimizer.checkpoint], a model.
-    should_roll_back (bool): Go back to the last checkpoint: now, at `on_step_end`; asked for later, at `on_save`, if
-        the state is to be saved.
-    should_roll_back_to_best (bool): The same, to the best evaluation of which there is a checkpoint. It goes before
-        `should_roll_back`.
+    should_roll_back (bool): Go back to the last checkpoint at the end of this step. Requests after `on_step_end` are
+        served at `on_save`, if the state is saved.
+    should_roll_back_to_best (bool): The same, to the checkpoint of the best evaluation. Wins over `should_roll_back`.
     """
 
     should_stop: bool = False
@@ -233,15 +228,15 @@ class Control:
     should_roll_back_to_best: bool = False
 
     def end_step(self) -> None:
-        """Forget what was asked for, but for the end of the run."""
+        """Reset all requests except `should_stop`."""
         for field in fields(self):
             if field.name != "should_stop":
                 setattr(self, field.name, False)
 
 
 class Listener(Protocol):
-    """Something that listens to a run. Beside this, it has a method for each event that it wants: `on_step_end(event,
-    control)`.
+    """Something that listens to a run. It has a method for each event that it wants: `on_step_end(event, control)`.
+
 
         class StopAtLoss:
             name = "stop at loss"
@@ -249,14 +244,13 @@ class Listener(Protocol):
             def on_step_end(self, event, control):
                 control.should_stop = sum(event.run.losses.values()) < 0.1
 
-    It may also have `close()`, which is called when the process is through with the run, however that ends; and, if it
-    has something to remember, both of these:
+    It may also have `close()`, which is called at the end of the run, also after an error; and, to be saved in
+    checkpoints, both of these:
 
-        state_dict()            what a run that goes on gives to the listener of this name there: numbers, texts, lists,
-                                dicts, arrays, tensors
-        load_state_dict(state)  take that; not called if it was nothing. Raises StateError if it is none of its own
+        state_dict()            its state: numbers, texts, lists, dicts, arrays, tensors
+        load_state_dict(state)  restore it in a resumed run; not called for an empty state. Raises StateError if invalid
 
-    name (str): Under which its state is saved. No two listeners of a run have the same.
+    name (str): The key of its saved state. Unique among the listeners of a run.
     """
 
     name: str
@@ -268,7 +262,8 @@ E = TypeVar("E", bound=Event)
 class Listeners:
     """The listeners of a run, in the order in which they get each event.
 
-    RAISES (ConfigError): Two have the same name; or one listens to an event that does not exist.
+    RAISES (ConfigError): Two have the same name, or one listens to an unknown event.
+
 
     Public: `control`.
     """
@@ -281,13 +276,13 @@ class Listeners:
         for listener in self._all:
             if listener.name in names:
                 raise ConfigError(
-                    f"Can't add listener '{listener.name}': expected a name of its own, found another of that name."
+                    f"Can't add listener '{listener.name}': another one has the same name. Rename one of them."
                 )
             names.add(listener.name)
             if hasattr(listener, "state_dict") != hasattr(listener, "load_state_dict"):
                 raise ConfigError(
-                    f"Can't add listener '{listener.name}': expected both state_dict and load_state_dict, or none, "
-                    "found one of them."
+                    f"Can't add listener '{listener.name}': expected both state_dict and load_state_dict, or neither, "
+                    "found one of them. Add the other."
                 )
             for method in dir(listener):
                 if method in EVENTS:
@@ -299,25 +294,25 @@ class Listeners:
                     )
 
     def emit(self, kind: type[E], step: int, epoch: int, run: Facts, *carried: Any) -> None:
-        """Tell all that listen to an event of that kind. carried (Any): The fields of its own."""
+        """Send an event to its listeners. carried (Any): The fields of this kind of event."""
         if calls := self._calls[kind]:
             event = kind(step, epoch, run, *carried)
             for call in calls:
                 call(event, self.control)
 
     def close(self) -> None:
-        """The process is through with the run."""
+        """End the run for all listeners."""
         for listener in self._all:
             if (close := getattr(listener, "close", None)) is not None:
                 close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by name."""
+        """The states of all listeners that have one, by name."""
         keepers: list[Any] = [listener for listener in self._all if hasattr(listener, "state_dict")]
         return {listener.name: state for listener in keepers if (state := listener.state_dict())}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Give each the state of its name. One that was not there begins anew."""
+        """Restore each listener from the state under its name. New listeners start fresh."""
         listener: Any
         for listener in self._all:
             if listener.name in states and hasattr(listener, "load_state_dict"):

@@ -1,4 +1,4 @@
-"""What layers of thinc keep in their attrs: which of it is data, and whether it has changed."""
+"""The attrs of thinc's layers: which are data, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value of a layer's attrs can be saved: others are functions, models and the like, which the config
-    makes anew.
+    """Whether a value of a layer's attrs can be saved. Others, such as functions and models, are built by the
+    config.
     """
     if isinstance(value, (set, frozenset, list, tuple)):
         return all(map(is_plain, value))
@@ -22,9 +22,7 @@ def is_plain(value: Any) -> bool:
 
 
 def like(node: Any, key: str, value: Any) -> Any:
-    """A saved attr in the form in which it is here: arrays on their device, and the very same object if nothing has
-    changed.
-    """
+    """A saved attr as this layer keeps it: arrays on their device, and the same object if it has not changed."""
     here = node.attrs.get(key)
     if hasattr(here, "__cuda_array_interface__") and isinstance(value, numpy.ndarray):
         return node.ops.asarray(value)
@@ -32,7 +30,7 @@ def like(node: Any, key: str, value: Any) -> Any:
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two values of layers' attrs are the same."""
+    """Whether two values of layers' attrs are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, numpy.ndarray):
@@ -45,5 +43,5 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 def on_cpu(value: Any) -> Any:
-    """An array where NumPy is. Other values as they are."""
+    """A CuPy array as a NumPy array. Other values are returned as they are."""
     return value.get() if hasattr(value, "__cuda_array_interface__") and not isinstance(value, torch.Tensor) else value

@@ -1,18 +1,24 @@
-"""What loggers get beside what spaCy's loop gives them.
+"""The numbers that loggers get beside those of spaCy's loop.
 
-- `learn_rates`: by param group, the rate of this step; and each as `learn_rate_<group>`.
-- `grad_norm`: over all gradients, before clipping; None if not measured.
+Always:
+
+- `learn_rates`: rates of this step by param group; and each as `learn_rate_<group>`.
+- `grad_norm`: norm of all gradients, before clipping; None if not measured.
 - `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates) and `conservative_mode` (how often
-  it began) so far; and in `since_evaluation` those since the evaluation before.
+        it began): counts so far. `since_evaluation`: the same since the last evaluation.
 - `elapsed`: `seconds`, not rounded down.
 
-If there were any: `overruns` (how often the controller of learning rates took longer than its budgets),
-`last_checkpoint` (the step of the newest one; that of this step is yet to be written), `last_rollback` (after which
-step, and to which), `last_resume` (the first step since the run was resumed), `dev_losses` (at an evaluation at which a
-rule asked for the loss on the development data: what it was told), `controller` (what rules of the trainer controller
-did, since the step before: see rules.py), `fired` (which of them fired since the evaluation before, and how often),
-`losses_before` (in the first step since the run was resumed: what `losses` had before it), `put_together` (the step of
-each component, at the end: see best_weights.py), and `log_now` (a listener asked for this step to be logged).
+If there is something to report:
+
+- `overruns`: how often the rate writer exceeded its time limits.
+- `last_checkpoint`: step of the newest checkpoint, before that of this step is written.
+- `last_rollback`: the step after which it happened, and the step that it went back to.
+- `last_resume`: first step after the run was resumed. `losses_before`: in that step, `losses` before it.
+- `dev_losses`: losses on the development data, at an evaluation where a rule used them.
+- `controller`: firings of rules since the last step (see rules.py). `fired`: their number by rule since the last
+        evaluation.
+- `put_together`: at the end, the best step of each component (see best_weights.py).
+- `log_now`: a listener asked to log this step.
 """
 
 from __future__ import annotations
@@ -32,18 +38,17 @@ _latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()
 
 
 def latest_info(nlp: Language) -> dict[str, Any] | None:
-    """What there is to log of the step just done. spaCy hands it to loggers at evaluations only; this is for those that
-    want every step.
+    """The log entry of the last step, for loggers of every step: spaCy passes it on at evaluations only.
 
     nlp (Language): The pipeline in training.
-    RETURNS (dict[str, Any] | None): As the loop yielded it; its `losses` add up from one evaluation to the next. None
-        when no training goes on, or not with our optimizer.
+    RETURNS (dict[str, Any] | None): As the loop yielded it; its `losses` are summed since the last evaluation. None: no
+        training is running, or not with our optimizer.
     """
     return _latest.get(nlp)
 
 
 def counts_of(optimizer: TorchOptimizer, progress: Progress) -> dict[str, int]:
-    """What is counted from the beginning of a run."""
+    """The counts since the start of a run."""
     return {
         "skipped_updates": optimizer.skipped_updates,
         "grad_spikes": optimizer.grad_spikes,
@@ -54,11 +59,11 @@ def counts_of(optimizer: TorchOptimizer, progress: Progress) -> dict[str, int]:
 
 
 class LogNumbers:
-    """Gives loggers our numbers. A listener.
+    """Adds our numbers to log entries. A listener.
 
     progress (Progress), checkpoints (RunCheckpoints | None): The run's.
 
-    Public: `dev_losses` (computed in this step, for its line; None: not computed).
+    Public: `dev_losses` (of this step, for its entry; None: not computed).
     """
 
     name = "log numbers"
@@ -77,12 +82,11 @@ class LogNumbers:
         run, info, counts = event.run, event.info, event.run.counts
         rates = run.learn_rates
         info |= {"elapsed": self._progress.seconds, "learn_rates": rates}
-        # The same as plain numbers, for services that take no others. Their names for metrics hold fewer characters
-        # than ours.
+        # Also as single numbers, for services that accept no dicts. They allow fewer characters in names.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}
         if overruns := run.optimizer.controller.overruns:
-            info["overruns"] = overruns  # not always: it goes by how fast the machine is
+            info["overruns"] = overruns  # not always: depends on the speed of the machine
         info |= self._safety_net()
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at
@@ -102,10 +106,10 @@ class LogNumbers:
             self._nlp = None
 
     def _safety_net(self) -> dict[str, Any]:
-        """Of checkpoints and rollbacks, as far as there were any."""
+        """Steps of checkpoints and rollbacks, if there were any."""
         newest, rollbacks = None if self._checkpoints is None else self._checkpoints.newest, self._progress.rollbacks
         if not rollbacks:
             return {} if newest is None else {"last_checkpoint": newest}
         after, to = rollbacks[-1]
-        # Going back removed those that were newer.
+        # The rollback removed newer ones.
         return {"last_checkpoint": to if newest is None or newest < after else newest, "last_rollback": (after, to)}

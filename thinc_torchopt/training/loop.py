@@ -1,8 +1,10 @@
-"""spaCy's training loop, for our optimizer: the same steps, results and log, with one update for the whole pipeline.
+"""spaCy's training loop for our optimizer: the same steps, results and log, with one update for the whole pipeline.
 
-`spacy.training.loop.train_while_improving` comes here (see hooks.py) when the optimizer is a TorchOptimizer; `spacy
-train` does everything
-else: corpora, batches, logging, saving. What happens beside the steps is done by listeners: see events.py.
+`spacy.training.loop.train_while_improving` calls it (see hooks.py) when the optimizer is a TorchOptimizer. `spacy
+    train`
+does everything else: corpora, batches, logging, saving. Checkpoints, rollbacks and the like are listeners: see
+events.py.
+
 SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 """
 
@@ -41,12 +43,12 @@ def train_while_improving(
 
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
-    listeners (Sequence[Listener]): What else is to hear of events, before the package's own listeners.
-    RETURNS (Iterator[tuple]): For each step the batch, what loggers show (see log_numbers.py), and whether this is the
-        best model so far (None: not evaluated).
+    listeners (Sequence[Listener]): More listeners. They get events before the package's own.
+    RETURNS (Iterator[tuple]): For each step the batch, the log entry (see log_numbers.py), and whether this is the best
+        model so far (None: not evaluated).
     """
-    # Not in the generator: at this point spaCy has not yet removed the old models. All errors that can be found early
-    # are raised here.
+    # Not in the generator: here spaCy has not yet removed the old models, so errors that can be found early are raised
+    # now.
     run = Run(
         nlp,
         optimizer,

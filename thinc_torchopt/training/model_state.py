@@ -1,8 +1,8 @@
-"""The model of a training run: all that components learn, and what layers keep beside params, by lasting names.
+"""The model of a training run: params, torch modules and attrs of layers, by lasting names.
 
-A run that goes on builds its pipeline from the config, and then takes all this. So it must have the same layers, params
-and shapes as the pipeline with which the run began: what a callback changes in mid-training can't be built again, and
-is refused when it is to be saved.
+A resumed run builds its pipeline from the config, then loads this state. So it needs the same layers, params and shapes
+as at the start of the run. A pipeline that a callback has changed during training can't be rebuilt: saving it is an
+error.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ Bytes = Annotated[torch.Tensor, Limit("bytes", lambda value: value.dtype == torc
 
 @dataclass
 class ModelState:
-    """All that components learn, by lasting names.
+    """The model of a pipeline, by lasting names.
 
-    params (dict): thinc's. modules (dict): The states of torch modules. shims (dict): Those of others, by their own
-        code.
-    attrs (dict): Of each component: what its layers keep beside params.
-    requires_grad (dict): Of each torch module: the params that learn.
-    components (dict): Those whose model is not thinc's, by their own code.
-    disabled (list): Components that are.
+    params (dict): thinc's params. modules (dict): State dicts of torch modules. shims (dict): Other shims, as bytes.
+    attrs (dict): By component, the attrs of its layers.
+    requires_grad (dict): By torch module, the params that are trained.
+    components (dict): Components without a thinc model, as bytes.
+    disabled (list): Disabled components.
     """
 
     params: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -48,10 +47,9 @@ class ModelState:
 
 
 def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
-    """All that components learn: thinc's params and torch modules, by lasting names, and what layers keep in their
-    attrs.
+    """Collect the model of a pipeline. Tensors are not copied.
 
-    stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only as long as the training lasts.
+    stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only during the training.
     """
     state = ModelState(disabled=list(nlp.disabled))
     for name, model in components_with_model(nlp):
@@ -68,7 +66,7 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
                 ]
             else:
                 state.shims[path] = _from_bytes(shim.to_bytes())
-        # The parser notes there which classes it has met, for example.
+        # The parser stores there which classes it has seen, for example.
         state.attrs[name] = [
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
@@ -80,7 +78,9 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
 
 
 def layout_of(nlp: Language) -> dict[str, Any]:
-    """Which params, modules, and nodes with attrs there are, with their shapes; None where the first pass will tell."""
+    """The params and modules with their shapes, and the number of nodes. None: a shape that is unknown before the first
+    forward pass.
+    """
     params: dict[str, Any] = {}
     modules: dict[str, Any] = {}
     attrs: dict[str, Any] = {}
@@ -103,11 +103,10 @@ def layout_of(nlp: Language) -> dict[str, Any]:
 
 
 def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_foreign_shims: bool) -> None:
-    """Check that a run that goes on could take up the model as it is now.
+    """Check that a resumed run could load the current model.
 
-    at_start (Mapping): `layout_of` the pipeline when the run began.
-    RAISES (StateError): It is not the model with which the run began; or there are parts that may not be loaded, or
-        can't be saved.
+    at_start (Mapping): `layout_of` the pipeline at the start of the run.
+    RAISES (StateError): The layout has changed since, or a part may not be loaded or can't be saved.
     """
     different = _differences(at_start, layout_of(nlp))
     if different:
@@ -129,7 +128,7 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
 
 
 def check_model(nlp: Language, saved: ModelState, *, allow_foreign_shims: bool = True) -> None:
-    """RAISES (StateError): A saved model has other params than this pipeline, or other shapes; or parts that may not be
+    """RAISES (StateError): A saved model has other params or shapes than this pipeline, or parts that may not be
     loaded.
     """
     different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
@@ -144,7 +143,7 @@ def check_model(nlp: Language, saved: ModelState, *, allow_foreign_shims: bool =
 
 
 def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
-    """As `layout_of`."""
+    """`layout_of` a saved model."""
     modules: dict[str, Any] = dict.fromkeys(saved.shims, "another one")
     for path, module in saved.modules.items():
         modules |= {path: "a torch module"} | {f"{path}/{key}": _shape(value) for key, value in module.items()}
@@ -153,17 +152,17 @@ def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
         "modules": modules,
         "attrs": {name: len(nodes) for name, nodes in saved.attrs.items()},
         "components": dict.fromkeys(saved.components, "a component"),
-        "pipeline": layout_of(nlp)["pipeline"],  # the config tells, which is compared by itself
+        "pipeline": layout_of(nlp)["pipeline"],  # part of the config, which is compared separately
     }
 
 
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Names of what is in one and not in the other, or has another shape there."""
+    """Names that only one of them has, or that have different shapes."""
     names = []
     for kind, here in expected.items():
         there = found[kind]
         for name in here.keys() | there.keys():
-            # What has no shape yet may come, or not.
+            # A part without a shape yet matches anything.
             if (
                 here.get(name) != there.get(name)
                 and not (name in here and here[name] is None)
@@ -174,9 +173,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[
 
 
 def is_finite(nlp: Language, saved: ModelState) -> bool:
-    """Whether no param of a saved model has a NaN or an infinite value. Buffers of torch modules may: masks are full of
-    -inf.
-    """
+    """Whether all params of a saved model are finite. Buffers of torch modules are not checked: masks have -inf."""
     params = list(saved.params.values())
     for name, model in components_with_model(nlp):
         for path, shim in shim_paths(model, name):
@@ -186,11 +183,11 @@ def is_finite(nlp: Language, saved: ModelState) -> bool:
     return all(bool(param.isfinite().all()) for param in params)
 
 
-# ---------------------------------------------------------------------- going on
+# ---------------------------------------------------------------------- resuming
 
 
 def restore_setup(nlp: Language, saved: ModelState) -> None:
-    """Disable components, and let torch params learn, as in the run that goes on: a callback may have changed that."""
+    """Restore disabled components and `requires_grad` of torch params, which a callback may have changed."""
     disabled = set(saved.disabled)
     for name in nlp.component_names:
         if name in disabled and name in nlp.pipe_names:
@@ -207,9 +204,9 @@ def restore_setup(nlp: Language, saved: ModelState) -> None:
 
 
 def restore_model(nlp: Language, saved: ModelState) -> None:
-    """Write saved values where the model has its own. `check_model` comes before.
+    """Load saved values into the model. Call `check_model` first.
 
-    RAISES (StateError): A value is of another kind than the model's. The model is half of the saved one then.
+    RAISES (StateError): A value has another kind than the model's. The model is then partly loaded.
     """
     with own_errors("the model"):
         for name, model in components_with_model(nlp):
@@ -218,7 +215,7 @@ def restore_model(nlp: Language, saved: ModelState) -> None:
                     _restore_param(found.owner, param, _array(saved.params[found.name]))
             for path, shim in shim_paths(model, name):
                 if _is_torch(shim):
-                    # Params that are not made yet were not saved; all others were looked for by name.
+                    # Lazy params were not saved; `check_model` has checked all others by name.
                     module_of(shim).load_state_dict(saved.modules[path], strict=False)
                 else:
                     shim.from_bytes(_array(saved.shims[path]).tobytes())
@@ -245,11 +242,10 @@ def _restore_param(node: Any, param: str, value: Any) -> None:
 
 
 def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
-    """Gradients that wait for an update, by lasting names. None: of zeros.
+    """Gradients that wait for an update, by lasting names. None: zeros.
 
-    After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` there may be: it updates
-    a shared tok2vec before the components that listen to it come to their backward passes, so their gradients wait in
-    it for the next batch.
+    After a step of spaCy's training loop there are none. After `nlp.update(..., sgd=optimizer)` there may be: it
+    updates a shared tok2vec before the backward passes of its listeners, so their gradients wait for the next batch.
     """
     grads: dict[str, torch.Tensor | None] = {}
     for name, model in components_with_model(nlp):
@@ -264,13 +260,14 @@ def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
 
 
 def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None, updated: Collection[Any]) -> None:
-    """Give params the gradients that they had. Others are dropped.
+    """Restore the gradients of params, and drop all others.
 
-    thinc's params keep their gradient for good, if only zeros: so each update of their model moves them on by momentum
-    and weight decay, also where a batch has nothing for them.
+    A thinc param keeps its gradient array once it had one, if only zeros. So each update of its model applies momentum
+    and weight decay to it, even if the batch gives it no gradient.
+
     saved (Mapping): From `collect_grads`. None: as after a step of spaCy's training loop.
-    updated (Collection[Key]): Keys of the params that had updates: after such a step, those that have a gradient.
-    RAISES (StateError): One has not its param's shape.
+    updated (Collection[Key]): Keys of the params that had updates: after such a step, they have a gradient.
+    RAISES (StateError): A gradient has not its param's shape.
     """
     with own_errors("the gradients"):
         for name, model in components_with_model(nlp):
@@ -287,11 +284,11 @@ def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None
                     node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(_array(grad))
 
 
-# ---------------------------------------------------------------------- the parts of a model
+# ---------------------------------------------------------------------- parts of a model
 
 
 def _thinc_param(found: NamedParam) -> str | None:
-    """The name of a param in its thinc node. None if it is torch's."""
+    """The name of a param in its thinc node. None: a torch param."""
     return found.key[1] if isinstance(found.owner, Model) and isinstance(found.key, tuple) else None
 
 
@@ -327,7 +324,7 @@ def _to_bytes(name: str, proc: Any) -> bytes:
             )
     try:
         return proc.to_bytes(exclude=["vocab"])
-    except TypeError:  # it excludes nothing
+    except TypeError:  # it has no argument `exclude`
         return proc.to_bytes()
 
 
@@ -343,7 +340,7 @@ def _from_bytes(content: bytes) -> torch.Tensor:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """The values of a tensor, wherever it is, where NumPy can have them."""
+    """A tensor as a NumPy array."""
     return tensor.cpu().numpy()
 
 
@@ -352,7 +349,7 @@ def _is_writable(array: Any) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    """Of a tensor; of what else a module may keep, only that it is no tensor."""
+    """The tensor's shape; "no tensor" for anything else."""
     return tuple(value.shape) if isinstance(value, torch.Tensor) else "no tensor"
 
 

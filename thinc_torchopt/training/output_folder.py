@@ -1,4 +1,4 @@
-"""The folder to which spaCy saves the models of a run. It removes them when the run is started again: so the best is
+"""The folder where spaCy saves the models of a run. spaCy removes them when the run starts again, so the best one is
 kept elsewhere.
 """
 
@@ -16,11 +16,11 @@ from .best_model import BestModel
 
 
 class OutputFolder:
-    """Where spaCy saves models: the best one is kept beside the checkpoints, and comes back in a run that goes on.
+    """spaCy's output folder. The best model is kept beside the checkpoints, and put back in a resumed run.
 
     checkpoints (Path): The folder of the checkpoints.
 
-    Public: `best` (the copy), `best_step` (of the run that goes on, or None), `goes_on` (whether it does).
+    Public: `best` (the copy), `best_step` (of a resumed run, or None), `goes_on` (whether the run is resumed).
     """
 
     def __init__(self, checkpoints: Path):
@@ -31,7 +31,8 @@ class OutputFolder:
         self._path: Path | None = None
 
     def before_cleaning(self, output: Path | None) -> None:
-        """spaCy is about to remove old models from a folder.
+        """Called before spaCy removes old models from a folder.
+
 
         RAISES (ConfigError): The checkpoints would go with them.
         """
@@ -43,14 +44,12 @@ class OutputFolder:
                 )
 
     def after_cleaning(self, output: Path | None) -> None:
-        """spaCy has removed them: the best model of a run that goes on comes back."""
+        """Called after that. Puts the best model of a resumed run back."""
         self._path = None if output is None else output.absolute()
         self.put_best_back()
 
     def put_best_back(self) -> None:
-        """If a run goes on, put the best model where spaCy has it, unless there is one. If that can't be done, that is
-        a warning.
-        """
+        """In a resumed run, put the best model into spaCy's folder, unless there is one. Warns if that fails."""
         if not self.goes_on or self._path is None or not self.best.is_there or not self._path.is_dir():
             return
         model_best, _ = _models_in(self._path)
@@ -61,7 +60,7 @@ class OutputFolder:
         except (OSError, StateError) as error:
             warnings.warn(
                 CheckpointWarning(
-                    f"Can't restore the best model so far to '{model_best}': {error} Training goes on, and saves the "
+                    f"Can't restore the best model so far to '{model_best}': {error} Training continues, and saves the "
                     "next better model there."
                 ),
                 stacklevel=4,
@@ -71,23 +70,23 @@ class OutputFolder:
                 warnings.warn(
                     CheckpointWarning(
                         f"The model in '{model_best}' is that of step {step}. The model of step {self.best_step} was "
-                        "better, but could not be kept."
+                        "better, but could not be saved."
                     ),
                     stacklevel=4,
                 )
 
     def look_up(self, info: Mapping[str, Any]) -> None:
-        """Find out where the folder is, if spaCy did not tell before: it adds that to what loggers get."""
+        """Find the folder, if it is not known yet: spaCy adds it to the log entry."""
         if self._path is None and "output_path" in info:
             self._path = Path(info["output_path"]).absolute().parent
 
     def keep_best(self, step: int) -> None:
-        """Keep what spaCy has just saved as the best model. RAISES (OSError): The disk is full, for example."""
+        """Copy the best model that spaCy has just saved. RAISES (OSError): The disk is full, for example."""
         models = _models_in(self._path)
         if models and models[0].is_dir():
             self.best.keep(models[0], step)
 
 
 def _models_in(output: Path | None) -> list[Path]:
-    """Where spaCy saves the best model and the last one."""
+    """The paths where spaCy saves the best model and the last one."""
     return [] if output is None else [output / DIR_MODEL_BEST, output / DIR_MODEL_LAST]

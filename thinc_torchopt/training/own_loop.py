@@ -1,4 +1,4 @@
-"""Checkpoints for a training loop of your own: what [training.optimizer.checkpoint] is for `spacy train`.
+"""Checkpoints for your own training loop, as [training.optimizer.checkpoint] for `spacy train`.
 
     with Checkpoints("training/state", nlp, optimizer) as checkpoints:
         for step, batch in checkpoints.resume(batches):
@@ -7,8 +7,8 @@
             if step % 500 == 0:
                 checkpoints.save()
 
-A loop that was stopped, by whatever, and is run again goes on after its newest checkpoint, and ends with the same
-weights to the last bit.
+A loop that was stopped in any way and is run again resumes after its newest checkpoint, and ends with bit-identical
+weights.
 """
 
 from __future__ import annotations
@@ -34,26 +34,25 @@ _SECTION = Section("thinc_torchopt.Checkpoints")
 
 
 class Checkpoints:
-    """Save the state of a training loop, and go on from it. See the module's docstring.
+    """Save the state of a training loop, and resume from it. See the module's docstring for an example.
 
-    Use it in a `with` block, or call `close` at the end: as long as it is open, other processes are kept out of the
-    folder.
+    Use it in a `with` block, or call `close` at the end: while it is open, the folder is locked for other processes.
 
     path (str | Path): A folder for this run alone.
     nlp (Language): The pipeline, initialized.
-    optimizer (TorchOptimizer): What trains it.
-    keep (int): How many checkpoints to keep, the newest.
-    resume ("auto" | "must" | "never"): Go on from the newest whole checkpoint if there is one; stop if there is none;
-        or start anew, and remove those that are there.
-    on_config_change ("refuse" | "warn"): When the pipeline's config, vectors or labels are others than those of the
-        checkpoint.
-    allow_foreign_shims (bool): Load what is loaded by code that is not ours: see `Checkpoint`.
-    progress_bar (bool): Show how far it has read past the batches of before; only in a terminal or a notebook.
+    optimizer (TorchOptimizer): The optimizer that trains it.
+    keep (int): Number of checkpoints to keep, the newest ones.
+    resume ("auto" | "must" | "never"): "auto" resumes from the newest undamaged checkpoint, if there is one; "must"
+        raises an error if there is none; "never" starts from scratch, and removes existing checkpoints.
+    on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the pipeline's config, vectors or labels
+        differ from the checkpoint's.
+    allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: see `Checkpoint`.
+    progress_bar (bool): Show a progress bar while batches of before are skipped. Only in a terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
 
-    Public: `step` (the last one that was done, or begun, counted from 0; -1 before the first) and `extra` (a dict for
-    values of your own, such as losses or the best score, which are saved and restored: numbers, texts, lists, dicts,
-    arrays, tensors. Its keys are texts).
+    Public: `step` (the current or last step, counted from 0; -1 before the first) and `extra` (a dict for your own
+    values, such as losses or the best score, which are saved and restored: numbers, texts, lists, dicts, arrays,
+    tensors. Its keys are texts).
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class Checkpoints:
         if optimizer.rollback is not None:
             warnings.warn(
                 ConfigWarning(
-                    "'rollback_after' of the optimizer has no effect in a training loop of your own: only spacy train "
-                    "goes back to a checkpoint by itself. Remove it."
+                    "'rollback_after' of the optimizer has no effect in your own training loop: only spacy train goes "
+                    "back to a checkpoint by itself. Remove it."
                 ),
                 stacklevel=2,
             )
@@ -101,20 +100,19 @@ class Checkpoints:
         self.close()
 
     def resume(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
-        """Go on from the newest whole checkpoint, if there is one, and give the batches that are left, each with its
-        step.
+        """Resume from the newest undamaged checkpoint, if there is one, and iterate over the remaining batches.
 
-        The weights, the optimizer and `extra` are restored at once; the random generators when the first batch is
+        The weights, the optimizer and `extra` are restored at once, the random generators when the first batch is
         drawn.
 
-        batches (Iterable): All batches of the run, from its beginning, the same as when it was begun: those that were
-            trained on are drawn again, and left out. They are drawn with random generators of their own, which begin as
-            Python's and NumPy's global ones are now, and are saved. That batches of Examples are the same is verified;
-            batches may be anything else.
+        batches (Iterable): All batches of the run from its beginning, the same as at the first start. Those that were
+            trained on are drawn again and skipped. They are drawn with their own random generators, which start as
+            copies of Python's and NumPy's global ones and are saved. Batches of Examples are checked to be the same;
+            other batches may be anything.
         RETURNS (Iterator): Step, counted from 0, and batch.
-        RAISES (ConfigError): The folder can't be used. (StateError): It is another process's; there must be a
-            checkpoint and is none; it is of another pipeline, config or data. (ScheduleError): A schedule is further
-            than the checkpoint: build the optimizer anew. (PipelineError): Nothing to train, or not initialized.
+        RAISES (ConfigError): The folder can't be used. (StateError): Another process uses it; there is no checkpoint,
+            but resume = "must"; or the checkpoint has another pipeline, config or data. (ScheduleError): A schedule is
+            ahead of the checkpoint: build a new optimizer. (PipelineError): Nothing to train, or not initialized.
         """
         self.close()
         if not self._optimizer.knows(self._nlp):
@@ -140,23 +138,21 @@ class Checkpoints:
             yield progress.step, batch
 
     def save(self) -> None:
-        """Save the state as it is after this step: call it when the step's update is done. If the disk is full, that is
-        a warning.
+        """Save the state after this step. Call it after the step's update. Warns if the disk is full.
 
-        RAISES (StateError): `resume` was not called before; another run has taken the folder; or there is something
-            that can't be saved.
+        RAISES (StateError): `resume` was not called before, another run uses the folder, or a part can't be saved.
         """
         if self._run is None:
             raise StateError(
-                f"Can't save a checkpoint to '{self._settings.path}': expected a run that has begun, found none. Take "
-                "the batches from checkpoints.resume(batches), and save before checkpoints.close()."
+                f"Can't save a checkpoint to '{self._settings.path}': no run has begun. Iterate over "
+                "checkpoints.resume(batches), and save before checkpoints.close()."
             )
         if self.step >= 0:
             self._run.own = self.extra
             self._run.save()
 
     def close(self) -> None:
-        """Let the folder go. Nothing is saved."""
+        """Unlock the folder. Nothing is saved."""
         if self._run is not None:
             self._run.close()
             self._run = None

@@ -1,4 +1,4 @@
-"""How far a training run got."""
+"""The progress of a training run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..schema import AnyNumber, Count, Limit
 
 # -1: before the first.
 Step = Annotated[int, Limit(f"a whole number from -1 to {MAX_STEPS:,}", lambda step: -1 <= step <= MAX_STEPS)]
-# NumPy's are kept: sums of float32 are other sums than those of float64.
+# NumPy numbers keep their type: sums of float32 differ from those of float64.
 Loss = (
     AnyNumber
     | Annotated[numpy.number, Limit("one of NumPy's", lambda loss: isinstance(loss, (numpy.floating, numpy.integer)))]
@@ -23,17 +23,17 @@ Loss = (
 
 @dataclass
 class Progress:
-    """How far a run got; and how that is saved.
+    """The progress of a run, as it is saved.
 
-    step (int): The last step that was done; -1 before the first.
-    losses (dict): Of each component, added up since the last evaluation.
+    step (int): The last finished step; -1 before the first.
+    losses (dict): Sums by component since the last evaluation.
     results (list): Score and step of each evaluation.
-    rollbacks (list): Each time that the training went back: at which step, and to the params of which step.
-    counts (dict): What there was of skipped updates and the like at the last evaluation.
-    seconds (float): Spent so far, in all parts of the run.
+    rollbacks (list): For each rollback, the step at which it happened and the step that it went back to.
+    counts (dict): Counts of skipped updates and the like at the last evaluation.
+    seconds (float): Seconds spent so far, with the time before the run was resumed.
     in_epoch (int | None): The epoch that has begun and not ended.
     left_out (int): Batches that were drawn and not trained on.
-    was_stopped (bool): The run is over because a listener asked for it.
+    was_stopped (bool): Whether a listener ended the run.
     """
 
     step: Step = -1
@@ -49,8 +49,8 @@ class Progress:
     was_stopped: bool = False
 
     def is_over(self, patience: int, max_steps: int) -> bool:
-        """Whether training is to stop after this step: `patience` steps without a better score, or `max_steps` done. 0:
-        no such limit.
+        """Whether training should stop after this step: `patience` steps without a better score, or `max_steps` done.
+        0: no limit.
         """
         best_step = self.best_step
         has_no_patience = patience and best_step is not None and self.step - best_step >= patience
@@ -58,25 +58,25 @@ class Progress:
 
     @property
     def best_step(self) -> int | None:
-        """The first step with the best score. NaN is the worst of all."""
+        """The first step with the best score. NaN is worse than any number."""
         return max(self.results, key=_rank)[1] if self.results else None
 
     @property
     def best_score(self) -> Any:
-        """As it was evaluated; None before that."""
+        """The best score. None: not evaluated yet."""
         return max(self.results, key=_rank)[0] if self.results else None
 
     def ranked(self, until: int | None = None) -> list[int]:
-        """The steps that were evaluated, the best first; of equal scores the first. NaN never counts as a score.
+        """The evaluated steps, the best first; equal scores in order of steps. NaN is left out.
 
-        until (int | None): Only those up to this step.
+        until (int | None): Only steps up to this one.
         """
         found = [(_as_float(score), step) for score, step in self.results if until is None or step <= until]
         known = [(-score, step) for score, step in found if score is not None and not math.isnan(score)]
         return [step for _, step in sorted(known)]
 
     def snapshot(self) -> Progress:
-        """A copy as it can be saved: with what is a number, of whatever kind it was."""
+        """A copy that can be saved, with numbers only."""
         losses = {
             name: loss if isinstance(loss, numpy.number) else _as_float(loss) for name, loss in self.losses.items()
         }
@@ -90,12 +90,12 @@ class Progress:
         )
 
     def go_on_from(self, saved: Progress) -> None:
-        """Be as a saved one."""
+        """Restore a saved one."""
         self.__dict__.update(vars(saved))
 
 
 def _rank(result: tuple[Any, int]) -> tuple[Any, int]:
-    """The better, the larger. In spaCy's loop a NaN that comes first stays the best for good."""
+    """A sort key; better is larger. In spaCy's own loop, a NaN that comes first would stay the best."""
     score, step = result
     return (score if score == score else -math.inf), -step
 
@@ -109,9 +109,7 @@ def _as_float(value: Any) -> float | None:
 
 
 def plain_scores(value: Any) -> Any:
-    """Scores as they can be saved, whatever a scorer gives: arrays as lists, and None for what is no number, text, list
-    or dict.
-    """
+    """Make scores savable: arrays become lists; anything but numbers, texts, lists and dicts becomes None."""
     if isinstance(value, Mapping):
         return {str(key): plain_scores(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

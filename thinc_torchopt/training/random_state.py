@@ -15,13 +15,13 @@ import torch
 
 from ..checks import own_errors
 
-# Of Python's and NumPy's global generators, as they give them.
+# The states of Python's and NumPy's global generators, as they return them.
 Generators = tuple[Any, Any]
 
 
 @dataclass
 class GeneratorStates:
-    """How the states of Python's and NumPy's global generators are saved."""
+    """The saved states of Python's and NumPy's global generators."""
 
     python: tuple[int, torch.Tensor, float | None]
     numpy: tuple[str, torch.Tensor, int, int, float]
@@ -29,7 +29,7 @@ class GeneratorStates:
 
 @dataclass
 class RandomState(GeneratorStates):
-    """How the states of all random generators are saved: those, torch's, and torch's on each GPU."""
+    """The saved states of all random generators: those, torch's, and torch's on each GPU."""
 
     cpu: torch.Tensor
     cuda: list[torch.Tensor]
@@ -59,10 +59,7 @@ def load_generators(saved: GeneratorStates) -> Generators:
 
 
 def check_generators(saved: GeneratorStates) -> None:
-    """Check that random generators can be set to saved states, without doing it.
-
-    RAISES (StateError): They can't.
-    """
+    """Check that saved states can be restored, without doing it. RAISES (StateError): They can't."""
     with own_errors("the random generators"):
         python, of_numpy = load_generators(saved)
         random.Random().setstate(python)
@@ -74,7 +71,7 @@ def check_generators(saved: GeneratorStates) -> None:
 def collect_random() -> RandomState:
     """The states of all random generators: Python's, NumPy's, torch's, and torch's on each GPU.
 
-    CuPy's can't be read: it is seeded anew, here and in the run that goes on, from Python's.
+    CuPy's can't be read: it is seeded from Python's, here and in the resumed run.
     """
     _reseed_cupy()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -92,7 +89,7 @@ def restore_random(saved: RandomState) -> None:
 
 @contextmanager
 def preserved_random() -> Iterator[None]:
-    """Inside, random numbers may be drawn; afterwards all generators are where they were, CuPy's too."""
+    """Restore all random generators on exit, CuPy's too."""
     generators, of_torch = read_generators(), torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     cupy = sys.modules.get("cupy") if on_gpu else None
@@ -111,7 +108,7 @@ def preserved_random() -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Let all random generators begin anew. seed (int): Of 32 bits."""
+    """Seed all random generators. seed (int): 32 bits."""
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""What a run does where several processes, the *ranks*, train one pipeline: see distributed/.
+"""A run in several processes, the *ranks*, that train one pipeline: see distributed/.
 
-All ranks run the same loop over the same batches, of each of which they train on a part. What they must not decide
-alone comes from rank 0, or from all: see the methods of `Ranks`. `Alone` does nothing of it, for a single process.
+All ranks run the same loop over the same batches, and each trains on its part of a batch. Decisions that must be equal
+come from rank 0 or from all ranks: see the methods of `Ranks`. `Alone` is for a single process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Scores = tuple[float, dict[str, Any]]
 
 logger = logging.getLogger("spacy.torchopt")
 
-# Of an error. All of another config are too many.
+# The most lines of an error about different configs.
 _LINES = 20
 
 
@@ -63,92 +63,93 @@ class Alone:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes files, and shows what goes on."""
+        """Whether this process writes files and logs."""
         return self.rank == 0
 
     def share_generators(self) -> None:
-        """Let the data begin with the random generators of rank 0."""
+        """Start the data with the random generators of rank 0."""
 
     def compare_settings(self, arguments: dict[str, Any]) -> None:
-        """What decides what is learned is the same on all ranks. arguments (dict): Of the run, by their config path.
+        """Check that settings are equal on all ranks. arguments (dict): The run's arguments, by config path.
 
-        RAISES (DistributedError): It is not.
+        RAISES (DistributedError): They differ.
         """
 
     def compare_data(self, examples: Callable[[], list[Example]]) -> None:
-        """All ranks train on the same examples. RAISES (DistributedError): They don't."""
+        """Check that all ranks have the same training data. RAISES (DistributedError): They differ."""
 
     def begin(self, seed: int | None) -> None:
-        """The run begins, or goes on. seed (int | None): Of the run that goes on."""
+        """Begin or resume the run. seed (int | None): The seed of a resumed run."""
 
     def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
-        """hook (Callable): The user's, which may change the pipeline."""
+        """Begin a step. hook (Callable): The user's `before_update`, which may change the pipeline."""
         if hook is not None:
             hook()
 
     def begin_update(
         self, batch: list[Example], losses: dict[str, Any], checksum: int
     ) -> tuple[list[Example], dict[str, Any]]:
-        """What this process trains on, and where its losses are added up. checksum (int): Of all batches so far, of 32
+        """This process's part of the batch, and the dict for its losses. checksum (int): Of all batches so far, 32
         bits.
         """
         return batch, losses
 
     def end_backward(self) -> None:
-        """All gradients of this process are there."""
+        """Called when all gradients of this process are computed."""
 
     def end_update(self, losses: dict[str, Any]) -> None:
         """Add the losses of all ranks."""
 
     def end_step(self, step: int) -> None:
-        """The step is done. RAISES (DistributedError): Ranks have different params."""
+        """End a step. RAISES (DistributedError): Params differ between ranks."""
 
     def compare_params(self, step: int) -> None:
-        """Params are to be evaluated or saved. RAISES (DistributedError): Ranks have different ones."""
+        """Check params before they are evaluated or saved. RAISES (DistributedError): They differ between ranks."""
 
     def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:
         """Score and scores."""
         return evaluate()
 
     def stopped_by(self, noted: int | None) -> int | None:
-        """The number of the signal that stops the run after this step. noted (int | None): That this process got."""
+        """The number of the signal that stops the run after this step. noted (int | None): The one this process got."""
         return noted
 
     def is_told_to_decay(self, noted: bool) -> bool:
-        """Whether learning rates are to fall after this step. noted (bool): This process was told so."""
+        """Whether learning rates start to fall after this step. noted (bool): Whether this process was told so."""
         return noted
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
-        """What rank 0 computes."""
+        """Rank 0's result of a function, on all ranks."""
         return compute()
 
     def share_firings(self, firings: list[Firing], values: Any) -> tuple[list[Firing], Any]:
-        """What rules of rank 0 do, and the values of its metrics."""
+        """Rank 0's firings and the values of its metrics, on all ranks."""
         return firings, values
 
     def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
-        """The state of an optimizer. None: where it is not written."""
+        """The whole state of an optimizer. None: on ranks that don't write it."""
         return optimizer.state_dict()
 
-    def meet(self) -> None:
-        """Wait until all ranks are here."""
+    def barrier(self) -> None:
+        """Wait until all ranks have called it."""
 
     def snapshot(self) -> RanksState | None:
-        """What a checkpoint has of it."""
+        """The part of a checkpoint about ranks."""
         return None
 
     def close(self, error: BaseException | None) -> None:
-        """The process is through with the run. error (BaseException | None): That ended it."""
+        """End the run in this process. error (BaseException | None): The error that ended it."""
 
 
 class Ranks(Alone):
     """One of several processes.
 
+
     nlp (Language), optimizer (TorchOptimizer): The run's.
     introduce (Callable): Tells the optimizer its pipeline.
-    noted (Callable): The number of the signal that this process got, or None.
-    told_to_decay (Callable): Whether it was told to let learning rates fall.
-    RAISES (DistributedError): Not all ranks came. (ConfigError): Several processes can't train this pipeline.
+    noted (Callable): Returns the number of the signal that this process got, or None.
+    told_to_decay (Callable): Returns whether this process was told to lower learning rates.
+    RAISES (DistributedError): Not all ranks started. (ConfigError): Several processes can't train this pipeline.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Ranks(Alone):
         self._noted = noted
         self._told_to_decay = told_to_decay
         self._shards = Shards(self.group) if self.settings.shard_state else None
-        self._looked_at: set[str] = set()  # config paths of algorithms
+        self._looked_at: set[str] = set()  # config paths of algorithms that were checked
         rate_factor = self.settings.rate_factor(self.size)
         self._reduce = FlatReduce(self.group, self.settings.reduce, rate_factor, self._shards)
         self._sets = SharedSets(nlp)
@@ -197,8 +198,8 @@ class Ranks(Alone):
             lines = [*found[:_LINES], *([f"and {len(found) - _LINES} more"] if len(found) > _LINES else [])]
             raise DistributedError(
                 f"Can't train in {self.size} processes: expected the same config, vectors and labels on all ranks, "
-                "found others:\n  " + "\n  ".join(lines) + "\nRun the same command on all machines. Only what stands "
-                "in [paths], and what follows from it, may differ."
+                "found others:\n  " + "\n  ".join(lines) + "\nRun the same command on all machines. Only values in "
+                "[paths], and settings that refer to them, may differ."
             )
 
     def compare_data(self, examples: Callable[[], list[Example]]) -> None:
@@ -233,7 +234,7 @@ class Ranks(Alone):
         factor = self.settings.rate_factor(self.size)
         rates = f"multiplied by {factor:g}" if factor != 1.0 else "as the config says (scale_learn_rate is 'none')"
         logger.info(
-            "Training in %d processes: each step trains on %d batches at once, and takes the %s of their gradients. "
+            "Training in %d processes: each step trains on %d batches at once, and uses the %s of their gradients. "
             "Learning rates are %s. max_steps, eval_frequency and patience count such steps.",
             self.size,
             self.size,
@@ -242,9 +243,7 @@ class Ranks(Alone):
         )
 
     def _look_at_algorithms(self) -> None:
-        """Look who can make updates, if there are algorithms that were not there before: of params that have thawed,
-        for example.
-        """
+        """Check new algorithms, for example those of unfrozen params."""
         by_path = self._optimizer.torch_optimizers
         if by_path.keys() == self._looked_at:
             return
@@ -252,14 +251,14 @@ class Ranks(Alone):
         if self.settings.shard_state:
             check_can_be_split(found)
         elif self._shards is None and any(getattr(one, "draws_alone", False) for one in found):
-            # Noise of no known seed: rank 0 adds it, and the others get the params.
+            # Noise without a shared seed: rank 0 makes the update, and the others get its params.
             self._shards = self._reduce.shards = Shards(self.group, owners=1)
 
     # ------------------------------------------------------------------ one model
 
     def _share_model(self) -> None:
-        """Give all ranks the params of rank 0, and all that layers keep beside them."""
-        # A tensor on a GPU would come to the GPU of that number, in the other process.
+        """Give all ranks the model of rank 0: params, and attrs of layers."""
+        # A GPU tensor would arrive on the GPU of the same number in the other process.
         saved = self.from_rank_0(lambda: in_main_memory(collect_model(self._nlp, self._optimizer.stopped_grads)))
         if self.rank:
             try:
@@ -273,7 +272,7 @@ class Ranks(Alone):
         self._follow()
 
     def _follow(self) -> None:
-        """Look at the pipeline as it is."""
+        """Use the current pipeline."""
         components = list(components_with_model(self._nlp))
         shims = [shim for name, model in components for _, shim in shim_paths(model, name)]
         self._reduce.follow(shims, self._nlp.component_names)
@@ -285,13 +284,13 @@ class Ranks(Alone):
     def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
         self._step = step
         if hook is not None:
-            # The same on all ranks, also where it draws random numbers. New params are rank 0's.
+            # Same seed on all ranks, as it may draw random numbers. New params come from rank 0.
             seed_all(seed_of(self.seed, step))
             hook()
             self.group.at_step(step)
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()
-                self._introduce()  # here and now: some may get no gradient on this rank
+                self._introduce()  # now, as some params may get no gradient on this rank
         self._look_at_algorithms()
         seed_all(seed_of(self.seed, step, self.rank))
 
@@ -309,7 +308,7 @@ class Ranks(Alone):
 
     def end_backward(self) -> None:
         reduce = self._reduce
-        # Algorithms that draw random numbers draw the same ones on all ranks.
+        # Same seed on all ranks for algorithms that draw random numbers.
         seed_all(seed_of(self.seed, self._step, -1))
         self.group.at_step(self._step)
         reduce.look_at_scalers()
@@ -340,7 +339,7 @@ class Ranks(Alone):
     def is_told_to_decay(self, noted: bool) -> bool:
         return any(self._reduce.found["decay"])
 
-    # ------------------------------------------------------------------ what rank 0 says
+    # ------------------------------------------------------------------ values of rank 0
 
     def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:
         if not self.settings.share_evaluation:
@@ -352,7 +351,7 @@ class Ranks(Alone):
         return self.group.from_rank_0(compute)
 
     def share_firings(self, firings: list[Firing], values: Any) -> tuple[list[Firing], Any]:
-        found, values = self.group.broadcast(  # patient: a metric may have read the development data
+        found, values = self.group.broadcast(  # the slow one: a metric may have read the development data
             ([asdict(firing) for firing in firings], dict(values) if firings else {})
         )
         return [Firing(**firing) for firing in found], values
@@ -362,8 +361,8 @@ class Ranks(Alone):
             return optimizer.state_dict() if self.writes else None
         return self._shards.gather_state(optimizer.state_dict())
 
-    def meet(self) -> None:
-        self.group.meet()
+    def barrier(self) -> None:
+        self.group.barrier()
 
     def snapshot(self) -> RanksState:
         return RanksState(self.seed, self.size)
@@ -374,7 +373,7 @@ class Ranks(Alone):
 
 
 class SameWishes:
-    """Lets what listeners ask for on rank 0 count on all ranks. A listener, behind those of the user.
+    """Makes the requests of listeners on rank 0 apply to all ranks. A listener after the user's.
 
     group (Group): The ranks.
     """
@@ -384,7 +383,7 @@ class SameWishes:
     def __init__(self, group: Group):
         self._group = group
         for event in EVENTS:
-            if event != "on_substep_end":  # of which ranks have different numbers
+            if event != "on_substep_end":  # ranks have different numbers of substeps
                 setattr(self, event, self._agree)
 
     def _agree(self, event: Event, control: Control) -> None:
@@ -393,8 +392,8 @@ class SameWishes:
 
 
 def _check_begins_anew(nlp: Language) -> None:
-    """RAISES (ConfigError): A layer goes on where the last batch ended. Each rank would have to get the batches that
-    follow its own, and to save what it carries. Or a torch module makes params in its first batch: on each rank others.
+    """RAISES (ConfigError): A layer carries state from batch to batch, so that each rank would need batches that follow
+    its own; or a torch module makes its params in its first batch, differently on each rank.
     """
     from ..layers import is_stateful  # a training in one process does not need that room
 
@@ -402,20 +401,19 @@ def _check_begins_anew(nlp: Language) -> None:
         params = (param for _, shim in shim_paths(model, name) for _, param in torch_params(shim))
         if any(map(is_lazy, params)):
             raise ConfigError(
-                f"Can't train component '{name}' in several processes: expected params that are there, found a lazy "
-                "torch module, which makes its params in the first forward pass, with other values on each rank. Let "
-                "a batch go through it in [initialize], or train in one process."
+                f"Can't train component '{name}' in several processes: a lazy torch module makes its params in the "
+                "first forward pass, with other values on each rank. Run a batch through it in [initialize], or train "
+                "in one process."
             )
         if is_stateful(model):
             raise ConfigError(
-                f"Can't train component '{name}' in several processes: expected layers that begin anew with each "
-                "batch, found stateful = true in an OnlineRNNEncoder or OnlineRNN. Set it to false, or train in one "
-                "process."
+                f"Can't train component '{name}' in several processes: stateful = true in an OnlineRNNEncoder or "
+                "OnlineRNN carries state from batch to batch. Set it to false, or train in one process."
             )
 
 
 def _shape_of(nlp: Language) -> list[Any]:
-    """Which nodes and modules there are, and the shapes of their params."""
+    """The nodes and modules, with the shapes of their params."""
     return [
         (
             name,

@@ -1,9 +1,7 @@
-"""Going back to a checkpoint: when updates go wrong one after the other, params and optimizer become what they were
-there.
+"""Rollback: after several bad updates in a row, restore params and optimizer from a checkpoint.
 
-The run itself goes on: step, data, schedules, scores and log do not go back. Checkpoints that were written since are
-removed; so a run that is killed after it went back goes on from one before that, and all happens once more, to the last
-bit.
+The run continues: step, data, schedules, scores and log do not go back. Newer checkpoints are removed, so a run that is
+killed after a rollback resumes from an earlier one, and repeats everything bit-identically.
 """
 
 from __future__ import annotations
@@ -22,15 +20,16 @@ from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
 from .ranks import Alone
 
-# For a run whose optimizer never goes back by itself: a listener may ask for it.
+# Without settings of the optimizer: only on a listener's request.
 _ONLY_IF_ASKED = RollbackSettings(after=0, factor=1.0, at_most=3)
 
 
 class Rollback:
-    """Takes a run back, by the settings of its optimizer, or because another listener asks for it. A listener.
+    """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener.
+
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
-    folder (Path | None): Of its checkpoints. None: it has none, and can't go back.
+    folder (Path | None): The folder of its checkpoints. None: it has none, and can't go back.
     ranks (Alone): This process among several.
     """
 
@@ -52,32 +51,30 @@ class Rollback:
         control.should_roll_back = control.should_roll_back_to_best = False
 
     def on_save(self, event: Save, control: Control) -> None:
-        self._do_what_was_asked(control)  # since the end of the step; it is logged and evaluated as it was
+        self._do_what_was_asked(control)  # requests since the end of the step
         control.should_roll_back = control.should_roll_back_to_best = False
 
     def _do_what_was_asked(self, control: Control) -> None:
         if control.should_roll_back_to_best:
-            # Nothing is lost if the process is killed next: or else it would go on from there.
+            # Save the result, or a run killed next would resume from before.
             control.should_save = True
-            if self._progress.step not in self._progress.ranked()[:1]:  # or else it is there
+            if self._progress.step not in self._progress.ranked()[:1]:  # unless this step is the best
                 self._go_back("a listener asked for the best", to_best=True)
         elif control.should_roll_back:
             self._go_back("a listener asked for it")
 
     def _go_back(self, what: str, *, to_best: bool = False) -> None:
-        """Bring model and optimizer to where they were at the newest good checkpoint; if that is the same as last time,
-        at an older one.
+        """Restore model and optimizer from the newest good checkpoint; from an older one, if that was used last time.
 
-        what (str): Why, for messages.
-        to_best (bool): To the good checkpoint whose evaluation was the best, also if that is the same as last time.
-        RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks`
-            times already.
+        what (str): The reason, for messages.
+        to_best (bool): Use the good checkpoint with the best evaluation, even if it was used last time.
+        RAISES (RollbackError): There is no checkpoint, the model has grown since, or the training went back
+            `max_rollbacks` times already.
         """
         progress, folder = self._progress, self._folder
         if folder is None:
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected a block [training.optimizer.checkpoint], found "
-                "none. Add it."
+                f"Can't go back to a checkpoint: {what}; but there is no block [training.optimizer.checkpoint]. Add it."
             )
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
@@ -135,5 +132,5 @@ class Rollback:
                 continue
             if step > last or step < came_to:
                 return saved
-            tried = saved  # it did not help; but if it is the oldest, rates at least are lower now
+            tried = saved  # it did not help; but if it is the oldest, at least the rates are lower now
         return tried

@@ -1,6 +1,6 @@
-"""The trainer controller in a run: tells its rules what happens, and does what they ask for. See docs/controller.md.
+"""The trainer controller in a run: passes events to its rules, and their requests to the run. See docs/controller.md.
 
-The controller knows nothing of spaCy. What it is told of each event is looked up here, and only what its metrics read.
+The controller knows nothing of spaCy. This module looks up the payload of each event, and only what metrics read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .ranks import Alone
 # spaCy shows what is logged here.
 logger = logging.getLogger("spacy.torchopt")
 
-# What rules ask for, as the loop calls it.
+# Names of requests: of rules, and of the loop.
 _REQUESTS: Final = {
     "should_training_stop": "should_stop",
     "should_epoch_stop": "should_epoch_stop",
@@ -47,7 +47,7 @@ _REQUESTS: Final = {
     "should_evaluate": "should_evaluate",
     "should_log": "should_log",
 }
-# On these events it is too late for the step under way: the next one has it.
+# On these events a request is too late for the current step, and applies to the next one.
 _TOO_LATE: Final = {
     "should_epoch_stop": ("on_save",),
     "should_save": ("on_save",),
@@ -55,10 +55,10 @@ _TOO_LATE: Final = {
     "should_log": ("on_save",),
 }
 Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request in _TOO_LATE)]
-# Events of a run, and those of them that come once.
+# All events of a run, and those that come once.
 _HELD: Final = ("on_init_end", *EVENTS)
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
-# What can't be done any more when the training has ended.
+# Requests that make no sense when the training has ended.
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
@@ -92,11 +92,11 @@ _OF_EVENT: Final = {
 
 
 class Rules:
-    """Lets a trainer controller steer a run. A listener.
+    """Connects a trainer controller to a run. A listener.
 
     settings (ControllerSettings): From the config.
     optimizer (TorchOptimizer): The run's.
-    RAISES (ControllerError): There is a rule whose action this run can't take.
+    RAISES (ControllerError): A rule has an action that this run can't do.
 
     Public: `ranks` (this process among several: rank 0 decides, and all act).
     """
@@ -108,17 +108,17 @@ class Rules:
         self._optimizer = optimizer
         self._controller = settings.build()
         self._rules_on = {event for spec in self._controller.definition.controllers for event in spec.triggers}
-        self._of_substeps: list[Firing] = []  # which wait until all ranks are at the same event
+        self._of_substeps: list[Firing] = []  # wait until all ranks are at the same event
         self._steering = RunSteering(optimizer)
         self._wishes = Wishes(steering=self._steering)
         self._facts = {name: self._facts_of(name) for name in self._controller.events}
         self._pending: list[str] = []  # requests for the next step
-        self._untold: list[Firing] = []  # firings that are yet to be logged
+        self._untold: list[Firing] = []  # firings that are not logged yet
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
         self._has_ended = False
         self.best_weights: BestWeights | None = None
-        # Actions that are logged here; where a definition says how to log them, the controller does it.
+        # Actions to log here. The controller logs those with a log_level in the definition.
         self._told = {
             spec.name: {
                 (name, action)
@@ -141,29 +141,28 @@ class Rules:
         known = (*_OF_EVERY_EVENT, *_OF_EVENT.get(name, ()))
         return [(fact, _FACTS[fact]) for fact in known if reads is None or fact in reads]
 
-    # ------------------------------------------------------------------ what the run can't do
+    # ------------------------------------------------------------------ checks
 
     def _check_events(self) -> None:
-        """Refuse rules that would never be evaluated, or never fire, and metrics that would never be computed."""
+        """Refuse rules that would never be evaluated or fire, and metrics that would never be computed."""
         definition = self._controller.definition
         for spec in definition.controllers:
             for trigger in spec.triggers:
                 if trigger not in _HELD:
                     raise ControllerError(
-                        f"Can't use the trigger {trigger} of the controller '{spec.name}': expected an event of spacy "
-                        f"train, found one of other loops. There are {', '.join(_HELD)}."
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': spacy train has no such "
+                        f"event. It has {', '.join(_HELD)}."
                     )
                 if spec.patience is not None and spec.patience.threshold > 0 and trigger in _ONCE:
                     raise ControllerError(
-                        f"Can't use the trigger {trigger} of the controller '{spec.name}': expected an event that "
-                        f"comes more than {spec.patience.threshold} times, as its patience needs, found one that comes "
-                        "once. Set patience_threshold = 0."
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': it comes only once, but the "
+                        f"patience needs more than {spec.patience.threshold} times. Set patience_threshold = 0."
                     )
         for name, part in definition.metrics.items():
             if not set(part.instance.events) & set(_HELD):
                 raise ControllerError(
                     f"Can't use the metric '{name}': expected one that is computed on an event of spacy train, found "
-                    f"{', '.join(part.instance.events)} alone. There are {', '.join(_HELD)}."
+                    f"{', '.join(part.instance.events)} alone. spacy train has {', '.join(_HELD)}."
                 )
 
     def _check_actions(self) -> None:
@@ -173,18 +172,18 @@ class Rules:
             )
             if at_end and "on_train_end" in triggers:
                 raise ControllerError(
-                    f"Can't take the action {name}.{action} on on_train_end: expected an event after which the "
-                    "training goes on. Take on_evaluate, for example."
+                    f"Can't use the action {name}.{action} on on_train_end: the training does not continue after it. "
+                    "Use on_evaluate, for example."
                 )
             if isinstance(operation, RollbackControl) and self._optimizer.checkpoint is None:
                 raise ControllerError(
-                    f"Can't take the action {name}.{action}: expected a block [training.optimizer.checkpoint], found "
-                    "none. Add it."
+                    f"Can't use the action {name}.{action}: it needs a block [training.optimizer.checkpoint]. Add it."
                 )
 
     def check_names(self, nlp: Language) -> None:
-        """Check that patterns match names, and that rules look up what there is, now that the optimizer knows its
-        pipeline. RAISES (ConfigError): They do not.
+        """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline.
+
+        RAISES (ConfigError): A pattern matches nothing.
         """
         for _, _, operation, _ in self._actions():
             if isinstance(operation, LearnRateControl):
@@ -196,12 +195,13 @@ class Rules:
             warnings.warn(ConfigWarning(doubt), stacklevel=4)
 
     def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
-        """What keeps the best weights of components, if there is a rule that puts them together. RAISES
-        (ControllerError): It can't be done.
+        """The listener that keeps the best weights of components, if a rule combines them.
+
+        RAISES (ControllerError): Their weights can't be kept.
         """
         found = {id(one): one for _, _, one, _ in self._actions() if isinstance(one, BestWeightsControl)}
         if len(found) > 1:
-            raise ControllerError("Can't use several operations BestWeightsControl: expected one, found more.")
+            raise ControllerError("Can't use several operations BestWeightsControl. Remove all but one.")
         for settings in found.values():
             self.best_weights = BestWeights(nlp, self._optimizer, exclude, settings)
         return self.best_weights
@@ -212,7 +212,7 @@ class Rules:
 
     @property
     def awaits_end(self) -> bool:
-        """Whether there is a rule on `on_train_end` that was not told of it, in a run that is over."""
+        """Whether a finished run has rules on `on_train_end` that did not get that event yet."""
         return "on_train_end" in self._rules_on and not self._has_ended
 
     @property
@@ -222,12 +222,14 @@ class Rules:
 
     @property
     def goes_back_to_best(self) -> bool:
-        """Whether there is a rule for that."""
+        """Whether a rule may go back to the best checkpoint."""
         found = [operation for _, _, operation, _ in self._actions() if isinstance(operation, RollbackControl)]
         return any(operation.to == "best" for operation in found)
 
     def _actions(self) -> list[tuple[str, str, Any, Sequence[str]]]:
-        """Of each that a rule names: the operation's name, its own, the operation, and the events."""
+        """For each action that a rule names: name of the operation, name of the action, the operation, and the
+        events.
+        """
         definition = self._controller.definition
         return [
             (name, action, definition.operations[name].instance, spec.triggers)
@@ -240,7 +242,7 @@ class Rules:
     def _hear(self, name: str, event: Any, control: Control) -> None:
         if name == "on_train_begin":
             self._has_ended = False
-            if event.resumed:  # then it began before
+            if event.resumed:  # it has begun before
                 control.should_stop |= self._is_stopped
                 return
             self._tell("on_init_end", event, control)
@@ -252,7 +254,7 @@ class Rules:
             self._steering.catch_up()
         elif name == "on_train_end":
             self._has_ended = True
-            # So that a run that was killed before is told in the next one.
+            # Save that rules got the event, or the next run would repeat it.
             control.should_save |= self._optimizer.checkpoint is not None
         self._tell(name, event, control)
         if name == "on_log" and self._untold:
@@ -265,7 +267,7 @@ class Rules:
                 self._fired.clear()
 
     def _tell(self, name: str, event: Event, control: Control) -> None:
-        """Let rules decide on an event, and pass on what they ask for."""
+        """Evaluate the rules for an event, and pass on their requests."""
         facts = self._facts.get(name)
         if facts is None:
             return
@@ -284,8 +286,8 @@ class Rules:
         self._pass_on(name, control, firings)
 
     def _decide_together(self, name: str, payload: Mapping[str, Any]) -> list[Firing]:
-        """Let rules of rank 0 decide, and act on all ranks. What they decide in a substep is done before the update:
-        ranks have different numbers of substeps.
+        """Decide on rank 0, and act on all ranks. Decisions in a substep are done before the update, as ranks have
+        different numbers of substeps.
         """
         firings = self._controller.decide(name, **payload) if self.ranks.writes else []
         if name == "on_substep_end":
@@ -302,7 +304,7 @@ class Rules:
         return firings
 
     def _is_message(self, firing: Firing) -> bool:
-        """Whether its operation only tells somebody something, which rank 0 does."""
+        """Whether its operation only sends or logs a message, which rank 0 does."""
         operation = self._controller.definition.operations[firing.operation].instance
         return isinstance(operation, (LogControl, NotifyControl))
 
@@ -329,7 +331,7 @@ class Rules:
             if "put together" in self._steering.wanted and self.best_weights is not None:
                 self.best_weights.is_asked = True
             self._steering.wanted.clear()
-            # From then on it is done at on_save.
+            # After on_step_end, it is done at on_save.
             control.should_save |= goes_back and name in ("on_evaluate", "on_log")
 
     # ------------------------------------------------------------------ state
@@ -341,7 +343,7 @@ class Rules:
         )
 
     def load_state_dict(self, state: Any) -> None:
-        """RAISES (StateError): It is no such state."""
+        """RAISES (StateError): The state is invalid."""
         saved = read(RulesState, state, "the state of the trainer controller's rules")
         self._controller.load_state_dict(saved.controller)
         self._pending, self._untold, self._fired = saved.pending, saved.untold, Counter(saved.fired)
@@ -350,7 +352,7 @@ class Rules:
 
 @dataclass
 class RulesState:
-    """What the rules of a run remember. controller (dict): The state of the controller itself."""
+    """The saved state of `Rules`. controller (dict): The state of the controller itself."""
 
     controller: dict[str, Any]
     pending: list[Request]
@@ -361,10 +363,10 @@ class RulesState:
 
 
 class RunSteering:
-    """What rules can do to a run beside asking its `Control`: see `controller.Steering`.
+    """The effects of rules on a run beside the requests of its `Control`: see `controller.Steering`.
 
-    Public: `waits` (an update is under way: what is frozen in it is frozen after it; gradients are there already),
-    `wanted` (where to go back to; and whether the best weights are to be put together).
+    Public: `waits` (during an update: freezing waits until it is done, as gradients are computed already), `wanted`
+    (where to go back to, and whether to combine the best weights).
     """
 
     def __init__(self, optimizer: TorchOptimizer):
@@ -398,14 +400,14 @@ class RunSteering:
             change()
 
     def catch_up(self) -> None:
-        """The update is made."""
+        """Do what waited for the update."""
         for change in self._waiting:
             change()
         self._waiting.clear()
 
 
 def _of_process_group(what: str) -> int | None:
-    """None: this process trains alone. Then torch.distributed need not be imported, and is not."""
+    """Call a function of torch.distributed. None: this process trains alone, and torch.distributed is not imported."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -413,7 +415,7 @@ def _of_process_group(what: str) -> int | None:
 
 
 def _show_log() -> None:
-    """Show what rules log where spaCy's own messages are shown, unless the user has other plans."""
+    """Show the log messages of rules where spaCy's are shown, unless the user has configured logging."""
     rules = logging.getLogger("thinc_torchopt.controller")
     if rules.level == logging.NOTSET:
         rules.setLevel(logging.INFO)

@@ -1,6 +1,4 @@
-"""A run of spaCy's training loop: what its steps consist of. loop.py says in which order they come, and events.py what
-is told of them.
-"""
+"""A run of spaCy's training loop: the parts of its steps. loop.py defines their order, and events.py the events."""
 
 from __future__ import annotations
 
@@ -57,9 +55,9 @@ _NOT_FINITE = ("[E910]", "[E940]")
 
 
 class Run:
-    """A run. For the arguments see `loop.train_while_improving`.
+    """A training run. For the arguments, see `loop.train_while_improving`.
 
-    All errors that can be found before the first step are raised here.
+    Errors that can be found before the first step are raised here.
 
     Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners
     get: see `events.Facts`.
@@ -99,7 +97,7 @@ class Run:
         self._exclude = exclude
         self._annotating_components = annotating_components
         self._before_update = before_update
-        # Of each component: summed up to the end of the step before, and since.
+        # Losses by component: at the end of the last step, and now.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
@@ -115,7 +113,7 @@ class Run:
                 rules.check_names(nlp)
         except PipelineError:
             if before_update is None:
-                raise  # or else the hook may be what puts the pipeline in order
+                raise  # otherwise the hook may still complete the pipeline
         end = hooks.end_of_training()
         if is_launched():
             self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal, lambda: decay.noted)
@@ -200,18 +198,18 @@ class Run:
         self.close(error)
 
     def close(self, error: BaseException | None) -> None:
-        """This process is through with the run, however it ended. error (BaseException | None): That ended it."""
+        """End the run in this process, also after an error. error (BaseException | None): The error."""
         self._listeners.close()
         self.ranks.close(error)
 
     def emit(self, kind: type[Event], *carried: Any) -> None:
-        """Tell listeners of an event where the run is now."""
+        """Send an event of the current step to listeners."""
         self._listeners.emit(kind, self.progress.step, self.progress.epoch, self, *carried)
 
     # ------------------------------------------------------------------ between steps
 
     def begin(self) -> bool:
-        """Begin, or go on. RETURNS (bool): Whether there is something to do: not if the run was finished."""
+        """Begin or resume. RETURNS (bool): False: the run was finished already."""
         if self.checkpoints is not None:
             self.checkpoints.begin()
             if self.checkpoints.goes_on:
@@ -226,8 +224,8 @@ class Run:
         return True
 
     def next_batch(self) -> list[Example] | None:
-        """Draw the batch of the next step, and tell what epochs end and begin with that. None: there is none, or the
-        run is to stop.
+        """Draw the batch of the next step, and emit the epoch events before it. None: no batch is left, or the run
+        should stop.
         """
         progress, epoch = self.progress, self.batches.next_epoch
         if progress.in_epoch is not None and progress.in_epoch != epoch:
@@ -244,13 +242,14 @@ class Run:
         return next(self.batches)[1]
 
     def end(self) -> None:
-        """The last step is done, and the run is over."""
+        """End the run after its last step."""
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
     def finish(self) -> Iterator[tuple[list[Example], dict[str, Any], bool]]:
-        """If rules asked for it, put the best weights of components together. YIELDS (tuple): As a step, for spaCy to
-        log and to save.
+        """If rules asked for it, combine the best weights of components.
+
+        YIELDS (tuple): As for a step, for spaCy to log and save.
         """
         weights = None if self._rules is None else self._rules.best_weights
         if weights is None or not weights.is_asked or not weights.steps:
@@ -269,27 +268,27 @@ class Run:
     # ------------------------------------------------------------------ one step
 
     def begin_step(self, batch: list[Example]) -> None:
-        """Count the step, and let the user's hook change the pipeline."""
+        """Count the step, and call the user's hook, which may change the pipeline."""
         self.progress.step += 1
         self.batch = batch
         hook = None if self._before_update is None else self._call_hook
         self.ranks.begin_step(self.progress.step, hook)
         if not self._is_ready:
-            # Once more: the hook may have changed the pipeline.
+            # Again, as the hook may have changed the pipeline.
             if not self._introduce():
                 warn_of_nothing_to_train(self.nlp, self._exclude)
             self._is_ready = True
         self.emit(StepBegin, batch)
 
     def update(self, batch: list[Example]) -> None:
-        """Compute the gradients of a batch, and update the whole pipeline by them."""
+        """Compute the gradients of a batch, and update the whole pipeline."""
         nlp, optimizer, all_losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
         part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
         drop, goes_by_loss = next(self._dropouts), optimizer.controller.goes_by_metrics
-        optimizer.keep_buffers()  # also after the training went on, or back
-        # For one step, and not for the whole training: there is no signal when a training is abandoned.
+        optimizer.keep_buffers()  # also after resuming or a rollback
+        # For one step at a time, as an abandoned training can't be noticed.
         with optimizer.training():
             try:
                 for i, examples in enumerate(subdivide_batch(part, self._accumulate_gradient)):
@@ -306,7 +305,7 @@ class Run:
                 if not str(error).startswith(_NOT_FINITE):
                     raise
                 spoiled_by = error
-            # Only if it is asked for: on a GPU it has to be waited for.
+            # Only if needed: it waits for the GPU.
             metrics = {"loss": _sum(losses) - (_sum(before) if losses is all_losses else 0.0)} if goes_by_loss else None
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates
@@ -326,19 +325,19 @@ class Run:
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 
     def end_step(self, batch: list[Example]) -> None:
-        """The update is made, and schedules have moved on."""
+        """End the step, after the update and the schedules."""
         self.progress.words += sum(len(example) for example in batch)
         self.emit(StepEnd, batch)
         self.progress.seconds = self.seconds
         self.ranks.end_step(self.progress.step)
 
     def evaluate(self) -> tuple[float | None, dict[str, Any] | None, bool | None]:
-        """Evaluate the averages, if there are some, where that is due. RETURNS (tuple): Score, all scores, and whether
-        none was better.
+        """Evaluate, if it is due; the averages, if there are some. RETURNS (tuple): Score, all scores, and whether none
+        was better. All None: not evaluated.
         """
         if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
             return None, None, None
-        self.ranks.compare_params(self.progress.step)  # spaCy saves what was evaluated
+        self.ranks.compare_params(self.progress.step)  # spaCy saves these params
         with self.nlp.use_params(self.optimizer.averages):
             score, scores = self.ranks.evaluate(self._evaluate)
         self.optimizer.observe(score, scores)
@@ -348,7 +347,7 @@ class Run:
         return score, scores, is_best
 
     def info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
-        """What loggers get: what spaCy's loop tells, and what listeners add."""
+        """The log entry of the step: that of spaCy's loop, and the numbers that listeners add."""
         info = self._plain_info(score, scores)
         self.emit(Log, info)
         return info
@@ -367,8 +366,8 @@ class Run:
         }
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
-        """The step is logged, and saved by spaCy: save its state, if that is due. RETURNS (bool): Whether the run is
-        over.
+        """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
+        is over.
         """
         progress, control = self.progress, self.control
         if is_best is not None:
@@ -384,10 +383,10 @@ class Run:
         if is_saved:
             if is_best is None:
                 self.ranks.compare_params(progress.step)
-            progress.seconds = self.seconds  # with the evaluation, and what spaCy saved
+            progress.seconds = self.seconds  # with the evaluation and spaCy's saving
             self.emit(Save, info, is_best, stopped_by)
         if is_saved or is_best is not None:
-            self.ranks.meet()  # rank 0 has written
+            self.ranks.barrier()  # wait until rank 0 has written
         control.end_step()
         return is_over
 
@@ -440,7 +439,7 @@ class Run:
         self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
 
     def _introduce(self) -> bool:
-        """Tell the optimizer its pipeline, unless there is nothing to train. RETURNS (bool): Whether there is."""
+        """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
         is_something = bool(trainable_components(self.nlp, self._exclude))
         if is_something:
             self.optimizer.initialize(self.nlp, self._exclude)
@@ -452,6 +451,6 @@ def _sum(losses: dict[str, Any]) -> float:
 
 
 def _kept(loss: Any) -> Any:
-    """A loss as it is now: arrays and tensors may be added to in place."""
+    """A copy of a loss, as arrays and tensors may be changed in place."""
     copy = getattr(loss, "clone", None) or getattr(loss, "copy", None)
     return loss if copy is None else copy()

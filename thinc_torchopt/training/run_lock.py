@@ -1,8 +1,8 @@
-"""One run for each folder, of checkpoints or of results: a file there says whose it is.
+"""A lock on a folder of checkpoints or results, for one run.
 
-The run's process holds a lock on it, which the system lets go of when the process ends, however it ends: there are no
-stale ones. Where disks have no locks, and within one process, the last run that comes has the folder; the one before
-finds out before it writes again.
+The run's process locks a file there. The system releases the lock when the process ends in any way, so there are no
+stale ones. On disks without locks, and within one process, the latest run gets the folder; the earlier one notices
+before it writes again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunLock:
-    """A run's claim to a folder.
+    """A run's lock on a folder.
 
-    folder (Path): The folder. It is made if it is not there.
-    what, setting (str): What the run writes there, and where it is told to, for errors.
+    folder (Path): The folder. Created if it is missing.
+    what, setting (str): What the run writes there, and the setting of the folder, for errors.
     """
 
     def __init__(
@@ -44,54 +44,52 @@ class RunLock:
         self._run = uuid.uuid4().hex
         self._file: _LockFile | None = None
 
-    def take(self) -> None:
-        """Claim the folder.
+    def acquire(self) -> None:
+        """Lock the folder.
 
-        RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there, or its lock
-            is a link.
+        RAISES (StateError): Another run uses it. (ConfigError): It is not writable, or its lock file is a link.
         """
         try:
-            self._take()
+            self._acquire()
         except OSError as error:
-            if error.errno not in _FULL:  # of a full disk something may be removed
+            if error.errno not in _FULL:  # old checkpoints may be removed from a full disk
                 raise ConfigError(
                     f"Can't save {self._what} in '{self.path.parent}': expected a folder that can be written to, found "
                     f"{type(error).__name__}: {error}. Change {self._setting}."
                 ) from error
 
     def check(self) -> None:
-        """Check that the folder is still this run's.
+        """Check that this run still has the folder.
 
-        RAISES (StateError): Another run has taken it. (ConfigError): Its lock is a link. (OSError): It is gone, and
-            can't be made again.
+        RAISES (StateError): Another run has it. (ConfigError): Its lock file is a link. (OSError): The file is gone,
+            and can't be written again.
         """
         if self._file is None or not self._file.is_at(self.path):
-            self._take()
+            self._acquire()
         elif (found := self._file.read()) and found.get("run") != self._run:
             raise StateError(
-                f"Can't write {self._what} to '{self.path.parent}': expected a folder for this run alone, found that "
-                f"another run has taken it since: {_describe(found)}. Give each run its own {self._setting}."
+                f"Can't write {self._what} to '{self.path.parent}': another run uses this folder now: "
+                f"{_describe(found)}. Give each run its own {self._setting}."
             )
 
     def release(self) -> None:
-        """Let the folder go."""
+        """Unlock the folder."""
         file, self._file = self._file, None
         if file is not None and file.is_at(self.path) and file.read().get("run") == self._run:
-            with suppress(OSError):  # Windows removes no open file
+            with suppress(OSError):  # Windows does not remove open files
                 self.path.unlink()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         key = os.path.join(os.path.realpath(self.path.parent), _NAME)
-        # A process must not open it twice: to close one of two lets go of the lock.
+        # A process must not open it twice: closing either one releases the lock.
         file = _open.get(key)
         while file is None or not file.is_at(self.path):
             file = _LockFile(self.path)
             if not file.lock():
                 raise StateError(
-                    f"Can't use '{self.path.parent}' for {self._what}: expected a folder for this run alone, found one "
-                    f"that another run uses: {_describe(file.read())}. Stop it (in a notebook: restart the kernel), or "
-                    f"change {self._setting}."
+                    f"Can't use '{self.path.parent}' for {self._what}: another run uses it: {_describe(file.read())}. "
+                    f"Stop it (in a notebook: restart the kernel), or change {self._setting}."
                 )
             _open[key] = file
         file.write(
@@ -106,15 +104,15 @@ class RunLock:
 
 
 def is_in_use(folder: Path) -> bool | None:
-    """Whether a run that goes on has a folder. Takes nothing from it.
+    """Whether a running run has locked a folder. Does not lock it.
 
-    RETURNS (bool | None): None: it can't be told. The last run was on another machine, or there are no locks.
+    RETURNS (bool | None): None: unknown. The last run was on another machine, or there are no locks.
     """
     path = folder / _NAME
     if os.path.realpath(path) in _open:
         return True
     try:
-        # A pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe would wait.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return False
@@ -135,14 +133,14 @@ def is_in_use(folder: Path) -> bool | None:
 
 
 def hold(descriptor: int) -> None:
-    """Hold an open file until it is closed, or the process ends, however it ends. Nothing where disks have no locks."""
+    """Lock an open file until it is closed or the process ends. Does nothing on disks without locks."""
     with suppress(OSError):
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process holds a file: `hold`. RETURNS (bool | None): None: it can't be told."""
+    """Whether a process has locked a file by `hold`. RETURNS (bool | None): None: unknown."""
     if fcntl is None:
         return None
     try:
@@ -154,19 +152,19 @@ def is_held(path: Path) -> bool | None:
 
 
 class _LockFile:
-    """An open file with a lock on it, for as long as somebody has it.
+    """An open file with a lock, as long as the object lives.
 
-    path (Path): Made if it is not there.
-    RAISES (ConfigError): It is a link: what it links to would be overwritten. (OSError): It can't be written.
+    path (Path): Created if it is missing.
+    RAISES (ConfigError): It is a link, whose target would be overwritten. (OSError): It can't be written.
     """
 
     def __init__(self, path: Path):
         if path.is_symlink():
             raise ConfigError(
-                f"Can't lock '{path}': expected a file of this package, found a link to '{os.readlink(path)}'. "
-                "That would be overwritten. Remove the link."
+                f"Can't lock '{path}': expected a file of this package, found a link to '{os.readlink(path)}', which "
+                "would be overwritten. Remove the link."
             )
-        # The same once more, for who makes a link just now.
+        # O_NOFOLLOW: again, in case a link was made just now.
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
     def __del__(self) -> None:
@@ -174,7 +172,7 @@ class _LockFile:
             os.close(self._descriptor)
 
     def lock(self) -> bool:
-        """Lock it. RETURNS (bool): No other process has."""
+        """Lock it. RETURNS (bool): False: another process has locked it."""
         if fcntl is not None:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,7 +181,7 @@ class _LockFile:
         return True
 
     def is_at(self, path: Path) -> bool:
-        """Whether this is the file at a path: it may have been removed, and another be there."""
+        """Whether this is still the file at a path: it may have been replaced."""
         try:
             there, here = os.lstat(path), os.fstat(self._descriptor)
         except OSError:
@@ -191,7 +189,7 @@ class _LockFile:
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def read(self) -> dict[str, Any]:
-        """What was written; nothing if that is not readable."""
+        """The content. Empty: it is not readable."""
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         try:
             found = json.loads(os.read(self._descriptor, 4096))

@@ -1,5 +1,5 @@
-"""Models that are saved when rules, or other listeners, ask for it in a run without checkpoints: beside spaCy's own, as
-`model-step-120`.
+"""Save models on the request of rules or other listeners, in a run without checkpoints: `model-step-120`, beside
+spaCy's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .events import Control, Save, TrainEnd
 
 
 class SavedModels:
-    """Saves what spaCy would save after a step: averages if there are some, changed by `before_to_disk`. A listener.
+    """Saves the model as spaCy would: with averages, if there are some, and after `before_to_disk`. A listener.
+
 
     nlp (Language), optimizer (TorchOptimizer): The run's.
     """
@@ -32,10 +33,10 @@ class SavedModels:
         self._warned = False
 
     def before_cleaning(self, output: Path | None) -> None:
-        """spaCy is about to remove its models of before. Ours stay."""
+        """Called before spaCy removes its old models. Ours stay."""
 
     def after_cleaning(self, output: Path | None) -> None:
-        """spaCy saves models there."""
+        """Called after that. output (Path | None): The folder where spaCy saves models."""
         self._output = None if output is None else output.absolute()
 
     def on_save(self, event: Save, control: Control) -> None:
@@ -51,9 +52,9 @@ class SavedModels:
             if not self._warned:
                 warnings.warn(
                     ConfigWarning(
-                        f"Can't save the model after step {step}, which a rule or another listener asked for: expected "
-                        "a folder for models, found none. Nothing is saved in this run. Run spacy train with --output, "
-                        "or add a block [training.optimizer.checkpoint]."
+                        f"Can't save the model after step {step}, which a rule or another listener asked for: this run "
+                        "has no folder for models, so it saves none. Run spacy train with --output, or add a block "
+                        "[training.optimizer.checkpoint]."
                     ),
                     stacklevel=4,
                 )
@@ -68,8 +69,7 @@ class SavedModels:
         except OSError as error:
             warnings.warn(
                 CheckpointWarning(
-                    f"Can't save the model to '{path}': {error}. Training goes on, and nothing else is changed. Make "
-                    "room on the disk."
+                    f"Can't save the model to '{path}': {error}. Training continues. Make room on the disk."
                 ),
                 stacklevel=4,
             )

@@ -1,7 +1,6 @@
-"""A short training, to find something out: spaCy's loop over a pipeline that is thrown away afterwards.
+"""A short training for measurements: spaCy's loop over a pipeline that is thrown away afterwards.
 
-Nothing of the user's is touched: there is no logger, no folder for models, and no checkpoint, controller or rollback,
-which may write, or reach out to others.
+It writes nothing: it has no logger, no folder for models, and no checkpoint, controller or rollback.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from thinc.api import Optimizer, fix_random_seed
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]
 
-# What of [training.optimizer] may write, or needs what was written.
+# Settings of [training.optimizer] that write files, or need files that were written.
 WRITES = ("checkpoint", "rollback_after", "rollback_factor", "max_rollbacks", "controller", "budget")
 _WANTED = (
     "train_corpus",
@@ -35,10 +34,10 @@ _WANTED = (
 
 
 class ShortTraining(NamedTuple):
-    """A training that can begin.
+    """A prepared training.
 
-    steps (Iterator): What spaCy's loop yields: batch, info, and whether it is the best so far.
-    optimizer (Optimizer): Built anew.
+    steps (Iterator): Batch, log entry, and whether the model is the best so far, as spaCy's loop yields them.
+    optimizer (Optimizer): A new one.
     evaluate (Callable): Evaluates the pipeline on the development data. RETURNS (tuple): The score, and all scores.
     """
 
@@ -59,12 +58,12 @@ def begin_training(
 ) -> ShortTraining:
     """Prepare a training as `spacy train` does.
 
-    nlp (Language): The pipeline, initialized. It is trained: pass one that is not needed afterwards.
+    nlp (Language): The pipeline, initialized. Training changes it.
     config (Config): Its config, interpolated.
-    optimizer (Mapping[str, Any]): [training.optimizer], without what `WRITES` names.
+    optimizer (Mapping[str, Any]): [training.optimizer], without the settings in `WRITES`.
     max_steps (int): The last step, counted from 0.
     evaluate (Callable): Called for each evaluation with the function that does it.
-    corpora (tuple | None): What was read before, for training and evaluation. None: those of the config.
+    corpora (tuple | None): Corpora for training and evaluation, if they are loaded already. None: those of the config.
     """
     training = config["training"]
     if training.get("seed") is not None:
@@ -73,11 +72,11 @@ def begin_training(
     T = registry.resolve({"training": block})["training"]
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
     scores = create_evaluation_callback(nlp, dev_corpus, training["score_weights"])
-    # spaCy's own, by the name that hooks.py replaces: ours if the optimizer is.
+    # By the name that hooks.py replaces: our loop, if the optimizer is ours.
     steps = spacy.training.loop.train_while_improving(
         nlp,
         T["optimizer"],
-        # As many epochs as it takes. -1: a corpus that is streamed.
+        # 0: no limit. -1: a streamed corpus.
         create_train_batches(nlp, train_corpus, T["batcher"], min(training["max_epochs"], 0)),
         lambda: evaluate(scores),
         dropout=T["dropout"],

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT during a run: they are noted, and the run stops when its step is finished and saved.
+"""SIGTERM and SIGINT during a run: the run stops after its step is finished and saved.
 
-Handlers are in place while our part of the loop works. While spaCy logs and saves they are only if
-`spacy.training.loop.train` will tell when it ends (see hooks.py): an abandoned run can't be noticed otherwise, and a
-handler left behind would swallow later signals.
+Handlers are installed while our part of the loop runs. While spaCy logs and saves, they stay only if hooks.py can tell
+when `spacy.training.loop.train` ends: otherwise an abandoned run would leave a handler behind, which swallows later
+signals.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Notes signals, inside of it. Only in the main thread; signals that are ignored stay so.
+    """A context manager that records signals. Only in the main thread; ignored signals stay ignored.
 
-    numbers (tuple[int, ...]): Which.
+    numbers (tuple[int, ...]): The signals.
 
-    Public: `noted` (the number of the first that came, or None).
+    Public: `noted` (the number of the first signal that came, or None).
     """
 
     def __init__(self, numbers: tuple[int, ...] = NUMBERS) -> None:
@@ -47,7 +47,7 @@ class Signals:
             self._restore()
 
     def within_each(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """The same steps, each of them made inside, which is left while the step is logged and saved."""
+        """Run each step inside the context, and leave it while the step is logged and saved."""
         if (end := hooks.end_of_training()) is not None:
             self.stay_until(end)
         while True:
@@ -58,7 +58,7 @@ class Signals:
             yield step
 
     def stay_until(self, end: ExitStack) -> None:
-        """Stay in place outside, too, until something else has ended."""
+        """Keep the handlers outside the context too, until `end` is closed."""
         self._stay = True
         end.callback(self._end)
 
@@ -68,12 +68,12 @@ class Signals:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._note:  # or else somebody put another in its place
+            if signal.getsignal(number) == self._note:  # otherwise other code has replaced it
                 signal.signal(number, handler)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.noted is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second time, at once
+            raise KeyboardInterrupt  # the second Ctrl-C stops at once
         if self.noted is None:
             self.noted = number

@@ -1,8 +1,7 @@
-"""Several short trainings of one config with changes, to see which change is worth it. Open trial.py first.
+"""Short trainings of one config with different settings, to compare them. Open trial.py first.
 
-trial.py runs one of them: the config shortened to a few steps, in a pipeline of its own. comparison.py says whether a
-difference between scores is more than chance. space.py says which values of which settings a search tries, and study.py
-searches, by Optuna.
+trial.py runs one of them: a config shortened to a few steps, in its own pipeline. comparison.py tests whether a
+difference between scores is more than chance. space.py defines the values of a search, and study.py runs it, by Optuna.
 """
 
 from .comparison import Comparison, compare

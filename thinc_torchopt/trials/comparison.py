@@ -1,8 +1,8 @@
-"""Whether one of several ways to train is better than what there was, or by chance.
+"""Test whether one of several candidates is better than the base, or only by chance.
 
-Each was trained with several seeds. *spread*: the standard deviation of scores between seeds, taken over all of them
-together, as there are only a few seeds for each. *margin*: up to here a difference between two means may be chance. It
-comes from Student's t at a level of 95% for all comparisons together (Bonferroni).
+Each candidate was trained with several seeds. *spread*: the standard deviation of scores between seeds, pooled over all
+candidates, as each has few seeds. *margin*: the largest difference between two means that may be chance, from Student's
+t at a level of 95% for all comparisons together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from statistics import fmean
 import numpy
 
 _LEVEL = 0.05
-# More seeds than that are not advised.
+# The most seeds that are advised.
 _MOST_SEEDS = 30
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What can be said.
+    """The result of a comparison.
 
-    means (dict[str, float]): The mean score of each.
+    means (dict[str, float]): The mean score of each candidate.
     spread (float | None): None: there is only one seed.
-    margins (dict[str, float]): For each but the first one: up to this difference it may be chance.
-    base (str): What the others are compared with.
+    margins (dict[str, float]): For each candidate but the base, the largest difference that may be chance.
+    base (str): The candidate that the others are compared with.
     """
 
     means: dict[str, float]
@@ -45,17 +45,17 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The one with the highest mean. Of several, the first one."""
+        """The candidate with the highest mean; the first one of several."""
         return max(self.means, key=lambda name: self.means[name])
 
     @property
     def winner(self) -> str:
-        """The best of those that are better by more than chance, or what there was."""
+        """The best candidate that is better by more than chance, or the base."""
         better = [name for name in self.means if self.is_told(name) and self.difference(name) > 0]
         return max(better, key=lambda name: self.means[name], default=self.base)
 
     def seeds_for(self, name: str) -> int | None:
-        """With how many seeds a difference as found would be more than chance. None: with too many."""
+        """The number of seeds with which the found difference would be more than chance. None: too many."""
         if self.spread is None or not self.difference(name):
             return None
         k = len(self.means)
@@ -68,8 +68,8 @@ class Comparison:
 def compare(scores: Mapping[str, Sequence[float]], base: str) -> Comparison:
     """Compare scores.
 
-    scores (Mapping[str, Sequence[float]]): Of each way to train, one for each seed, and at least one.
-    base (str): That which the others are compared with.
+    scores (Mapping[str, Sequence[float]]): For each candidate, one score per seed, and at least one.
+    base (str): The candidate that the others are compared with.
     """
     means = {name: fmean(found) for name, found in scores.items()}
     freedom = sum(len(found) - 1 for found in scores.values())
@@ -92,9 +92,9 @@ def _margin(spread: float, freedom: int, comparisons: int, shares: float) -> flo
 
 @lru_cache
 def t_quantile(level: float, freedom: int) -> float:
-    """Below which value Student's t is with a probability.
+    """A quantile of Student's t distribution.
 
-    level (float): The probability, 0.5 to 1, without 1.
+    level (float): The probability, from 0.5 to below 1.
     freedom (int): Degrees of freedom.
     """
     # With t = sqrt(freedom) tan(angle), its density is a power of the cosine.

@@ -1,7 +1,7 @@
-"""Which values of which settings are tried.
+"""The values of settings that a search tries.
 
-In a text: `1e-4..1e-2:log` is a range on a logarithmic scale, `0.0..0.5` one on a linear scale, `0..1:0.25` one in
-steps. `1..8` are whole numbers, as both ends are. `16|32|64` are choices: numbers, true, false, null, or texts.
+As text: `1e-4..1e-2:log` is a range on a logarithmic scale, `0.0..0.5` on a linear scale, `0..1:0.25` in steps. `1..8`
+has whole numbers, as both ends are whole. `16|32|64` are choices: numbers, true, false, null, or texts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included. is_log (bool): On a logarithmic scale. step (float | None): Between
-    two of them.
+    """Numbers from `low` to `high`, inclusive. is_log (bool): Use a logarithmic scale. step (float | None): Distance of
+    allowed values.
     """
 
     low: float
@@ -39,7 +39,7 @@ class Range:
         return is_number and self.low <= value <= self.high and (self.step is None or value in self.ends)
 
     def value_of(self, drawn: Any) -> Any:
-        """What is set, from what Optuna drew."""
+        """The value of a setting, from the value that Optuna drew."""
         return drawn
 
     def suggest(self, trial: Any, path: str) -> Any:
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """Some values, each as text."""
+    """A choice of values, each as text."""
 
     texts: tuple[str, ...]
     is_log = False
@@ -84,17 +84,17 @@ Space = dict[str, Dimension]
 
 
 def parse_space(given: Sequence[tuple[str, str, str]]) -> Space:
-    """A space from texts.
+    """Parse a space.
 
-    given (Sequence[tuple[str, str, str]]): Where it stands, for errors; a setting by its dotted path; and its values.
-        Of the same path, the last one counts.
-    RAISES (ConfigError): A text is none.
+    given (Sequence[tuple[str, str, str]]): Source, for errors; dotted path of a setting; its values as text. The last
+        one of a path counts.
+    RAISES (ConfigError): A text is invalid.
     """
     return {path: _parse(where, path, text) for where, path, text in given}
 
 
 def _parse(where: str, path: str, text: str) -> Dimension:
-    # As a config has texts, in quotes.
+    # A config has texts in quotes.
     text = text.strip().strip('"')
     if "." not in path or not all(path.split(".")):
         raise ConfigError(
@@ -123,7 +123,7 @@ def _parse(where: str, path: str, text: str) -> Dimension:
 
 
 def _divides(step: float, width: float) -> bool:
-    """Whether a whole number of steps has that width, but for rounding."""
+    """Whether a width is a whole number of steps, up to rounding."""
     return math.isclose(width / step, round(width / step))
 
 
@@ -135,7 +135,7 @@ def _refused(where: str, path: str, text: str, expected: str) -> ConfigError:
 
 
 def _number(text: str) -> float | None:
-    """A number: an int if it is written as one. None: it is none."""
+    """Parse a number: an int if it is written as one. None: no number."""
     for kind in (int, float):
         try:
             value = kind(text)

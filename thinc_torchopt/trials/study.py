@@ -1,8 +1,7 @@
-"""A search through a space, by Optuna: in a file, so that it can be stopped and continued, and shared by several
-processes.
+"""A search through a space, by Optuna. It is stored in a file, so it can be continued, and shared by several processes.
 
-The file has two studies of Optuna's. *search*: each trial has other values, and the first seed. *repeats*: the best of
-them, and the config as it is, with more seeds. A trial whose process was killed has no heartbeat, and is done again.
+The file has two Optuna studies. *search*: trials with different values and the first seed. *repeats*: the best of them,
+and the config as it is, with other seeds. A trial without a heartbeat, as its process was killed, is repeated.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from ..errors import ConfigError
 from .space import Choice, Space
 from .trial import Trial
 
-# The config as it is, among the numbers of trials.
+# The number of the config as it is, among trials.
 AS_IT_IS = -1
-# In seconds. A trial without a heartbeat for so long is dead: a busy process may be late by some.
+# In seconds: interval of heartbeats, and the time without one after which a trial counts as dead.
 _HEARTBEAT, _GRACE = 5, 60
-# Without one that came to its end, so many trials may fail.
+# The search ends after this many failures without any finished trial.
 _MOST_FAILURES = 3
-# Before there are so many trials, none is pruned.
+# No trial is pruned before there are this many.
 _TRIALS_BEFORE_PRUNING = 4
 _SEARCH, _REPEATS = "search", "repeats"
 _SETTINGS, _PROBLEM, _AGAIN = "settings", "problem", "again"
 _FINISHED = ("COMPLETE", "PRUNED")
 
-# Trains with values, by their paths, and a seed; reports the step and the score of each evaluation.
+# Trains with values by path and a seed, and reports step and score of each evaluation.
 Train = Callable[[Mapping[str, Any], int, Callable[[int, float], None]], Trial]
 
 
@@ -42,7 +41,7 @@ class Found:
     """A trial of the search.
 
     values (dict[str, Any]): By path.
-    score (float | None): None: it failed, or is not done.
+    score (float | None): None: it failed, or is not finished.
     scores (dict[int, float]): By step.
     state (str): "complete", "pruned", "failed", "running" or "waiting".
     """
@@ -58,11 +57,11 @@ class Found:
 class Study:
     """A study in a file.
 
-    path (Path): The file, which may be there.
-    settings (Mapping[str, str]): What must be the same when it goes on, by name.
-    space (Space): Which values there are.
+    path (Path): The file. An existing study is continued.
+    settings (Mapping[str, str]): Settings that must not change when it is continued, by name.
+    space (Space): The space to search.
     seed (int): The seed of the search.
-    warmup_steps (int): No trial is pruned before this step. With None, none is.
+    warmup_steps (int | None): No trial is pruned before this step. None: never prune.
     RAISES (ConfigError): The file is no study, or one with other settings.
     """
 
@@ -82,7 +81,7 @@ class Study:
             _refuse_others(path)
             storage = optuna.storages.RDBStorage(
                 f"sqlite:///{path}",
-                # Several processes may write: how long one waits for another.
+                # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
                 heartbeat_interval=_HEARTBEAT,
                 grace_period=_GRACE,
@@ -102,7 +101,9 @@ class Study:
         self._check(settings)
 
     def search(self, trials: int, train: Train, on_trial: Callable[[], Any] = lambda: None) -> None:
-        """Search until the study has so many trials, of all its processes. on_trial (Callable): Called after each."""
+        """Search until the study has `trials` trials of all its processes. on_trial (Callable): Called after each
+        trial.
+        """
         failures = 0
 
         def objective(trial: Any) -> float:
@@ -121,15 +122,12 @@ class Study:
             problem = self._search.trials[number].user_attrs.get(_PROBLEM)
             failures += problem is not None
             if failures >= _MOST_FAILURES and not any(trial.state.name in _FINISHED for trial in self._search.trials):
-                raise ConfigError(
-                    f"Can't tune: expected a trial that comes to its end, found {failures} that failed. "
-                    f"The last one: {problem}"
-                )
+                raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {problem}")
 
     def repeat(
         self, numbers: Sequence[int], seeds: Sequence[int], train: Train, on_trial: Callable[[], Any] = lambda: None
     ) -> None:
-        """Do trials again, with other seeds. Those that are done, also by other processes, are not done again."""
+        """Repeat trials with other seeds, except those that this or another process has done already."""
         values = {found.number: found.values for found in self.found()} | {AS_IT_IS: {}}
         for seed in seeds:
             for number in numbers:
@@ -138,7 +136,7 @@ class Study:
         def objective(trial: Any) -> float:
             number = trial.suggest_int("trial", AS_IT_IS, 1_000_000)
             seed = trial.suggest_int("seed", 0, 2**32)
-            if number not in values:  # another process was faster, and nothing was left to be done
+            if number not in values:  # another process was faster, and nothing was left
                 raise self._optuna.TrialPruned
             return self._score(trial, lambda: train(values[number], seed, lambda step, score: None))
 
@@ -147,7 +145,7 @@ class Study:
             on_trial()
 
     def repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> dict[int, dict[int, float]]:
-        """What came of that. RETURNS (dict): By number, the score of each seed."""
+        """The scores of repeated trials. RETURNS (dict): By number and seed."""
         scores: dict[int, dict[int, float]] = {number: {} for number in numbers}
         for trial in self._repeats.trials:
             if trial.state.name == "COMPLETE" and trial.params["trial"] in scores and trial.params["seed"] in seeds:
@@ -155,7 +153,7 @@ class Study:
         return scores
 
     def begin_with(self, values: Mapping[str, Any]) -> None:
-        """Let the first trial have these values, if the space has them all."""
+        """Use these values for the first trial, if they are all in the space."""
         if self._search.trials or not all(path in values and values[path] in d for path, d in self.space.items()):
             return
         params = {
@@ -164,7 +162,7 @@ class Study:
         self._search.enqueue_trial(params, skip_if_exists=True)
 
     def found(self) -> list[Found]:
-        """All trials of the search, in their order. Of one that was done again, there are two."""
+        """All trials of the search, in order. A trial that was repeated after a failure is there twice."""
         return [
             Found(
                 trial.number,
@@ -178,7 +176,7 @@ class Study:
         ]
 
     def best(self, n: int) -> list[Found]:
-        """The best trials that came to their end, the best one first, and no values twice."""
+        """The best finished trials, the best one first, without duplicates of values."""
         different: dict[str, tuple[float, int, Found]] = {}
         for found in reversed(self.found()):
             if found.score is not None:
@@ -186,9 +184,7 @@ class Study:
         return [found for *_, found in sorted(different.values(), key=lambda entry: entry[:2])][:n]
 
     def importances(self) -> dict[str, float]:
-        """How much of the differences between scores is due to each setting, highest first. Empty: that is not
-        known.
-        """
+        """The part of each setting in the variance of scores, highest first. Empty: unknown."""
         done = [found for found in self.found() if found.score is not None]
         if len(self.space) < 2 or len({found.score for found in done}) < 2:
             return {}
@@ -202,7 +198,7 @@ class Study:
 
         def noted(trial: Any) -> float:
             numbers.append(trial.number)
-            # Two processes may notice at once that a third was killed. The first trial in its place counts.
+            # Two processes may notice at once that a third was killed. Only the first repetition counts.
             of = trial.user_attrs.get(_AGAIN)
             others = study.trials[: trial.number] if of is not None else ()
             if any(other.user_attrs.get(_AGAIN) == of for other in others):
@@ -217,22 +213,22 @@ class Study:
         return numbers[0]
 
     def _score(self, trial: Any, train: Callable[[], Trial]) -> float:
-        """The score of a trial, whose problem is noted. RAISES (_Failed): It has none."""
+        """The score of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
         try:
             found = train()
         except self._optuna.TrialPruned:
             raise
         except Exception as error:
-            # Of some values, any error can come: too large a batch for the memory, sizes that don't fit.
+            # Some values raise any kind of error: a batch too large for the memory, sizes that don't fit.
             trial.set_user_attr(_PROBLEM, f"{error}" or repr(error))
             raise _Failed from error
         if found.problem is None:
             return found.score
         trial.set_user_attr(_PROBLEM, found.problem)
-        return 0.0  # so that the search stays away from there
+        return 0.0  # so that the search avoids these values
 
     def _wait_for_room(self, study: Any, trials: int) -> bool:
-        """Wait for trials of other processes, if they are the last ones. RETURNS (bool): Whether there is one to do."""
+        """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
         while True:
             _fail_stale(study)
             states = [
@@ -245,7 +241,7 @@ class Study:
             time.sleep(1.0)
 
     def _wait_for_queue(self) -> bool:
-        """The same, of the repeats."""
+        """The same for the repeats."""
         while True:
             _fail_stale(self._repeats)
             states = [trial.state.name for trial in self._repeats.trials]
@@ -259,17 +255,17 @@ class Study:
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
-        """Inside, what is wrong with a file becomes an error of ours. RAISES (ConfigError): Something is."""
+        """Turn errors of opening a study into ours. RAISES (ConfigError): It can't be opened."""
         try:
             with warnings.catch_warnings():
-                # Heartbeats are what Optuna has for it, even if it calls them experimental.
+                # Optuna calls heartbeats experimental.
                 warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
                 yield
         except Exception as error:
             cause = error.__cause__ or error
             raise ConfigError(
-                f"Can't open the study '{path}': expected a new file, or one that this command wrote, found something "
-                f"else ({str(cause).splitlines()[0]}). Change --study."
+                f"Can't open the study '{path}': it is not a file of this command "
+                f"({str(cause).splitlines()[0]}). Change --study."
             ) from error
 
     def _check(self, settings: Mapping[str, str]) -> None:
@@ -281,14 +277,14 @@ class Study:
         for name in [*settings, *before]:
             if before.get(name) != settings.get(name):
                 raise ConfigError(
-                    f"Can't go on with the study '{self.path}': expected {name} as before, {before.get(name, 'none')}, "
+                    f"Can't continue the study '{self.path}': expected {name} as before, {before.get(name, 'none')}, "
                     f"found {settings.get(name, 'none')}. Scores of different trainings can't be compared. Change it "
-                    "back, or begin a new study: change --study."
+                    "back, or start a new study with another --study."
                 )
 
 
 def _refuse_others(path: Path) -> None:
-    """Optuna would add its tables to any database. RAISES (ValueError): It is another one."""
+    """Refuse other databases, to which Optuna would add its tables. RAISES (ValueError): It is another database."""
     with closing(sqlite3.connect(path)) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if tables and "studies" not in tables:
@@ -300,7 +296,9 @@ class _Failed(Exception):
 
 
 def _sampler(seed: int) -> Any:
-    """Optuna's own sampler, with a seed for each trial: what is drawn does not depend on which process draws it."""
+    """Optuna's default sampler with a seed for each trial, so that values don't depend on the process that draws
+    them.
+    """
     optuna = import_optuna()
 
     class Sampler(optuna.samplers.BaseSampler):  # type: ignore[name-defined]
@@ -326,13 +324,13 @@ def _sampler(seed: int) -> Any:
 
 
 def _again(study: Any, trial: Any) -> None:
-    """Let a trial that was killed or interrupted be done again."""
+    """Queue a trial again that was killed or interrupted."""
     if trial.params:
         study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
 
 
 def _fail_stale(study: Any) -> None:
-    """What is running without a heartbeat has failed, and is done again."""
+    """Mark running trials without a heartbeat as failed, and queue them again."""
     optuna = import_optuna()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -1,7 +1,7 @@
 """One trial: a short training of a config, in a pipeline that is built for it and thrown away.
 
-Everything that is learned is as in `spacy train`: the initialization, the batches, the updates and the evaluations.
-What would write is left out (see training/short_training.py).
+Initialization, batches, updates and evaluations are as in `spacy train`. Everything that writes files is left out (see
+training/short_training.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from spacy.util import registry
 from ..errors import NonFiniteGradError, NonFiniteGradWarning
 from ..training import WRITES, begin_training
 
-# So many evaluations at least, beside that at step 0.
+# The least number of evaluations, beside that at step 0.
 _EVALUATIONS = 5
 _AVERAGES = ("thinc-torchopt.EMA.v1", "thinc-torchopt.SWA.v1")
-# Of a budget: the part in which rates fall, and the largest, as there is a warm-up, too.
+# For a budget: the default part in which rates fall, and the largest one, which leaves room for a warm-up.
 _FALL, _LONGEST_FALL = 0.2, 0.9
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -35,13 +35,13 @@ _NOT_FINITE = ("[E910]", "[E940]")
 
 @dataclass
 class Trial:
-    """What came of a trial.
+    """The result of a trial.
 
     evaluations (list[tuple[int, float]]): Step and score of each evaluation.
-    words (int): How many were trained on.
-    seconds (float): How long that took, without evaluations.
-    skipped_updates (int): Updates that were not made because of their gradients.
-    problem (str | None): Why it did not come to its end.
+    words (int): Number of words trained on.
+    seconds (float): Training time, without evaluations.
+    skipped_updates (int): Updates that were skipped because of their gradients.
+    problem (str | None): Why it did not finish.
     """
 
     evaluations: list[tuple[int, float]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """The best score, which is that of the model that `spacy train` keeps."""
+        """The best score, as of the model that `spacy train` would keep."""
         return max((score for _, score in self.evaluations), default=0.0)
 
 
@@ -64,16 +64,16 @@ def run_trial(
     on_step: Callable[[], Any] = lambda: None,
     on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
 ) -> Trial:
-    """Train for the steps of a config, and evaluate on the way and at the end.
+    """Train for the steps of a config, and evaluate during and after the training.
 
     config (Config): From `shorten`.
-    seed (int): In the place of `seed` in [training].
+    seed (int): Replaces `seed` in [training].
     on_step (Callable): Called after each step.
-    on_evaluation (Callable): Called with step and score. What it raises ends the trial.
+    on_evaluation (Callable): Called with step and score. An exception ends the trial.
     """
     config = config.copy()
     config["training"]["seed"] = seed
-    # Of other trainings there may be cycles, which hold their pipelines.
+    # Free the pipelines of other trainings, which may be in reference cycles.
     gc.collect()
     nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
@@ -102,7 +102,7 @@ def run_trial(
     )
     started, step, score = default_timer(), -1, None
     with closing(steps), warnings.catch_warnings():  # type: ignore[type-var]
-        # A trial may go wrong: that is told at the end.
+        # A trial may fail, which is reported at the end.
         for category in (RuntimeWarning, NonFiniteGradWarning):
             warnings.simplefilter("ignore", category)
         try:
@@ -127,14 +127,14 @@ def run_trial(
 
 
 def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
-    """The config of a training of so many steps that writes nothing.
+    """Shorten a config to a number of steps, and remove everything that writes files.
 
-    Schedules that end later are shortened as a whole: they end with the trial. So are averages, and the steps at which
-    frozen params join. Rates that fall for a budget fall for the end of the trial.
+    Longer schedules are shortened in proportion, so that they end with the trial; so are averages, and the steps at
+    which frozen params are unfrozen. Rates that fall with a budget fall with the end of the trial.
 
-    config (Config): As it is, with its variables.
+    config (Config): The config with its variables.
     steps (int): The last step, counted from 0.
-    RETURNS (tuple): The config, interpolated, and notes on what was changed.
+    RETURNS (tuple): The config, interpolated, and notes on the changes.
     """
     before = config.interpolate().get("training", {})
     config = config.copy()
@@ -176,7 +176,7 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
 def _blocks(
     now: Mapping[str, Any], before: Mapping[str, Any], path: str
 ) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
-    """All sections below one, each with its path and as it was."""
+    """All sections below one, with their paths, now and before."""
     for key, value in now.items():
         if isinstance(value, dict):
             yield f"{path}.{key}", value, before.get(key, {})
@@ -184,9 +184,9 @@ def _blocks(
 
 
 def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: int, end: int) -> list[str]:
-    """Let a schedule end at a step, with its parts as long in proportion. RETURNS (list[str]): What was changed.
+    """Shorten a schedule in proportion, so that it ends at a step. RETURNS (list[str]): The changes.
 
-    end (int): The last step of the training. 0: that is not known, and it is as long as its parts at least.
+    end (int): The last step of the training. 0: unknown; it is then at least as long as the parts of the schedule.
     """
     total = was.get("total_steps") or (end or _least_total(was) if _ends_with_training(was) else None)
     if total is None or not _is_number(total) or total <= steps:
@@ -196,7 +196,7 @@ def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: in
         if key == "total_steps" and _is_number(value):
             new = steps
         elif key.endswith("_steps") and _is_number(value) and value:
-            # Rounded up, several might not fit.
+            # Rounded down, so that all parts fit.
             new = max(1, int(value * steps / total))
         else:
             continue
@@ -206,14 +206,14 @@ def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: in
 
 
 def _least_total(block: Mapping[str, Any]) -> int:
-    """The steps of the shortest training that has room for the parts of a schedule."""
+    """The steps of the shortest training with room for all parts of a schedule."""
     steps = sum(value for key, value in block.items() if key.endswith("_steps") and _is_number(value))
     ratios = sum(value for key, value in block.items() if key.endswith("_ratio") and _is_number(value))
     return math.ceil(steps / (1.0 - ratios)) if ratios < 1.0 else steps
 
 
 def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
-    """Let averages begin in proportion, and be of as large a part of the training. RETURNS (list[str]): As above."""
+    """Shorten the start and the horizon of averages in proportion. RETURNS (list[str]): The changes."""
     found = []
     if block.get("@misc") in _AVERAGES and end > steps:
         if block.get("start_step"):
@@ -227,7 +227,7 @@ def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) ->
 
 
 def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
-    """Let frozen params join in proportion. RETURNS (list[str]): As above."""
+    """Unfreeze params earlier, in proportion. RETURNS (list[str]): The changes."""
     was = block.get("unfreeze_at")
     if not was or not _is_number(was) or end <= steps:
         return []
@@ -236,7 +236,7 @@ def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) ->
 
 
 def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
-    """Let schedules that wait to be told fall in the last part of the training. ratio (float): That part."""
+    """Let schedules that fall on demand fall in the last part of the training. ratio (float): That part."""
     for _, block, _ in _blocks(optimizer, {}, ""):
         if block.get("decay_begins") == "when told":
             del block["decay_begins"]
@@ -245,7 +245,7 @@ def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
 
 
 def _ends_with_training(block: Mapping[str, Any]) -> bool:
-    """Whether it is a schedule whose end, which is left out, is that of the training."""
+    """Whether it is a schedule without total_steps, which ends with the training."""
     name = block.get("@schedules")
     if name is None or block.get("total_steps") is not None:
         return False

@@ -131,8 +131,8 @@ DAMAGE = {
     "NaN": (with_arrays("ner/W", torch.full((2, 3), math.nan)), "'ner/W': expected finite numbers"),
     "infinite": (with_arrays("ner/b", torch.tensor([0.0, -math.inf, 0.0]).double()), "expected finite numbers"),
     "too large for half precision": (with_arrays("trf/half", torch.tensor([1e39, 1.0]).double()), "float32"),
-    "no array": (with_arrays("ner/W", Array("float32", (2, 3), "numpy.ndarray", b"nothing")), "one of NumPy's"),
-    "a pickle": (with_arrays("ner/W", Array("O", (1,), "pickle", b"\x80\x04N.")), "one of NumPy's"),
+    "no array": (with_arrays("ner/W", Array("float32", (2, 3), "numpy.ndarray", b"nothing")), "can't be read by NumPy"),
+    "a pickle": (with_arrays("ner/W", Array("O", (1,), "pickle", b"\x80\x04N.")), "can't be read by NumPy"),
     "no arrays": (without("arrays"), "expected an ArrayRecord"),
     "no head": (without("head"), "expected the record 'head'"),
     "no metrics": (without("metrics"), "expected the record 'metrics'"),
@@ -179,7 +179,7 @@ def test_messages_that_are_damaged_are_refused(damage):
     ("key", "value", "message"),
     [
         ("scaffold:ner/W", torch.full((2, 3), math.nan), "expected finite numbers"),
-        ("scaffold:ner/W", torch.ones(3, 2), "its shape is not known"),
+        ("scaffold:ner/W", torch.ones(3, 2), "its shape is unknown"),
         ("other:ner/W", torch.ones(2, 3), "its name or its shape"),
     ],
 )

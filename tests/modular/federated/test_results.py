@@ -101,7 +101,7 @@ def test_results_of_a_run_before_are_kept(tmp_path, caplog):
     folders = (tmp_path / "earlier-1", tmp_path / "earlier-2", tmp_path)
     assert [len(read_result(folder)["rounds"]) for folder in folders] == [2, 3, 4]
     assert all((folder / "model-best").is_dir() for folder in folders)
-    assert f"they are in '{tmp_path / 'earlier-1'}' now" in caplog.text
+    assert f"moved to '{tmp_path / 'earlier-1'}'" in caplog.text
 
 
 def test_results_are_those_of_one_run(tmp_path):
@@ -116,7 +116,7 @@ def test_results_are_those_of_one_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected JSON"),
+        ("{", "not valid JSON"),
         ("3", "expected a dict, found 3"),
         ('"finished"', "expected a dict, found 'finished'"),
         ('{"ended": null, "error": null, "best": null}', "found one without rounds"),
@@ -135,5 +135,5 @@ def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):
 
 
 def test_results_that_are_not_there(tmp_path):
-    with pytest.raises(StateError, match="It has not begun"):
+    with pytest.raises(StateError, match="The training has not begun"):
         read_result(tmp_path)

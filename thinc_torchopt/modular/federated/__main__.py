@@ -1,7 +1,7 @@
-"""How a federated training goes: `python -m thinc_torchopt.modular.federated training`.
+"""Show the status of a federated training: `python -m thinc_torchopt.modular.federated training`.
 
-Prints its status, and the score of each round. Exit code: 0: it has finished; 1: it failed, was killed, or there is
-none; 2: it goes on, or that can't be told.
+Prints its status, and the score of each round. Exit code 0: it has finished; 1: it failed, was killed, or does not
+exist; 2: it is running, or that is unknown.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""What server and clients must have in common before round one, and what differs if they have not.
+"""Check that server and clients have the same pipeline before round one.
 
-Weights are told apart by their names and averaged number by number. So the same number must mean the same at each
-client: the row of a label, a feature of the tokenizer, a vector.
+Weights are matched by name and averaged number by number. So each number must mean the same at all clients: the row of
+a label, a feature of the tokenizer, a vector.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from spacy.language import Language
 from ...training import collect_identity, collect_values
 from .weights import Weights
 
-# Settings of the pipeline that may differ: they change neither what is learned nor what it is learned from.
+# Settings of the pipeline that may differ, as they don't affect training.
 _MAY_DIFFER = ("nlp.batch_size", "nlp.before_", "nlp.after_")
-# How much of a difference an error shows.
+# The most items of a difference in an error.
 _SHOWN = 5
 
 
 def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[str, Any]:
-    """What must be the same everywhere, for JSON.
+    """Describe a pipeline for comparison, as JSON.
 
-    exchanged (Sequence[str]): Names of the auxiliary variables that its optimizer sends and takes.
+    exchanged (Sequence[str]): Names of the auxiliary variables that its optimizer exchanges.
     """
     identity = collect_identity(nlp)
     settings = {
@@ -43,7 +43,7 @@ def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[
 
 
 def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[str]:
-    """What a client has that is not as the server has it, a line each, the most telling first."""
+    """List how a client differs from the server, one line each, the most important first."""
     found: list[str] = []
     for kind, here in server.items():
         there: Any = client.get(kind)

@@ -1,8 +1,8 @@
 """The client, as Flower's `ClientApp`: `clientapp = "thinc_torchopt.modular.federated.client:app"`.
 
-Flower starts a new process for each message. What a client keeps from round to round is in `context.state`, which
-Flower holds as long as the supernode lives. It is written last, and whole: the state of the optimizer after this round,
-and the one before, to which the client goes back if the server did not take its report.
+Flower starts a new process for each message. The client's state is in `context.state`, which Flower keeps as long as
+the supernode lives. It has the optimizer's states after this round and after the one before, to which the client goes
+back if the server did not accept its report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app = ClientApp()
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Who the client is, and whether it agrees with the server on what is trained."""
+    """Reply with the client's name, and its differences from the server."""
     name, house = open_house(context.node_config)
     found = differences(read_question(message.content), house.describe())
     for line in found:
@@ -48,15 +48,14 @@ def train(message: Message, context: Context) -> Message:
     task = read_task(message.content, house.weights.collect())
     if found := differences(task.agreement, house.describe()):
         raise MessageError(
-            f"Can't train at client '{name}': expected the pipeline that was agreed upon before round one, found "
-            f"{'; '.join(found)}."
+            f"Can't train at client '{name}': expected the same pipeline as before round one, found {'; '.join(found)}."
         )
     round, state = find_state(context.state, task.taken, name)
     score, scores, dev_examples = house.evaluate(task.weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
     outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
-    told = {what: value for what, value in vars(outcome).items() if what != "state"}
-    report = Report(name, score, scores, dev_examples, **told)
+    reported = {what: value for what, value in vars(outcome).items() if what != "state"}
+    report = Report(name, score, scores, dev_examples, **reported)
     reply = Message(report_records(report), reply_to=message)
     keep_state(context.state, (round, state), (task.plan.round, outcome.state))
     return reply
@@ -76,9 +75,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
     """The client's name and pipeline.
 
-    node_config (Mapping): What the supernode was started with: `name`, `config` (the path of a spaCy config), `gpu` (a
-        number; without it, the CPU), and values for settings of the config by their dotted path, e.g. `paths.train`.
-    RAISES (ConfigError): Something is missing, or unknown.
+    node_config (Mapping): The supernode's --node-config: `name`, `config` (path of a spaCy config), `gpu` (its number;
+        default: the CPU), and values for settings of the config by their dotted path, e.g. `paths.train`.
+    RAISES (ConfigError): A key is missing or unknown.
     """
     name, path = node_config.get("name"), node_config.get("config")
     for key, found, what in (("name", name, "a name of its own"), ("config", path, "the path of a spaCy config")):
@@ -102,22 +101,22 @@ def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
 
 
 def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
-    """The state after the last round that the server has taken. It is after the last one of this client, or the one
-    before if the last round did not count: the report came too late, or there were too few.
+    """The state after the last round that the server has accepted from this client. That is its last round, or the one
+    before if the report came too late or the round was not accepted.
 
-    taken (int): That round. 0: there is none.
-    RETURNS (tuple): The round, and the state. None: it begins anew.
+    taken (int): That round. 0: none.
+    RETURNS (tuple): The round, and the state. None: start fresh.
     """
     rounds = [int(kept[key]["round"]) for key in (_NOW, _BEFORE) if key in kept]
     if rounds and rounds[0] != taken:
-        LOG.warning("Client '%s' takes back round %s, which the server has not counted", name, rounds[0])
+        LOG.warning("Client '%s' undoes round %s, which the server has not accepted", name, rounds[0])
     for key in (_NOW, _BEFORE):
         if key in kept and int(kept[key]["round"]) == taken:
             return taken, _read_state(kept, key)
     if taken:
         LOG.warning(
-            "Client '%s' has lost the state of its optimizer, as its supernode was started again: moments, and "
-            "SCAFFOLD's corrections, begin anew",
+            "Client '%s' has lost the state of its optimizer, as its supernode was restarted: moments and SCAFFOLD's "
+            "corrections start from zero",
             name,
         )
     return 0, None
@@ -126,7 +125,7 @@ def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[i
 def keep_state(
     kept: MutableMapping[str, Any], before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
 ) -> None:
-    """Keep the states after two rounds. What can't be kept changes nothing: `before` was kept already."""
+    """Save the states after two rounds. If that fails, nothing changes: `before` was saved already."""
     record = _state_record(*now)
     round, state = before
     if state is None:

@@ -1,4 +1,4 @@
-"""What is used of Flower, the library `flwr`: the extra `federated`."""
+"""The imports from Flower, the library `flwr`: the extra `federated`."""
 
 from ...compat import check_flwr
 

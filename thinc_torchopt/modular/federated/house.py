@@ -1,4 +1,4 @@
-"""A pipeline for federated training, built from a config without a look at any text; and one round of local training.
+"""A pipeline for federated training, built from a config without any text; and one round of local training.
 
 Nothing here knows of Flower.
 """
@@ -35,7 +35,7 @@ _OPTIMIZER = Section("[training.optimizer]")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a client is to do in a round.
+    """The work of a client in a round.
 
     round (int): Counted from 1. steps, epochs (int): As `local_steps` and `local_epochs`; one of them is 0.
     """
@@ -47,14 +47,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a round of local training.
+    """The result of a round of local training.
 
-    weights (Tensors): As they are now.
+    weights (Tensors): The new weights.
     aux_vars (Mapping): Auxiliary variables for the server, by name.
-    state (Mapping): The optimizer's, for the next round.
-    examples, steps, words (int): How many examples there are, and how many steps and words it trained.
+    state (Mapping): The optimizer's state, for the next round.
+    examples, steps, words (int): Number of examples of the client, and of steps and words in this round.
     losses (dict): By component, summed over the steps.
-    skipped (int): Updates that were skipped.
+    skipped (int): Number of skipped updates.
     """
 
     weights: Tensors
@@ -68,13 +68,13 @@ class Outcome:
 
 
 class House:
-    """A pipeline with its config, as the server has it, and each client.
+    """A pipeline with its config, at the server and at each client.
 
-    It is initialized as spaCy does it, but with an empty text instead of a corpus: so it is the same at all of them,
-    and needs its labels in [initialize.components].
+    It is initialized as in spaCy, but with an empty text instead of a corpus. So it is the same everywhere, and needs
+    its labels in [initialize.components].
 
     config (Config): Not interpolated.
-    RAISES (ConfigError): Settings that have no meaning here. (PipelineError): Nothing to train.
+    RAISES (ConfigError): A setting has no effect here. (PipelineError): Nothing to train.
 
     Public: `nlp`, `config` (filled, interpolated), `frozen` (names of components), `weights`.
     """
@@ -100,7 +100,7 @@ class House:
         _check_labels(self.nlp, self.frozen)
 
     def describe(self, exchanged: Iterable[str] | None = None) -> dict[str, Any]:
-        """What must be the same at all clients: see agreement.py.
+        """Describe the pipeline for comparison: see agreement.py.
 
         exchanged (Iterable[str]): Names of auxiliary variables. None: those of this pipeline's optimizer.
         """
@@ -108,16 +108,16 @@ class House:
         return describe(self.nlp, self.weights, sorted(own if exchanged is None else exchanged))
 
     def count_examples(self) -> tuple[int, int]:
-        """RETURNS (tuple): How many there are to train on, and for evaluation. 0 to train on: they are a stream, which
-        may have no end.
-        """
+        """RETURNS (tuple): Number of training examples and of dev examples. 0 training examples: they are streamed."""
         T = self._training
         train, dev = resolve_dot_names(self.config, [T["train_corpus"], T["dev_corpus"]])
         return 0 if T["max_epochs"] < 0 else sum(1 for _ in train(self.nlp)), sum(1 for _ in dev(self.nlp))
 
     def evaluate(self, weights: Mapping[str, Any]) -> tuple[float, dict[str, float], int]:
-        """Evaluate weights on the dev corpus. RETURNS (tuple): The main score, all scores that are numbers, and the
-        number of examples. Without examples the score is 0.
+        """Evaluate weights on the dev corpus.
+
+        RETURNS (tuple): The main score, all scores that are numbers, and the number of examples. Without examples, the
+            score is 0.
         """
         self.weights.load(weights)
         [corpus] = resolve_dot_names(self.config, [self._training["dev_corpus"]])
@@ -133,7 +133,7 @@ class House:
         return float(score), numbers, len(examples)
 
     def to_save(self, weights: Mapping[str, Any]) -> Language:
-        """The pipeline with these weights, as [training] before_to_disk wants it."""
+        """The pipeline with these weights, after [training] before_to_disk."""
         self.weights.load(weights)
         saved: Language = create_before_to_disk_callback(self._training["before_to_disk"])(self.nlp)
         return saved
@@ -150,13 +150,13 @@ class House:
     ) -> Outcome:
         """Train for a round.
 
-        weights (Mapping): The global model's.
-        plan (Plan): What is to be done.
-        score (float): The global model's on the dev corpus, for learning rates that go by it.
+        weights (Mapping): The global model.
+        plan (Plan): The work of this round.
+        score (float): Score of the global model on the dev corpus, for learning rates that depend on it.
         aux_vars (Mapping | None): The server's auxiliary variables.
-        state (Mapping | None): The optimizer's, of the last round. None: it begins anew; its schedules are moved to
-            where they are at the others.
-        name (str): The client's: what clients do at random differs.
+        state (Mapping | None): The optimizer's state after the last round. None: it starts fresh, with schedules moved
+            to this round.
+        name (str): The client's name, which is a part of its random seed.
         """
         optimizer, T = self._optimizer, self._training
         self.weights.load(weights)
@@ -209,7 +209,7 @@ class House:
 
 
 class _Count:
-    """A corpus, and how many examples were read of it the last time."""
+    """A corpus that counts the examples of its last reading."""
 
     def __init__(self, corpus: Any):
         self._corpus = corpus
@@ -223,7 +223,7 @@ class _Count:
 
 
 class _Losses:
-    """Sums up what the steps of a round lost. A listener: see training/events.py."""
+    """Sums the losses of a round. A listener: see training/events.py."""
 
     name = "losses of a round"
 
@@ -238,30 +238,30 @@ class _Losses:
 
 
 def aux_names(optimizer: Modular) -> list[str]:
-    """Of the auxiliary variables that its modules send and take."""
+    """The names of the auxiliary variables that its modules exchange."""
     return [module.key for module in optimizer.modules if module.has_aux]
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any]) -> Config:
-    """Read a config, with values for some of its settings by their dotted path. RAISES (ConfigError): There is none."""
+    """Read a config, with overrides by their dotted path. RAISES (ConfigError): The file is missing."""
     if not Path(path).is_file():
         raise ConfigError(f"Can't read the config '{path}': expected a file, found none. Give an absolute path.")
     return load_config(path, overrides=dict(overrides), interpolate=False)
 
 
 def _check_labels(nlp: Language, frozen: Iterable[str]) -> None:
-    """RAISES (PipelineError): A component learns labels, and has none. Others say so themselves."""
+    """RAISES (PipelineError): A component needs labels, and has none. Some components raise that error themselves."""
     for name, proc in nlp.pipeline:
         if name not in frozen and hasattr(proc, "add_label") and not proc.labels:  # type: ignore[attr-defined]
             raise PipelineError(
                 f"Can't train component '{name}' federated: expected labels in [initialize.components.{name}.labels], "
-                "found none. Clients can't look for them in each other's texts: make a file of the labels of all, see "
+                "found none. Clients don't see each other's texts, so put the labels of all clients into one file: see "
                 "docs/federated.md."
             )
 
 
 def _without_averages(training: Mapping[str, Any]) -> dict[str, Any]:
-    """[training] without what has no effect in a round."""
+    """[training] without averages, which have no effect in a round."""
     block = training.get("optimizer")
     if not isinstance(block, Mapping):
         return dict(training)
@@ -269,7 +269,7 @@ def _without_averages(training: Mapping[str, Any]) -> dict[str, Any]:
     if averaged:
         warnings.warn(
             ConfigWarning(
-                f"'{averaged[0]}' in [training.optimizer] has no effect in federated training: it is the server that "
+                f"'{averaged[0]}' in [training.optimizer] has no effect in federated training, where the server "
                 "averages. Remove it."
             ),
             stacklevel=3,

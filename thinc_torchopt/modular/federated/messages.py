@@ -1,8 +1,7 @@
-"""What server and clients tell each other, as records of Flower's, and what is checked of it.
+"""The messages between server and clients, as Flower's records, and their checks.
 
-Weights and tensors are `ArrayRecord`s, all else is `ConfigRecord`s and `MetricRecord`s; no object is pickled. Whatever
-comes in is checked before anything is done with it: the other side may have another version, another pipeline, or a
-training that went wrong.
+Tensors are `ArrayRecord`s, everything else `ConfigRecord`s and `MetricRecord`s; nothing is pickled. All input is
+checked before it is used: the other side may have another version, another pipeline, or a training that has diverged.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from .flower import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from .house import Plan
 from .weights import Tensors
 
-# Of the form of the messages. Both sides must have the same.
+# Version of the messages. Both sides must have the same.
 PROTOCOL = 2
-# More examples than anybody has: a count above it is a mistake, and would drown all other clients.
+# A higher count of examples is a mistake, and would outweigh all other clients.
 MOST_EXAMPLES = 10**10
-# It stands in logs and tables.
+# Names are shown in logs and tables.
 _LONGEST_NAME = 100
 
 _ARRAYS, _HEAD, _METRICS, _SCORES, _LOSSES = "arrays", "head", "metrics", "scores", "losses"
@@ -35,11 +34,11 @@ _COUNTS = ("num-examples", "num-dev-examples", "steps", "words", "skipped-update
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a client tells the server before its first round.
+    """A client's first message to the server.
 
-    name (str): Its own.
-    differences (list[str]): What it has that is not as the server has it.
-    examples, dev_examples (int): How many it has. 0: that can't be known in advance.
+    name (str): Its name.
+    differences (list[str]): Its differences from the server.
+    examples, dev_examples (int): Number of its examples. 0: unknown in advance.
     """
 
     name: str
@@ -50,12 +49,12 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Task:
-    """What the server tells a client in each round.
+    """The server's message to a client in each round.
 
-    agreement (Mapping): What must be the same everywhere: see agreement.py.
-    taken (int): The last round whose report the server has taken from this client. 0: none.
+    agreement (Mapping): The server's pipeline, for comparison: see agreement.py.
+    taken (int): The last round whose report the server has accepted from this client. 0: none.
     aux_vars (Mapping): The server's auxiliary variables, by name.
-    weights (Tensors): The global model's.
+    weights (Tensors): The global model.
     """
 
     plan: Plan
@@ -67,11 +66,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client tells the server of a round.
+    """A client's message to the server after a round.
 
-    name (str): The client's.
-    score (float): Of the weights that came, on the client's dev corpus; `scores` are all, `dev_examples` how many
-        examples there were. Without examples there is no score.
+    name (str): The client's name.
+    score (float): The main score of the received weights on the client's dev corpus. `scores`: all scores.
+        `dev_examples`: number of dev examples; 0: there is no score.
     examples, steps, words, skipped, losses, aux_vars, weights: See `house.Outcome`. A report that was read has no
         weights: they are checked, and stay in the message.
     """
@@ -93,17 +92,17 @@ class Report:
 
 
 def question(agreement: Mapping[str, Any]) -> RecordDict:
-    """Who are you, and what differs?"""
+    """The server's first message: asks for a client's name and differences."""
     return RecordDict({_HEAD: _head(agreement=json.dumps(agreement))})
 
 
 def read_question(content: RecordDict) -> dict[str, Any]:
-    """The server's agreement. RAISES (MessageError): It is no such message."""
+    """Read the server's agreement. RAISES (MessageError): The message is invalid."""
     return _json(_read_head(content), "agreement", dict)
 
 
 def task_records(task: Task, arrays: ArrayRecord) -> RecordDict:
-    """arrays (ArrayRecord): The weights, which many messages share."""
+    """arrays (ArrayRecord): The weights, shared by many messages."""
     plan = task.plan
     head = _head(
         round=plan.round,
@@ -116,9 +115,9 @@ def task_records(task: Task, arrays: ArrayRecord) -> RecordDict:
 
 
 def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
-    """Read a task. weights (Mapping): As the client's own are.
+    """Read a task. weights (Mapping): The client's own weights, for comparison.
 
-    RAISES (MessageError): It can't be done.
+    RAISES (MessageError): The message is invalid.
     """
     head = _read_head(content)
     round, steps, epochs, taken = (_count(head, key) for key in ("round", "steps", "epochs", "taken"))
@@ -135,18 +134,18 @@ def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
 
 
 def answer(found: Introduction) -> RecordDict:
-    """Who I am."""
+    """The client's reply to `question`."""
     counts = dict(zip(_COUNTS, (found.examples, found.dev_examples)))
     return RecordDict({_HEAD: _head(name=found.name, differences=json.dumps(found.differences), **counts)})
 
 
 def read_answer(content: RecordDict) -> Introduction:
-    """RAISES (MessageError): It is no such message."""
+    """RAISES (MessageError): The message is invalid."""
     head = _read_head(content)
     name = _text(head, "name")
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise MessageError(
-            f"Can't take in a client: expected a name of at most {_LONGEST_NAME} printable characters, found "
+            f"Can't accept a client: expected a name of at most {_LONGEST_NAME} printable characters, found "
             f"{name[:_LONGEST_NAME]!r}."
         )
     differences = [str(line) for line in _json(head, "differences", list)]
@@ -168,10 +167,10 @@ def report_records(report: Report) -> RecordDict:
 def read_report(
     content: RecordDict, name: str, weights: Mapping[str, torch.Tensor] | None, exchanged: list[str] | None = None
 ) -> Report:
-    """Read a report. All that would spoil the global model, or stop the server, is found here.
+    """Read and check a report. Finds everything that would spoil the global model or stop the server.
 
-    name (str): Whose it must be.
-    weights (Mapping | None): The global model's. None: there are none in it, it is of an evaluation.
+    name (str): The expected client.
+    weights (Mapping | None): The global model. None: an evaluation, whose report has no weights.
     exchanged (list[str] | None): The names of the auxiliary variables that must be in it.
     RAISES (MessageError): It can't be used.
     """
@@ -212,7 +211,7 @@ def read_report(
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
-    """Half precision goes as float32: NumPy has no bfloat16, and averages want more digits."""
+    """Half precision is sent as float32: NumPy has no bfloat16, and averages need more digits."""
     sent = {
         name: tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
         for name, tensor in tensors.items()
@@ -223,8 +222,8 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
 def from_arrays(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Tensors:
     """The weights in a message, in the precision of the expected ones.
 
-    expected (Mapping): Weights of the same names, shapes and dtypes.
-    RAISES (MessageError): There are other names, shapes or dtypes, or numbers that are not finite.
+    expected (Mapping): Weights with the expected names, shapes and dtypes.
+    RAISES (MessageError): Names, shapes or dtypes differ, or numbers are not finite.
     """
     return dict(_checked(content, expected))
 
@@ -261,8 +260,8 @@ def _checked(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Itera
 def _tensor(record: ArrayRecord, name: str) -> torch.Tensor:
     try:
         return torch.from_numpy(record[name].numpy())
-    except Exception as error:  # it was written elsewhere: NumPy may raise anything
-        raise MessageError(f"Can't use the array '{name}': expected one of NumPy's, found {error!r}.") from error
+    except Exception as error:  # the sender may have written anything
+        raise MessageError(f"Can't use the array '{name}': it can't be read by NumPy ({error!r}).") from error
 
 
 # ---------------------------------------------------------------------- auxiliary variables
@@ -288,7 +287,7 @@ def _read_aux(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> dict[
         name, _, param = key.partition(":")
         tensor = _tensor(record, key)
         if name not in tensors or (param in weights and tensor.shape != weights[param].shape):
-            raise MessageError(f"Can't use the auxiliary variable '{key}': its name or its shape is not known.")
+            raise MessageError(f"Can't use the auxiliary variable '{key}': its name or its shape is unknown.")
         if not bool(tensor.isfinite().all()):
             raise MessageError(f"Can't use the auxiliary variable '{key}': expected finite numbers, found others.")
         tensors[name][param] = tensor
@@ -337,9 +336,7 @@ def _json(record: Mapping[str, Any], key: str, kind: type) -> Any:
     try:
         found = json.loads(_text(record, key))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise MessageError(
-            f"Can't read a message: expected JSON as '{key}', found something else ({error})."
-        ) from error
+        raise MessageError(f"Can't read a message: expected JSON as '{key}', found other text ({error}).") from error
     if not isinstance(found, kind):
         raise MessageError(
             f"Can't read a message: expected a {kind.__name__} as '{key}', found a {type(found).__name__}."

@@ -1,7 +1,7 @@
-"""What the server writes: `result.json`, with the scores of each round, and the global model as a spaCy pipeline.
+"""The output of the server: `result.json` with the scores of each round, and the global model as a spaCy pipeline.
 
-`flwr run` ends with exit code 0 whatever happens to the server, and a server that is killed can write nothing any more.
-So how a run goes is not in the file. `read_result` finds it out: the server holds a lock on the folder while it runs.
+`flwr run` always ends with exit code 0, and a server that is killed can't write its status. So the status of a run is
+not in the file: `read_result` finds it by the lock on the folder that the server holds while it runs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Ended = Literal["finished", "failed"] | None
 class Round:
     """A row of the results.
 
-    round (int): Which made the model. clients (dict): What each reported. failed (dict): Why others were left out.
-    repeated (list): The same of each attempt that was not accepted. score, scores: Of the model, when they are known.
+    round (int): The round. clients (dict): The reports of clients. failed (dict): Why other clients were left out.
+    repeated (list): `failed` of each attempt that was not accepted. score, scores: Scores of the model after the round.
     """
 
     round: Count
@@ -49,7 +49,7 @@ class Round:
 
 @dataclass
 class Result:
-    """What is in result.json."""
+    """The content of result.json."""
 
     ended: Ended
     error: str | None
@@ -60,8 +60,8 @@ class Result:
 class Results:
     """Rounds, scores and models of a run, in a folder.
 
-    path (Path): The folder. What a run before has left there is moved into a folder of its own: see `set_aside`.
-    RAISES (StateError): It is that of a run that goes on. (ConfigError): Nothing can be written there.
+    path (Path): The folder. The results of an earlier run are moved to a subfolder: see `set_aside`.
+    RAISES (StateError): Another run uses the folder. (ConfigError): It is not writable.
 
     Public: `rounds` (one row each; row 0 is the model at the start), `best` (row of the best model so far, or None).
     """
@@ -69,19 +69,19 @@ class Results:
     def __init__(self, path: Path):
         self._path = path
         self._lock = RunLock(path, what="results", setting="'output' in [tool.flwr.app.config]")
-        self._lock.take()
+        self._lock.acquire()
         if (before := set_aside(path)) is not None:
-            LOG.warning("The results of a run before were in '%s': they are in '%s' now", path, before)
+            LOG.warning("The results of an earlier run in '%s' were moved to '%s'", path, before)
         self.rounds = [Round(0)]
         self.best: int | None = None
         self._write()
 
     def begin_round(self) -> None:
-        """Begin a row, to be filled."""
+        """Begin a new row."""
         self.rounds.append(Round(len(self.rounds)))
 
     def score(self, row: int, score: float, scores: Mapping[str, float], house: House, weights: Tensors) -> None:
-        """Note how good a model is, and save it if it is the best. weights (Tensors): Its weights, for this house."""
+        """Record the score of a model, and save it if it is the best. weights (Tensors): Its weights."""
         self.rounds[row].score, self.rounds[row].scores = score, dict(scores)
         best = None if self.best is None else self.rounds[self.best].score
         if best is None or score > best:
@@ -90,7 +90,7 @@ class Results:
         self._write()
 
     def end_round(self, house: House, weights: Tensors) -> None:
-        """A round is done. weights (Tensors): The new model's, which is saved."""
+        """End a round, and save the new model. weights (Tensors): Its weights."""
         self._save(LAST, house, weights, {})
         self._write()
 
@@ -104,7 +104,7 @@ class Results:
         self._lock.release()
 
     def _save(self, name: str, house: House, weights: Tensors, scores: Mapping[str, float]) -> None:
-        """Whole or not there."""
+        """Save a model, completely or not at all."""
         self._lock.check()
         nlp = house.to_save(weights)
         wanted = house.config["training"]["score_weights"]
@@ -119,13 +119,12 @@ class Results:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Read what a server has written.
+    """Read the results of a server.
 
     folder (Path): Its `output`.
     RETURNS (dict): "rounds", "best" and "error" as in result.json, and "status": "running", "finished", "failed",
-        "killed" (it ended, and could not say so), or "unknown" (it runs or was killed: on another machine, or on a disk
-        that has no locks).
-    RAISES (StateError): There is no result, or a damaged one.
+        "killed", or "unknown" (running or killed, on another machine or on a disk without locks).
+    RAISES (StateError): There is no result, or it is damaged.
     """
     in_use = is_in_use(folder)
     path = folder / RESULT
@@ -133,13 +132,13 @@ def read_result(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf8"))
     except FileNotFoundError as error:
         raise StateError(
-            f"Can't read '{path}': expected the results of a federated training, found no such file. It has not begun, "
-            "or writes elsewhere: see 'output' in [tool.flwr.app.config]."
+            f"Can't read '{path}': the file does not exist. The training has not begun, or writes elsewhere: see "
+            "'output' in [tool.flwr.app.config]."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"Can't load '{path}': expected JSON, found something else ({error!r}).") from error
+        raise StateError(f"Can't load '{path}': it is not valid JSON ({error!r}).") from error
     result = read(Result, found, f"'{path}'")
-    # Asked twice, as a run may end or begin in between.
+    # Checked twice, as a run may end or begin in between.
     status = result.ended or _STATUS[in_use or is_in_use(folder)]
     return {"status": status, **{name: part for name, part in write(result).items() if name != "ended"}}
 
@@ -148,9 +147,9 @@ _STATUS = {True: "running", False: "killed", None: "unknown"}
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move the results of a run out of the way, into "earlier-1", "earlier-2" ... in the same folder.
+    """Move the results of an earlier run to "earlier-1", "earlier-2" ... in the same folder.
 
-    RETURNS (Path): That folder. None: there were none.
+    RETURNS (Path): The new folder. None: there were no results.
     """
     left = [path for name in (LAST, BEST, RESULT) if (path := folder / name).exists()]
     if not left:

@@ -18,16 +18,16 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train a pipeline. What came of it is in the folder `output`: see results.py."""
+    """Train a pipeline. Results are written to the folder `output`: see results.py."""
     train(grid, context.run_config)
 
 
 def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Train a pipeline.
 
-    run_config (Mapping): What stands in [tool.flwr.app.config] of the app: `config` (the path of a spaCy config),
-        `output` (a folder), and values for settings of the config by their dotted path, e.g. `federated.rounds`.
-    RAISES (ConfigError): Something is missing. (FederationError): There are too few clients.
+    run_config (Mapping): [tool.flwr.app.config] of the app: `config` (path of a spaCy config), `output` (a folder), and
+        values for settings of the config by their dotted path, e.g. `federated.rounds`.
+    RAISES (ConfigError): A key is missing. (FederationError): There are too few clients.
     """
     for key in ("config", "output"):
         if not isinstance(run_config.get(key), str) or not run_config[key]:

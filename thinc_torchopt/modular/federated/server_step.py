@@ -1,7 +1,7 @@
-"""What the server does with the averaged update of a round: the modules of [federated.algorithm].
+"""The server's step after a round, by the algorithm in [federated.algorithm].
 
-The update is a gradient like any other: the global model minus the average. So all that [training.optimizer.algorithm]
-can be works here as well, with patterns over names, and rates that go by a schedule from round to round.
+Its gradient is the global model minus the average of the clients' models. So any [training.optimizer.algorithm] works
+here too, with patterns over names, and with learning rates that are schedules over rounds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .weights import Tensors
 
 
 class ServerStep:
-    """Moves the global model by the averaged update.
+    """Updates the global model by the averaged update of the clients.
 
-    house (House): The server's pipeline, in which the step is made.
-    settings (FederatedSettings): With an algorithm, or without one: then the average is the new model.
-    RAISES (ConfigError): The algorithm can't work here.
+    house (House): The server's pipeline.
+    settings (FederatedSettings): Without an algorithm, the average is the new model.
+    RAISES (ConfigError): The algorithm can't be used here.
     """
 
     def __init__(self, house: House, settings: FederatedSettings):
@@ -50,20 +50,20 @@ class ServerStep:
         return {} if self._modular is None else self._modular.collect_aux_var()
 
     def check(self, client: str, aux_vars: Mapping[str, AuxVar]) -> None:
-        """Check what a client sent. Changes nothing. RAISES (AuxVarError): It can't be taken."""
+        """Check the auxiliary variables of a client. Changes nothing. RAISES (AuxVarError): They can't be used."""
         if self._modular is not None and aux_vars:
             self._modular.check_aux_var(_sent_by(client, aux_vars))
 
     def process(self, received: Mapping[str, Mapping[str, AuxVar]]) -> None:
-        """Take the auxiliary variables of clients, by the clients' names."""
+        """Process the auxiliary variables of clients, by the clients' names."""
         if self._modular is not None and self.aux_names:
             self._modular.process_aux_var([_sent_by(client, aux) for client, aux in received.items()])
 
     def apply(self, weights: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> Tensors:
-        """The new global model.
+        """Compute the new global model.
 
-        weights (Mapping): The global model's. average (Mapping): The clients'.
-        RAISES (FederationError): It has values that are not finite.
+        weights (Mapping): The global model. average (Mapping): The average of the clients' models.
+        RAISES (FederationError): The new model has values that are not finite.
         """
         new = dict(average)
         if self._optimizer is not None:
@@ -76,14 +76,14 @@ class ServerStep:
         for name, value in new.items():
             if not bool(value.isfinite().all()):
                 raise FederationError(
-                    f"Can't go on with the new model: expected finite numbers, found NaN or infinite ones for "
+                    f"Can't continue with the new model: expected finite numbers, found NaN or infinite ones for "
                     f"'{name}'. The server's optimizer has diverged: lower 'learn_rate' in [federated]."
                 )
         return new
 
 
 def _sent_by(client: str, aux_vars: Mapping[str, AuxVar]) -> dict[str, AuxVar]:
-    """With the client's name in the place of one that it made up: that is another after its supernode is restarted."""
+    """Set the client's name, in place of the random one that changes when its supernode is restarted."""
     return {
         name: dataclasses.replace(aux, clients=(client,)) if hasattr(aux, "clients") else aux  # type: ignore[type-var]
         for name, aux in aux_vars.items()

@@ -1,4 +1,4 @@
-"""What a config says of a federated run: `[federated]`, with `@misc = "thinc-torchopt.Federated.v1"`."""
+"""The settings of a federated run: `[federated]`, with `@misc = "thinc-torchopt.Federated.v1"`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AN_ALGORITHM = 'a block with @torch_optimizers = "thinc-torchopt.Modular.v1" or
 
 @dataclass(frozen=True)
 class FederatedSettings:
-    """What stands in [federated]: see `Federated`, which makes it."""
+    """The settings in [federated]: see `Federated`."""
 
     rounds: int
     local_steps: int
@@ -54,23 +54,24 @@ def Federated(
 ) -> FederatedSettings:
     """Train a pipeline in rounds, at clients that keep their texts. Registered as `thinc-torchopt.Federated.v1`.
 
-    The server's block is the one that counts: what clients need of it comes with each message.
+    Only the server's block counts: clients get their part of it with each message.
 
-    rounds (int): How many.
-    local_steps (int): How many steps a client trains in a round. 0: see `local_epochs`.
-    local_epochs (int): How often a client goes through its texts in a round. 0: see `local_steps`.
-    clients (int): How many are expected. The first round begins when they are there, or after `wait_seconds`.
-    min_clients (int): With fewer there is no round: the run fails after `wait_seconds`. With usable reports of fewer a
-        round is not accepted: the model stays as it was, and the round is repeated.
-    wait_seconds (float): How long the server waits for clients before a round.
-    timeout_seconds (float): How long a round waits for replies. It goes on without clients that are late.
-    attempts (int): How often a round is tried that is not accepted. Then the run fails.
-    max_examples (int): A client that says that it has more takes no part. 0: no limit.
-    weigh_by ("examples" | "client"): In the average of the models a client counts by its number of training examples;
-        or all count the same.
-    algorithm (Algorithm | None): What the server does with the averaged update of a round, as a block with
-        `@torch_optimizers`: modules of Modular, or an optimizer of torch. None: the average is the new model.
-    learn_rate (float | schedule): That of `algorithm`; schedules move on with each round. At 1 the server takes the
+    rounds (int): Number of rounds.
+    local_steps (int): Steps that a client trains in a round. 0: see `local_epochs`.
+    local_epochs (int): Epochs that a client trains in a round. 0: see `local_steps`. Exactly one of the two must be
+        set.
+    clients (int): Number of expected clients. The first round begins when all are there, or after `wait_seconds`.
+    min_clients (int): Least number of clients for a round. With fewer, the run fails after `wait_seconds`. With fewer
+        usable reports, the round is not accepted, and is repeated from the same model.
+    wait_seconds (float): Seconds to wait for clients before a round.
+    timeout_seconds (float): Seconds to wait for the replies of a round. Clients that are late are left out.
+    attempts (int): How often a round is tried before the run fails.
+    max_examples (int): Clients that report more training examples are refused. 0: no limit.
+    weigh_by ("examples" | "client"): Whether clients count by their number of training examples in the average of the
+        models, or all the same.
+    algorithm (Algorithm | None): The server's optimizer, which applies the averaged update: a block with
+        `@torch_optimizers`. None: the average is the new model.
+    learn_rate (float | schedule): The learning rate of `algorithm`; schedules step with each round. 1.0 applies the
         whole update.
     RAISES (ConfigError): An argument is out of its range.
     """
@@ -105,7 +106,7 @@ def Federated(
 
 
 def _learn_rate(value: FloatOrSchedule) -> FloatOrSchedule:
-    """RAISES (ConfigError): It is no number of at least 0, no list of such, and no schedule."""
+    """RAISES (ConfigError): It is neither a number of at least 0, nor a list of them, nor a schedule."""
     if isinstance(value, list):
         if not value:
             SECTION.refuse("learn_rate", "a rate for each round, at least one", value)
@@ -116,7 +117,7 @@ def _learn_rate(value: FloatOrSchedule) -> FloatOrSchedule:
 def federated_settings(config: Mapping[str, Any]) -> FederatedSettings:
     """Read [federated] of a config. config (Mapping): Interpolated.
 
-    RAISES (ConfigError): There is no such block.
+    RAISES (ConfigError): The block is missing.
     """
     section = config.get("federated")
     if not isinstance(section, Mapping) or section.get("@misc") != BLOCK:

@@ -1,8 +1,8 @@
-"""What the server does in a round, as a strategy of Flower's.
+"""The rounds of the server, as a strategy of Flower.
 
-A client that dies, comes late, or sends what can't be used is left out of the round, and the log says so. If too few
-are left, the round is not accepted: it is repeated from the same model, and in the end the run fails. Averages are
-another strategy's affair: Flower's FedAvg by default; its medians and trimmed means work as well.
+A client that dies, is late, or sends an invalid report is left out of the round, with a log message. If too few are
+left, the round is not accepted: it is repeated from the same model, until the run fails. Another strategy computes the
+average: Flower's FedAvg by default; its medians and trimmed means work too.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ _WEIGHT = "num-examples"
 
 
 class ModularStrategy(Strategy):
-    """Train a pipeline of spaCy's in rounds.
+    """Train a spaCy pipeline in rounds.
 
     house (House): The server's pipeline.
-    settings (FederatedSettings): Of the run.
-    results (Results): Where to write.
-    average (Strategy | None): A strategy of Flower's, whose `aggregate_train` averages the clients' models. None:
-        FedAvg.
+    settings (FederatedSettings): The settings of the run.
+    results (Results): The output.
+    average (Strategy | None): A Flower strategy, whose `aggregate_train` averages the clients' models. None: FedAvg.
     """
 
     def __init__(self, house: House, settings: FederatedSettings, results: Results, average: Strategy | None = None):
@@ -67,21 +66,20 @@ class ModularStrategy(Strategy):
         self._step = ServerStep(house, settings)
         self._agreement = house.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
-        # By node: names of clients that take part; and what was sent to whom in this round.
+        # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
         self._refused: dict[int, str] = {}
         self._sent: list[Message] = []
-        # By name of client: the last round whose report was taken; and how many examples and dev examples it has.
+        # By client: the last round whose report was accepted; numbers of examples and dev examples.
         self._taken: dict[str, int] = {}
         self._counts: dict[str, dict[str, int]] = {}
-        # Those who failed in an attempt that was not accepted, while the round is repeated.
+        # While a round is repeated: the clients that failed in the last attempt.
         self._silent: dict[str, str] = {}
 
     def run(self, grid: Grid) -> Result:
-        """All rounds.
+        """Run all rounds.
 
-        RAISES (FederationError): There are not enough clients, or not enough of their reports, or the model has
-            diverged.
+        RAISES (FederationError): There are too few clients or reports, or the model has diverged.
         """
         return self.start(
             grid,
@@ -135,8 +133,8 @@ class ModularStrategy(Strategy):
         averaged, _ = self._average.aggregate_train(server_round, [self._for_average(*one) for one in found])
         if averaged is None:
             raise FederationError(
-                f"Can't make the model of round {server_round}: expected an average of the models of "
-                f"{', '.join(report.name for report in reports)}, found that {type(self._average).__name__} gives none."
+                f"Can't make the model of round {server_round}: {type(self._average).__name__} gave no average of the "
+                f"models of {', '.join(report.name for report in reports)}."
             )
         average = from_arrays(RecordDict({"arrays": averaged}), self._weights)
         self._step.process({report.name: report.aux_vars for report in reports})
@@ -145,16 +143,16 @@ class ModularStrategy(Strategy):
             self._taken[report.name] = server_round
         total = sum(report.examples for report in reports)
         LOG.info(
-            "Round %s: took the reports of %s",
+            "Round %s: accepted the reports of %s",
             server_round,
             ", ".join(f"{report.name} ({report.examples / total:.0%} of the examples)" for report in reports),
         )
         return to_arrays(self._weights), None
 
     def _refuse(self, server_round: int, names: list[str]) -> None:
-        """Note that an attempt is not accepted. names (list[str]): Of the clients whose reports can be used.
+        """Record that an attempt is not accepted. names (list[str]): The clients with usable reports.
 
-        RAISES (FederationError): It was the last one.
+        RAISES (FederationError): It was the last attempt.
         """
         row, s = self._results.rounds[server_round], self._settings
         self._silent = row.failed
@@ -178,18 +176,18 @@ class ModularStrategy(Strategy):
         raise FederationError(
             f"Can't accept round {server_round}: {expected}{times}. "
             f"{' '.join(f'{name}: {reason}' for name, reason in row.repeated[-1].items())} Look into the logs of "
-            "these clients, set 'timeout_seconds' in [federated] higher if they are late, or 'min_clients' lower."
+            "these clients, raise 'timeout_seconds' in [federated] if they are late, or lower 'min_clients'."
         )
 
     def _repeat(self, server_round: int) -> Iterable[Message]:
-        """Ask for a round once more."""
+        """Request the round again."""
         self._gather(self._grid, server_round)
         self._sent = self._messages(server_round, MessageType.TRAIN, to_arrays(self._weights))
         return self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
 
     def _capped(self, report: Report) -> Report:
-        """A report that counts for no more than what its client has said before; if it has said nothing, from now on
-        for no more than this. Its numbers weigh in averages of models and scores.
+        """Limit a report's numbers of examples, which are weights in averages, to those that the client reported
+        first.
         """
         known = self._counts.setdefault(report.name, {})
         capped = {}
@@ -197,14 +195,12 @@ class ModularStrategy(Strategy):
             found = getattr(report, what)
             limit = known.setdefault(what, found)
             if found > limit:
-                LOG.warning(
-                    "Client '%s' reports %s %s, and counts for the %s of before", report.name, found, what, limit
-                )
+                LOG.warning("Client '%s' reports %s %s, but counts for %s as before", report.name, found, what, limit)
             capped[what] = min(found, limit)
         return replace(report, **capped)
 
     def _check_examples(self, name: str, examples: int) -> None:
-        """RAISES (MessageError): There are more than are allowed."""
+        """RAISES (MessageError): The client has more examples than allowed."""
         most = self._settings.max_examples
         if most and examples > most:
             raise MessageError(
@@ -213,7 +209,7 @@ class ModularStrategy(Strategy):
             )
 
     def _for_average(self, report: Report, reply: Message) -> Message:
-        """Leave of a reply what the other strategy is to see: one ArrayRecord and one MetricRecord."""
+        """Reduce a reply to the records that the other strategy needs: one ArrayRecord and one MetricRecord."""
         weight = report.examples if self._settings.weigh_by == "examples" else 1
         reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord({_WEIGHT: weight})})
         return reply
@@ -223,7 +219,7 @@ class ModularStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Only the last model: all others are evaluated by those who train them further."""
+        """Evaluate the last model. Clients evaluate all others when they train them further."""
         is_last = server_round == self._settings.rounds
         self._sent = self._messages(server_round, MessageType.EVALUATE, arrays) if is_last else []
         return self._sent
@@ -243,7 +239,7 @@ class ModularStrategy(Strategy):
         return None
 
     def _note_score(self, row: int, reports: list[Report]) -> None:
-        """Average the clients' scores of a model by their numbers of dev examples."""
+        """Average the clients' scores of a model, weighted by their numbers of dev examples."""
         scored = [report for report in reports if report.dev_examples]
         if not scored:
             return
@@ -263,10 +259,7 @@ class ModularStrategy(Strategy):
     # ------------------------------------------------------------------ clients
 
     def _gather(self, grid: Grid, server_round: int) -> None:
-        """Wait for clients, and ask new ones who they are.
-
-        RAISES (FederationError): They are too few.
-        """
+        """Wait for clients, and introduce new ones. RAISES (FederationError): There are too few."""
         s = self._settings
         wanted = s.clients if server_round == 1 else s.min_clients
         end = time.monotonic() + s.wait_seconds
@@ -289,7 +282,9 @@ class ModularStrategy(Strategy):
             )
 
     def _introduce(self, grid: Grid, nodes: list[int], server_round: int) -> set[int]:
-        """Ask nodes who they are. RETURNS (set[int]): Those that can't take part in the round that comes."""
+        """Ask nodes for their names and differences. RETURNS (set[int]): Nodes that can't take part in the next
+        round.
+        """
         if not nodes:
             return set()
         waiting = set()
@@ -343,7 +338,7 @@ class ModularStrategy(Strategy):
     def _read(
         self, replies: Iterable[Message], weights: dict[str, torch.Tensor] | None
     ) -> list[tuple[Report, Message]]:
-        """The reports that can be used, with their messages. Why others can't be is noted."""
+        """The usable reports, with their messages. The reasons of others are recorded."""
         found, failed = _by_node(self._sent, replies), self._results.rounds[-1].failed
         reports = []
         for message in self._sent:
@@ -363,7 +358,7 @@ class ModularStrategy(Strategy):
 
 
 def _by_node(sent: Iterable[Message], replies: Iterable[Message]) -> dict[int, Message]:
-    """Replies by the node that was asked: Flower's link answers for nodes that are gone."""
+    """Replies by the node that was asked, as Flower's link replies for nodes that are gone."""
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     return {
         nodes[reply.metadata.reply_to_message_id]: reply
@@ -373,7 +368,7 @@ def _by_node(sent: Iterable[Message], replies: Iterable[Message]) -> dict[int, M
 
 
 def _content(reply: Message) -> Any:
-    """RAISES (MessageError): It is an error."""
+    """RAISES (MessageError): The reply is an error."""
     if reply.has_error():
         raise MessageError(f"It failed: {reply.error.reason}")
     return reply.content

@@ -1,7 +1,8 @@
-"""What travels of a pipeline: the params that are trained, and the buffers of their torch modules, by lasting names.
+"""The weights that server and clients exchange: trained params and the buffers of their torch modules, by lasting
+names.
 
-All else stays: components that are frozen, torch params that take no gradients, static vectors. They must be the same
-everywhere: see agreement.py.
+Frozen components, torch params without gradients and static vectors are not sent. They must be the same everywhere: see
+agreement.py.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ class Weights:
 
     nlp (Language): The pipeline, initialized.
     exclude (Collection[str]): Components that are not trained.
-    RAISES (PipelineError): There is nothing to train, or something that is trained by code of its own.
+    RAISES (PipelineError): There is nothing to train, or a component has its own kind of model.
 
-    Public: `params` (names of those that are trained), `buffers` (names of what torch modules keep beside, such as
-    running means).
+    Public: `params` (names of trained params), `buffers` (names of buffers of torch modules, such as running means).
     """
 
     def __init__(self, nlp: Language, exclude: Collection[str] = ()):
@@ -38,7 +38,7 @@ class Weights:
         self._fixed: dict[str, NamedParam] = {}
         seen: set[object] = set()
         trained = {id(model) for _, model in _components_to_train(nlp, exclude)}
-        # Trained ones first: a layer that two components share may stand in one that is frozen, too.
+        # Trained components first: a frozen one may share a layer with them.
         components = sorted(components_with_model(nlp), key=lambda pair: id(pair[1]) not in trained)
         for component, model in components:
             for found in walk(model, component):
@@ -63,12 +63,12 @@ class Weights:
         return {name: get().detach().cpu().clone() for name, (get, _) in self._sources.items()}
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give the pipeline these weights, in place. weights (Mapping): All of them, as `collect` gives them."""
+        """Set the weights of the pipeline, in place. weights (Mapping): All of them, as from `collect`."""
         for name, (_, put) in self._sources.items():
             put(weights[name])
 
     def set_grads(self, optimizer: TorchOptimizer, grads: Mapping[str, torch.Tensor]) -> None:
-        """Give an optimizer that knows the pipeline a gradient for each param, for its next step."""
+        """Pass a gradient for each param to an optimizer that knows the pipeline, for its next step."""
         for name, found in self._trained.items():
             if (param := found.param) is not None:
                 param.grad = grads[name].to(param)
@@ -77,7 +77,7 @@ class Weights:
                 optimizer.set_grad(_array(found), found.owner.ops.asarray(grads[name].numpy()), key=found.key)
 
     def checksums(self) -> dict[str, str]:
-        """By component, of the params that stay."""
+        """Checksums of the params that are not sent, by component."""
         sums: dict[str, int] = {}
         for name in sorted(self._fixed):
             component, found = name.partition("/")[0], self._fixed[name]
@@ -99,7 +99,7 @@ def _components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[
         if (id(model) not in known and model not in (None, True, False)) or foreign:
             raise PipelineError(
                 f"Can't train component '{name}' federated: expected params of thinc or torch, found "
-                f"{foreign[0] if foreign else type(model).__name__}. Put it into [training] frozen_components."
+                f"{foreign[0] if foreign else type(model).__name__}. Add it to [training] frozen_components."
             )
     if not found:
         raise PipelineError(
@@ -128,7 +128,7 @@ def _in_torch(tensor: torch.Tensor) -> tuple[Callable[[], torch.Tensor], Callabl
 
 
 def _in_node(found: NamedParam) -> tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]:
-    """Looked up each time: nodes get other arrays."""
+    """The array is looked up each time, as nodes may get another one."""
     node, name = found.owner, found.key[1]  # type: ignore[index]
 
     def put(value: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ def _in_node(found: NamedParam) -> tuple[Callable[[], torch.Tensor], Callable[[t
 
 
 def _buffers(shim: Shim, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of floats that a torch module saves. Numbers such as `num_batches_tracked` have no average."""
+    """The float buffers that a torch module saves. Others, such as `num_batches_tracked`, can't be averaged."""
     module = module_of(shim)
     if isinstance(module, torch.nn.Module):
         own = {name for name, _ in module.named_buffers()}

@@ -1,4 +1,4 @@
-"""The modules. Each says its paper, its formula, and where it differs."""
+"""The modules. Each docstring has the paper, the formula, and our differences."""
 
 from ..module import Module
 from .clipping import AGC, Centralize, L2Clipping, L2GlobalClipping

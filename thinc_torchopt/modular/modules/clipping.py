@@ -1,4 +1,4 @@
-"""Modules that keep nothing of a gradient: they clip it, or take its mean away."""
+"""Modules without state: clipping and centralization of gradients."""
 
 import math
 from typing import Any, ClassVar, List, Literal, Optional
@@ -16,10 +16,9 @@ class L2Clipping(Module):
 
         out: g min(1, max_norm / |g|)        |g|: 2-norm of one tensor
 
-    As thinc's `grad_clip`, or `clip_by = "param"`. thinc leaves a norm of exactly max_norm alone, and so does the
-    formula.
+    The same as thinc's `grad_clip`, and as `clip_by = "param"`.
 
-    max_norm (float): Largest norm of a tensor. 0.0: nothing is left.
+    max_norm (float): Largest norm of a tensor. 0.0: all gradients become zero.
     """
 
     name = "l2-clipping"
@@ -47,10 +46,10 @@ class L2GlobalClipping(L2Clipping):
 
         out: g min(1, max_norm / |G|)        |G|: 2-norm of all tensors together
 
-    As torch.nn.utils.clip_grad_norm_, which adds 1e-6 to the norm. All tensors: those that this step updates, and on
-    which the module works. If param groups have different `max_norm`, the norm is the same for all of them.
+    As torch.nn.utils.clip_grad_norm_, which adds 1e-6 to the norm. The norm is over all tensors of this step that the
+    module works on, also if param groups have different `max_norm`.
 
-    max_norm (float): Largest norm of all gradients together. 0.0: nothing is left.
+    max_norm (float): Largest norm of all gradients together. 0.0: all gradients become zero.
     """
 
     name = "l2-global-clipping"
@@ -63,7 +62,7 @@ class L2GlobalClipping(L2Clipping):
         values, factor = block.factored()
         block.tool.extend((square, factor) for square in sum_of_squares(values))
 
-    def settle(self, tool: list[tuple[Tensor, float]]) -> float:
+    def after_measure(self, tool: list[tuple[Tensor, float]]) -> float:
         squares: dict[torch.device, list[tuple[Tensor, float]]] = {}
         for square, factor in tool:
             squares.setdefault(square.device, []).append((square, factor))
@@ -82,11 +81,11 @@ class AGC(Module):
 
         out, for each unit: g min(1, clip max(|w|, eps) / |g|)
 
-    A unit is one index of the first dimension: an output, with all that leads to it. A tensor of one dimension is one
-    unit. The same as `clip_by = "adaptive"`.
+    A unit is one index of the first dimension: an output with its weights. A tensor of one dimension is one unit. The
+    same as `clip_by = "adaptive"`.
 
-    clip (float): Largest norm of a unit's gradient, as a part of the norm of its weights. eps (float): The least
-    that this norm counts: or else weights of 0 could never change.
+    clip (float): Largest norm of a unit's gradient, as a part of the norm of its weights.
+    eps (float): Least value for the norm of the weights, so that weights of 0 can change.
     """
 
     name = "agc"
@@ -117,8 +116,8 @@ class Centralize(Module):
 
         out: g - mean(g), over all dimensions but the first
 
-    Params of one dimension, such as biases, are left alone. thinc's Maxout has biases of two: leave them out with
-    `params = ["*/W", "*/weight"]`.
+    Params of one dimension, such as biases, are not changed. thinc's Maxout has biases of two dimensions: exclude them
+    with `params = ["*/W", "*/weight"]`.
     """
 
     name = "centralize"
@@ -140,5 +139,5 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """The 2-norm of each unit, in a shape that goes with the tensor's."""
+    """The 2-norm of each unit, in a shape that broadcasts to the tensor's."""
     return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)) or None, keepdim=True)

@@ -2,13 +2,13 @@
 
     out: g + N(0, std^2)
 
-In safe mode the random numbers come from the operating system's generator for cryptography, and each is the sum of four
-normal ones, halved: a single one has gaps between floats that tell what was added (Mironov 2012,
+In safe mode the random numbers come from the operating system's cryptographic generator, and each is the sum of four
+normal ones, halved: the gaps between floats of a single one would reveal the added noise (Mironov 2012,
 https://doi.org/10.1145/2382196.2382264; Holohan and Braghin 2021, https://arxiv.org/abs/2107.10138). Opacus does the
-same in its secure mode. It costs 32 random bytes a number. None is infinite, as some of declearn's are.
+same in its secure mode. It needs 32 random bytes a number. No number is infinite, as some of declearn's are.
 
-Otherwise the numbers come from a seeded generator, whose state is saved: a run is resumed with the same noise. That is
-for tests and for regularization, not for privacy.
+Otherwise the numbers come from a seeded generator, whose state is saved: a resumed run gets the same noise. That is for
+tests and regularization, not for privacy.
 """
 
 import math
@@ -27,8 +27,11 @@ from ..module import Module, Ranges
 
 
 class GaussianNoise(Module):
-    """std (float): Standard deviation. safe_mode (bool): Secure random numbers. seed (int | None): Without safe mode:
-    where the generator begins; null: anywhere.
+    """Gaussian noise, added to gradients for differential privacy: Abadi et al. 2016, https://arxiv.org/abs/1607.00133.
+
+    std (float): Standard deviation of the noise.
+    safe_mode (bool): Use cryptographic random numbers, which privacy needs.
+    seed (int | None): Seed of the generator, without safe mode. None: a random seed.
     """
 
     name = "gaussian-noise"
@@ -51,7 +54,7 @@ class GaussianNoise(Module):
             section.whole("seed", seed)
             if safe_mode:
                 section.refuse(
-                    "seed", "none in safe mode, whose noise can't be foretold", seed, "Set safe_mode = false."
+                    "seed", "none in safe mode, whose noise must be unpredictable", seed, "Set safe_mode = false."
                 )
 
     @property
@@ -87,15 +90,15 @@ class GaussianNoise(Module):
 
 
 def normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator)  # on the CPU: the same numbers for every device
+    return torch.randn(shape, generator=generator)  # on the CPU, for the same numbers on every device
 
 
 def secure_normal(shape: torch.Size) -> Tensor:
-    """Normal random numbers, of float64."""
+    """Normal random numbers, float64."""
     n = math.prod(shape)
-    # Box and Muller: two uniform numbers make two normal ones.
+    # Box-Muller: two uniform numbers make two normal ones.
     bits = numpy.frombuffer(os.urandom(8 * 4 * n), dtype=numpy.uint64) >> 11
-    radius = numpy.sqrt(-2.0 * numpy.log((bits[: 2 * n] + 1.0) * 2.0**-53))  # of numbers above 0, and at most 1
+    radius = numpy.sqrt(-2.0 * numpy.log((bits[: 2 * n] + 1.0) * 2.0**-53))  # of numbers in (0, 1]
     angle = bits[2 * n :] * (2.0 * math.pi * 2.0**-53)
     sums = (radius * numpy.cos(angle) + radius * numpy.sin(angle)).reshape(2, n).sum(0)
     return torch.from_numpy(sums / 2.0).view(shape)

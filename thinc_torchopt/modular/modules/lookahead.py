@@ -2,7 +2,7 @@
 
     after every k-th update: slow = slow + alpha (w - slow), w = slow        from slow = the first weights
 
-It works on the weights after the whole update, wherever it stands among the modules.
+It changes the weights after the whole update, at any place among the modules.
 """
 
 from typing import Any, ClassVar, List, Optional
@@ -16,7 +16,12 @@ from ..module import Module, Ranges
 
 
 class Lookahead(Module):
-    """k (int): Updates from one look to the next. alpha (float): How far the slow weights go, from 0 to 1."""
+    """Lookahead: Zhang et al. 2019, https://arxiv.org/abs/1907.08610. Every k updates, the weights go back to slow
+    weights, which move towards them.
+
+    k (int): Updates between two moves of the slow weights.
+    alpha (float): How far the slow weights move, from 0 to 1.
+    """
 
     name = "lookahead"
     ranges: ClassVar[Ranges] = {"alpha": "part"}

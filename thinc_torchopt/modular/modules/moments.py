@@ -1,4 +1,4 @@
-"""Modules that go by averages or sums of the gradients so far."""
+"""Modules with averages or sums of past gradients."""
 
 import math
 from collections.abc import Mapping, MutableMapping
@@ -21,8 +21,9 @@ class Momentum(Module):
 
     The same as momentum in torch.optim.SGD.
 
-    beta (float): How much of the sum is kept. nesterov (bool): Nesterov's form. round_reset (bool): `start_round`
-    sets the sum to zero.
+    beta (float): Decay of the sum.
+    nesterov (bool): Use Nesterov's form.
+    round_reset (bool): Reset the sum in each federated round.
     """
 
     name = "momentum"
@@ -58,7 +59,8 @@ class EWMA(Module):
 
     Not torch's `dampening`, whose first step is the full gradient.
 
-    beta (float): How much of the average is kept. round_reset (bool): `start_round` sets it to zero.
+    beta (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "ewma"
@@ -88,7 +90,8 @@ class YogiMomentum(EWMA):
 
         s = s - sign(s - g) (1 - beta) g, from s = 0        out: s
 
-    beta (float): How slowly the average moves. round_reset (bool): `start_round` sets it to zero.
+    beta (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "yogi-momentum"
@@ -103,8 +106,9 @@ class Lion(Module):
 
         out: sign(b1 m + (1 - b1) g)        m = b2 m + (1 - b2) g, from m = 0
 
-    beta_1 (float): Weight of the average in the update. beta_2 (float): How much of the average is kept. round_reset
-    (bool): `start_round` sets it to zero.
+    beta_1 (float): Weight of the average in the update.
+    beta_2 (float): Decay of the average.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "lion"
@@ -138,7 +142,8 @@ class AdaGrad(Module):
 
     The same as torch.optim.Adagrad with lr_decay = 0; eps is declearn's.
 
-    eps (float): Added to the root. round_reset (bool): `start_round` sets the sum to zero.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the sum in each federated round.
     """
 
     name = "adagrad"
@@ -168,8 +173,9 @@ class RMSProp(Module):
 
     The same as torch.optim.RMSprop; beta and eps are declearn's (torch: alpha = 0.99, eps = 1e-8).
 
-    beta (float): How much of the average is kept. eps (float): Added to the root. round_reset (bool): `start_round`
-    sets the average to zero.
+    beta (float): Decay of the average.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the average in each federated round.
     """
 
     name = "rmsprop"
@@ -201,12 +207,14 @@ class Adam(Module):
         m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2        from m = v = 0
         out: (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    The same as torch.optim.Adam, but for declearn's defaults (beta_2 = 0.99, eps = 1e-7), and for AMSGrad: the maximum
-    is that of v *after* its bias correction, as in declearn; torch takes it before. The maximum outlives `round_reset`,
-    as in declearn.
+    The same as torch.optim.Adam, except for declearn's defaults (beta_2 = 0.99, eps = 1e-7) and AMSGrad: the maximum is
+    that of v *after* its bias correction, as in declearn; torch uses v before it. `round_reset` does not reset the
+    maximum, as in declearn.
 
-    beta_1, beta_2 (float): How much of the two averages is kept. amsgrad (bool): Divide by the largest second moment
-    so far. eps (float): Added to the root. round_reset (bool): `start_round` begins the averages anew.
+    beta_1, beta_2 (float): Decays of the two averages.
+    amsgrad (bool): Divide by the largest second moment so far.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the averages in each federated round.
     """
 
     name = "adam"
@@ -237,7 +245,7 @@ class Adam(Module):
     def run(self, block: Block) -> None:
         options, state, step = block.options, block.state, block.step
         mean, square = self.move(block)
-        # The bias corrections are numbers: they need not go through the tensors.
+        # The bias corrections are numbers, which need no pass over the tensors.
         first, second = 1.0 - options["beta_1"] ** step, 1.0 - options["beta_2"] ** step
         if options["amsgrad"]:
             corrected = torch.div(square, second, out=block.spare())
@@ -267,7 +275,7 @@ class Adam(Module):
         return True
 
     def move(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Move the two averages on."""
+        """Update the two averages."""
         values, factor = block.factored()
         beta_1, beta_2 = block.options["beta_1"], block.options["beta_2"]
         return (
@@ -279,15 +287,17 @@ class Adam(Module):
 class Yogi(Adam):
     """Yogi: Zaheer et al. 2018, https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization.
 
-    Adam, with another second moment:
+    Adam with another second moment:
 
         v = v - sign(v - g^2) (1 - b2) g^2, from v = 0
 
-    The paper begins with v = g^2 of a first batch, and has no bias correction; here both are as in declearn. The
+    The paper starts with v = g^2 of a first batch, and has no bias correction; here both are as in declearn. The
     defaults are declearn's (paper: b2 = 0.999, eps = 1e-3).
 
-    beta_1, beta_2 (float): How slowly the two averages move. amsgrad (bool): Divide by the largest second moment so
-    far. eps (float): Added to the root. round_reset (bool): `start_round` begins the averages anew.
+    beta_1, beta_2 (float): Decays of the two averages.
+    amsgrad (bool): Divide by the largest second moment so far.
+    eps (float): Added to the root.
+    round_reset (bool): Reset the averages in each federated round.
     """
 
     name = "yogi"
@@ -301,11 +311,11 @@ class Yogi(Adam):
         )
 
 
-# ---------------------------------------------------------------------- formulas that several share
+# ---------------------------------------------------------------------- shared formulas
 
 
 def average(mean: Tensor, values: Tensor, factor: float, beta: float) -> Tensor:
-    """Move an average on, in place, by `factor * values`."""
+    """Update an average in place, by `factor * values`."""
     return (
         mean.lerp_(values, 1.0 - beta) if factor == 1.0 else mean.mul_(beta).add_(values, alpha=(1.0 - beta) * factor)
     )

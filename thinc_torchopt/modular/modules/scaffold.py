@@ -1,16 +1,16 @@
 """SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378, with option II.
 
-The gradients of a client are corrected for how they differ from those of the others:
+A client's gradients are corrected by their difference from those of all clients:
 
     client, each step:     G = G + g, K = K + 1        out: g - (c_i - c)
     client, end of round:  c_new = G / K, sends c_new - c_i, c_i = c_new
-    server:                s = s + the sum of what was sent, sends c = s / number of clients that it knows
-    client, next round:    c as it came, G = K = 0
+    server:                s = s + the sum of the received changes, sends c = s / number of known clients
+    client, next round:    c as received, G = K = 0
 
-A round: the client takes what the server sent (`process_aux_var`), `start_round`, steps, `collect_aux_var`. The server
-aggregates, `process_aux_var`, and makes a step with the mean of (start - end) as gradient. Put the client's module
-first: behind a module that is not linear it corrects something else than gradients. K is counted for each param, so
-that one without gradients in some steps has the mean of those that it got.
+A round of a client: `process_aux_var` with the server's values, `start_round`, steps, `collect_aux_var`. The server:
+`process_aux_var` with the clients' values, and a step with the mean of (start - end) as gradient. Put the client's
+module first: after a module that is not linear, its input is no gradient. K is counted for each param, so that the mean
+is over the steps in which the param had a gradient.
 """
 
 import uuid
@@ -30,6 +30,11 @@ Changes = dict[str, dict[str, Any]]
 
 
 class ScaffoldClient(Module):
+    """The client's part of SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378.
+
+    Corrects gradients by their difference from those of all clients. Put it before all other modules.
+    """
+
     name = "scaffold-client"
     aux_name = "scaffold"
     has_aux = True
@@ -70,7 +75,7 @@ class ScaffoldClient(Module):
         check_kind(self, aux)
         if aux.state is None:
             raise AuxVarKeyError(
-                f"Can't take auxiliary variables in {self.where}: expected 'state', which a server sends, found "
+                f"Can't use auxiliary variables in {self.where}: expected 'state', which a server sends, found "
                 "'delta', which a client sends."
             )
         check_vector(self, aux.state, states, "correction")
@@ -85,6 +90,11 @@ class ScaffoldClient(Module):
 
 
 class ScaffoldServer(Module):
+    """The server's part of SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378.
+
+    Averages the corrections of clients, and sends the result to them. It does not change the server's update.
+    """
+
     name = "scaffold-server"
     aux_name = "scaffold"
     has_aux = True
@@ -112,7 +122,7 @@ class ScaffoldServer(Module):
         check_kind(self, aux)
         if aux.delta is None:
             raise AuxVarKeyError(
-                f"Can't take auxiliary variables in {self.where}: expected 'delta', which clients send, found 'state', "
+                f"Can't use auxiliary variables in {self.where}: expected 'delta', which clients send, found 'state', "
                 "which a server sends."
             )
         check_vector(self, aux.delta, states, "correction_sum")
@@ -125,30 +135,30 @@ class ScaffoldServer(Module):
 def check_kind(module: Module, aux: Any) -> None:
     if not isinstance(aux, ScaffoldAuxVar):
         raise AuxVarTypeError(
-            f"Can't take auxiliary variables in {module.where}: expected a ScaffoldAuxVar, found {type(aux).__name__}."
+            f"Can't use auxiliary variables in {module.where}: expected a ScaffoldAuxVar, found {type(aux).__name__}."
         )
 
 
 def check_vector(module: Module, vector: Vector, states: States, key: str) -> None:
-    """RAISES (AuxVarError): It is not of these params, or not finite."""
+    """RAISES (AuxVarError): The vector has other params, or is not finite."""
     if not isinstance(vector, Mapping):
         return
     missing, unexpected = sorted(states.keys() - vector.keys()), sorted(vector.keys() - states.keys())
     if missing or unexpected:
         raise AuxVarKeyError(
-            f"Can't take auxiliary variables in {module.where}: expected the {len(states)} params of this model, found "
-            f"that {', '.join(missing[:5]) or 'none'} are missing and {', '.join(unexpected[:5]) or 'none'} unexpected."
+            f"Can't use auxiliary variables in {module.where}: expected the {len(states)} params of this model; "
+            f"missing: {', '.join(missing[:5]) or 'none'}; unknown: {', '.join(unexpected[:5]) or 'none'}."
         )
     for name, state in states.items():
         if vector[name].shape != state[key].shape:
             raise AuxVarError(
-                f"Can't take auxiliary variables in {module.where}: expected shape {tuple(state[key].shape)} for param "
+                f"Can't use auxiliary variables in {module.where}: expected shape {tuple(state[key].shape)} for param "
                 f"'{name}', found {tuple(vector[name].shape)}."
             )
     check_finite(module.key, vector)
 
 
 def like(state: Tensor, vector: Vector, name: str) -> Tensor:
-    """What a vector has of a param, as a copy in the form of a state tensor."""
+    """The vector's value for a param, as a copy like a state tensor."""
     found = torch.zeros_like(state)
     return found.copy_(vector[name]) if isinstance(vector, Mapping) else found

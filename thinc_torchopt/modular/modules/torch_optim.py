@@ -1,10 +1,7 @@
-"""Any torch optimizer as a module: what it would do to a param that is zero, at a learning rate of 1.
+"""Any torch optimizer as a module: its update of a param that is zero, at a learning rate of 1.
 
-    out: what it subtracts from zero
-
-So its weight decay has no effect (that of AdamW by default), and is refused where it is set: use the `weight_decay` of
-Modular, or `ridge`. The learning rate is that of Modular. State is kept of each param as the optimizer has it; what it
-keeps beside params and groups is refused.
+So its weight decay has no effect, and setting it is an error: use the `weight_decay` of Modular, or `ridge`. The
+learning rate is that of Modular. The optimizer's state of each param is kept; optimizers with other state are refused.
 """
 
 import importlib
@@ -21,14 +18,16 @@ from ...errors import ConfigArgumentError, ConfigError
 from ..blocks import Block, opmath
 from ..module import Module, where_it_stands
 
-# What an optimizer keeps in its param group is kept with the param, under this prefix.
+# Prefix of values in the optimizer's param group, which are kept in the state of the param.
 IN_GROUP = "group:"
 
 
 class TorchOptim(Module):
-    """optim_cls (str): The name of a class of torch.optim, such as "torch.optim.SGD"; in Python also a class. kwargs
-    (dict): Its arguments, without `params` and `lr`. They can also be given as arguments of this module. validate
-    (bool): True. Classes are always checked.
+    """Any torch optimizer as a module, with the learning rate and weight decay of Modular.
+
+    optim_cls (str): The name of a class of torch.optim, such as "torch.optim.SGD"; in Python also a class.
+    kwargs (dict): Its arguments, without `params` and `lr`. They can also be arguments of this module.
+    validate (bool): Must be True, as in declearn: classes are always checked.
     """
 
     name = "torch-optim"
@@ -47,7 +46,7 @@ class TorchOptim(Module):
         where = where_it_stands.get() or "the module 'torch-optim'"
         section = Section(where, allows_texts=False)
         if optim_cls is None:
-            raise ConfigArgumentError(f"Can't make {where}: expected 'optim_cls', found none.")
+            raise ConfigArgumentError(f"Can't make {where}: 'optim_cls' is missing.")
         section.choice("validate", validate, (True,))
         self.cls = find_class(section, optim_cls)
         kwargs = {**section.section("kwargs", {} if kwargs is None else kwargs), **options}
@@ -73,7 +72,7 @@ class TorchOptim(Module):
         return {**config, "kwargs": dict(config["kwargs"])}
 
     def example_state(self, weights: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-        # As on a small param of as many dimensions, each of size 2; those of this param are put in their place.
+        # Run it on a small param with sizes of 2, and replace that shape by this param's.
         small: dict[str, Any] = {}
         self.update(torch.ones((2,) * weights.ndim, dtype=opmath(weights.dtype)), small)
         sizes = {(2,) * weights.ndim: weights.shape}
@@ -86,9 +85,9 @@ class TorchOptim(Module):
         block.put(self.update(block.own(), block.whole))
 
     def update(self, values: Tensor, whole: MutableMapping[str, Any]) -> Tensor:
-        """Let the optimizer step from zero. whole (MutableMapping): What is kept of the param."""
+        """Let the optimizer make a step from zero. whole (MutableMapping): The state of the param."""
         param = torch.nn.Parameter(torch.zeros_like(values))
-        param.grad = values.clone()  # which some keep
+        param.grad = values.clone()  # some optimizers keep it
         optimizer = self.build(param)
         [group] = optimizer.param_groups
         group.update({key.removeprefix(IN_GROUP): value for key, value in whole.items() if key.startswith(IN_GROUP)})
@@ -121,15 +120,15 @@ class TorchOptim(Module):
                 optimizer.step()
         except Exception as error:
             raise ConfigError(
-                f"Can't make {self.where} of {self.cls.__name__}: expected arguments that it takes, and a "
-                f"step from gradients alone, found an error: {error!r}. Arguments: {self.kwargs}."
+                f"Can't make {self.where} of {self.cls.__name__}: it does not accept these arguments, or its step "
+                f"needs more than gradients: {error!r}. Arguments: {self.kwargs}."
             ) from error
         beside = {key for key, value in self._beside(optimizer).items() if key not in before or value != before[key]}
         unknown = [key for key, value in whole.items() if not isinstance(value, (Tensor, int, float))]
         if beside or unknown:
             raise ConfigError(
-                f"Can't make {self.where} of {self.cls.__name__}: expected an optimizer that keeps numbers "
-                f"and tensors of each param, found {', '.join(sorted([*beside, *unknown]))}. Use it as the algorithm."
+                f"Can't make {self.where} of {self.cls.__name__}: its state must be numbers and tensors of each param, "
+                f"but it also keeps {', '.join(sorted([*beside, *unknown]))}. Use it as the algorithm."
             )
         self.example = whole
 
@@ -143,9 +142,9 @@ class TorchOptim(Module):
 
 
 def find_class(section: Section, found: Union[str, type]) -> Type[torch.optim.Optimizer]:
-    """The class of a name. Nothing is imported but torch.optim.
+    """Find a class by its name. Only torch.optim is imported.
 
-    RAISES (ConfigError): There is none, or it is no optimizer.
+    RAISES (ConfigError): There is no such class, or it is no optimizer.
     """
     cls: Any = found
     if isinstance(found, str):
