@@ -7,8 +7,8 @@
 
       lock.json             whose the folder is, while the training runs
 
-A checkpoint is written after a step is done, and logged and saved by spaCy; see files.py for how. The newest whole one
-counts.
+A checkpoint is taken after a step is done, and logged and saved by spaCy. A thread writes it while the training goes
+on, one at a time; see files.py for how. The newest whole one counts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
 from ..schema import write
-from ..state import clear_leftovers, write_folder
+from ..state import clear_leftovers, in_main_memory, take_apart, write_parts
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_settings import BLOCK
@@ -59,6 +61,20 @@ from .signals import Signals
 # spaCy shows warnings, and hides what is only information; that a run goes on should be seen.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
+
+
+@dataclass
+class Writing:
+    """A checkpoint that is being written.
+
+    keep (int | None): How many are kept when it is there. None: none is removed.
+    before (int | None): The step of the one that was written before.
+    """
+
+    path: Path
+    keep: int | None
+    before: int | None
+    done: Future[None]
 
 
 class RunCheckpoints:
@@ -108,6 +124,8 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._written: int | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Writing | None = None
         self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a run that goes on builds it: no callback has changed it yet.
@@ -248,8 +266,12 @@ class RunCheckpoints:
             self.output.best.remove()
 
     def close(self) -> None:
-        """The training has ended: let the folder go."""
-        self._lock.release()
+        """The training has ended: let the folder go, once all is written."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+            self._lock.release()
 
     def restore_random(self) -> None:
         """Set the random generators to where they were. Ranks seed them at each step."""
@@ -273,6 +295,8 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ as a listener
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if self._writing is not None and self._writing.done.done():
+            self.wait()
         control.should_save |= bool(self.settings.every) and event.step % self.settings.every == 0
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
@@ -287,6 +311,7 @@ class RunCheckpoints:
                 self._warn(error)
         self._save(is_last=event.stopped_by is not None)
         if event.stopped_by is not None:
+            self.wait()
             self.ranks.meet()  # until it is written
             logger.warning(
                 "Stopped by %s after step %d; the state is saved in %s. To go on, run the same command again.",
@@ -306,8 +331,10 @@ class RunCheckpoints:
         was done.
         """
         self.output.put_best_back()
+        self.wait()
         if again or self._written != self._progress.step:
             self._save(is_last=True)
+            self.wait()
 
     def _save(self, *, is_last: bool) -> None:
         if not self._goes_wrong:
@@ -331,21 +358,42 @@ class RunCheckpoints:
 
     def _write(self, *, keep: int | None) -> None:
         step = self._progress.step
-        path = self.folder / name_of(step)
         snapshot = self._snapshot()
         if snapshot is None:
             self._written = step
             return
+        self.wait()
+        values, tensors = take_apart(write(snapshot))
+        if self.settings.in_background:
+            tensors = in_main_memory(tensors, copy=True)
         try:
             self._lock.check()
-            write_folder(path, write(snapshot))
-            self._written = step
-            self._damaged.discard(path)
-            if keep is not None:
-                ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
-                prune(self.folder, keep, self._damaged, held=self.held, **ranked)
         except OSError as error:
             self._warn(error)
+            return
+        path = self.folder / name_of(step)
+        self._writing = Writing(path, keep, self._written, self._writer.submit(write_parts, path, values, tensors))
+        self._written = step
+        if not self.settings.in_background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk, and remove those that are too many. A full disk is a
+        warning.
+        """
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.done.result()
+        except OSError as error:
+            self._written = writing.before
+            self._warn(error)
+            return
+        self._damaged.discard(writing.path)
+        if writing.keep is not None:
+            ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
+            prune(self.folder, writing.keep, self._damaged, held=self.held, **ranked)
 
     def _snapshot(self) -> SavedRun | None:
         """The run as it is now; tensors are those that are trained. None: this rank writes nothing."""

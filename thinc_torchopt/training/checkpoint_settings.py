@@ -18,6 +18,7 @@ def Checkpoint(
     keep: int = 2,
     resume: Literal["auto", "must", "never"] = "auto",
     on_config_change: Literal["refuse", "warn"] = "refuse",
+    in_background: bool = True,
     allow_foreign_shims: bool = False,
     progress_bar: bool = True,
 ) -> CheckpointSettings:
@@ -30,6 +31,8 @@ def Checkpoint(
         none; or start again.
     on_config_change ("refuse" | "warn"): When the config is another than that of the checkpoint. Paths, `max_steps`,
         `patience`, `eval_frequency`, the logger, this block, that of several processes and that of a budget may change.
+    in_background (bool): Copy the state, and write it to the disk while the training goes on. The copy takes as much
+        main memory as a checkpoint takes on the disk. False: the training waits.
     allow_foreign_shims (bool): Load what is loaded by code that is not ours: shims that are not of torch modules, and
         components whose model is none of thinc's. Their `from_bytes` gets what is in the folder.
     progress_bar (bool): Show how far a run that goes on has read past the batches of before; only in a terminal or a
@@ -46,6 +49,7 @@ def Checkpoint(
         section.whole("keep", keep, at_least=1),
         section.choice("resume", resume, ("auto", "must", "never")),
         section.choice("on_config_change", on_config_change, ("refuse", "warn")),
+        section.flag("in_background", in_background),
         section.flag("allow_foreign_shims", allow_foreign_shims),
         section.flag("progress_bar", progress_bar),
     )

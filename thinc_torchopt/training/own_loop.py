@@ -47,6 +47,7 @@ class Checkpoints:
         or start anew, and remove those that are there.
     on_config_change ("refuse" | "warn"): When the pipeline's config, vectors or labels are others than those of the
         checkpoint.
+    in_background (bool): `save` copies the state and returns; a thread writes it to the disk. False: `save` writes it.
     allow_foreign_shims (bool): Load what is loaded by code that is not ours: see `Checkpoint`.
     progress_bar (bool): Show how far it has read past the batches of before; only in a terminal or a notebook.
     RAISES (ConfigError): An argument is out of its range.
@@ -65,6 +66,7 @@ class Checkpoints:
         keep: int = 2,
         resume: Literal["auto", "must", "never"] = "auto",
         on_config_change: Literal["refuse", "warn"] = "refuse",
+        in_background: bool = True,
         allow_foreign_shims: bool = False,
         progress_bar: bool = True,
     ):
@@ -73,6 +75,7 @@ class Checkpoints:
             keep=keep,
             resume=resume,
             on_config_change=on_config_change,
+            in_background=in_background,
             allow_foreign_shims=allow_foreign_shims,
             progress_bar=progress_bar,
         )
@@ -141,7 +144,7 @@ class Checkpoints:
 
     def save(self) -> None:
         """Save the state as it is after this step: call it when the step's update is done. If the disk is full, that is
-        a warning.
+        a warning: of this call, or of the next one or `close`, which wait until it is written.
 
         RAISES (StateError): `resume` was not called before; another run has taken the folder; or there is something
             that can't be saved.
@@ -156,7 +159,7 @@ class Checkpoints:
             self._run.save()
 
     def close(self) -> None:
-        """Let the folder go. Nothing is saved."""
+        """Wait until what was saved is written, and let the folder go. Nothing else is saved."""
         if self._run is not None:
             self._run.close()
             self._run = None

@@ -16,6 +16,7 @@ from spacy.language import Language
 from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..types import RollbackSettings
+from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedRun, best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
@@ -30,15 +31,22 @@ class Rollback:
     """Takes a run back, by the settings of its optimizer, or because another listener asks for it. A listener.
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
-    folder (Path | None): Of its checkpoints. None: it has none, and can't go back.
+    checkpoints (RunCheckpoints | None): Its own. None: it has none, and can't go back.
     ranks (Alone): This process among several.
     """
 
     name = "rollback"
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None, ranks: Alone):
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        progress: Progress,
+        checkpoints: RunCheckpoints | None,
+        ranks: Alone,
+    ):
         self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
-        self._folder = folder
+        self._checkpoints = checkpoints
         self._nlp = nlp
         self._optimizer = optimizer
         self._progress = progress
@@ -73,12 +81,14 @@ class Rollback:
         RAISES (RollbackError): No checkpoint, one from before the model grew, or the training went back `max_rollbacks`
             times already.
         """
-        progress, folder = self._progress, self._folder
-        if folder is None:
+        progress = self._progress
+        if self._checkpoints is None:
             raise RollbackError(
                 f"Can't go back to a checkpoint: {what}; expected a block [training.optimizer.checkpoint], found "
                 "none. Add it."
             )
+        folder = self._checkpoints.folder
+        self._checkpoints.wait()
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
