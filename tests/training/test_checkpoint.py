@@ -293,10 +293,10 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
     run(config, tmp_path / "out", crash_at=7)
     before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
 
-    def full(path, tree):
+    def full(path, values, tensors):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_folder", full)
+    monkeypatch.setattr(checkpoint, "write_parts", full)
     with pytest.warns(
         CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
     ):

@@ -134,10 +134,10 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
 def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
     from thinc_torchopt.training import checkpoint
 
-    def full(path, tree):
+    def full(path, values, tensors):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_folder", full)
+    monkeypatch.setattr(checkpoint, "write_parts", full)
     config = config_for(tmp_path, corpus, training__optimizer__learn_rate=rates(4), **ROLLBACK)
     with (
         pytest.warns(NonFiniteGradWarning),

@@ -176,7 +176,8 @@ def look_at_disk(folder: Path, each: int, keep: int) -> Disk:
     return Disk(needed, shutil.disk_usage(there).free, there, there.is_dir() and os.access(there, os.W_OK))
 
 
-def tell_memory(sizes: Sizes) -> str:
+def tell_memory(sizes: Sizes, copied: int) -> str:
+    """copied (int): Bytes of main memory that a checkpoint takes while it is written in the background."""
     parts = {
         "params": sizes.params,
         "gradients": sizes.gradients,
@@ -185,7 +186,8 @@ def tell_memory(sizes: Sizes) -> str:
         "static vectors": sizes.vectors,
     }
     listed = ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)
-    return f"About {size_in_words(sizes.total)}: {listed}. Each batch needs more on top of that."
+    text = f"About {size_in_words(sizes.total)}: {listed}. Each batch needs more on top of that."
+    return f"{text} A checkpoint takes {size_in_words(copied)} of main memory while it is written." if copied else text
 
 
 def tell_work(work: Work, train: Corpus) -> str:

@@ -245,9 +245,10 @@ def _tell_costs(
         told.costs |= asdict(work) | {"words": work.words}
     sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
     told.stops += lack_of_room(setup, sizes)
-    told.cost_lines.append(("Memory", tell_memory(sizes)))
     models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
     checkpoint = setup.optimizer.checkpoint
+    copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
+    told.cost_lines.append(("Memory", tell_memory(sizes, copied)))
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
         told.cost_lines.append(("Disk", f"{models}."))

@@ -15,6 +15,7 @@ from .files import (
     read_folder,
     replacing,
     write_folder,
+    write_parts,
     write_text,
 )
 from .forms import VERSION, WHAT, SavedParam, SavedState
@@ -42,5 +43,6 @@ __all__ = [
     "replacing",
     "unflatten",
     "write_folder",
+    "write_parts",
     "write_text",
 ]

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -44,11 +45,15 @@ def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
     RAISES (OSError): The disk is full, or the folder can't be written. Nothing changes then. (StateError): The tree has
         a value that can't be written.
     """
-    values, tensors = flatten(tree)
+    write_parts(path, *flatten(tree))
+
+
+def write_parts(path: Path, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a tree that `flatten` has split. See `write_folder`."""
     with replacing(path) as unfinished:
         unfinished.mkdir()
         try:
-            save_file(tensors, unfinished / TENSORS)
+            save_file(dict(tensors), unfinished / TENSORS)
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")

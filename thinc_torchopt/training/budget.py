@@ -169,20 +169,25 @@ class BudgetKeeper:
         self._began = self._ended = self._used(event, done=event.step + 1)
 
     def on_step_begin(self, event: StepBegin, control: Control) -> None:
-        state, now = self._state, self._used(event, done=event.step)
+        state = self._state
+        may_fall = state.base == event.step - 1 and not state.is_falling
+        if may_fall:
+            self._checkpoints.wait()  # for the checkpoint to which it may go back
+        now = self._used(event, done=event.step)
         if self._was_evaluated:
             state.eval_cost.add(now - self._ended)
         elif state.step_cost.weight:
             state.step_cost.total += max(0.0, now - self._ended)  # drawing the batch, logging
         self._was_evaluated = False
         self._began = now
-        if state.base == event.step - 1 and not state.is_falling:
+        if may_fall:
             steps = self._steps_of_fall(now)
-            if self._ends_run or (steps and self._checkpoints.newest == state.base):
+            is_there = self._ranks.from_rank_0(lambda: self._checkpoints.newest == state.base)
+            if self._ends_run or (steps and is_there):
                 self._begin_fall(now, max(1, steps))
             else:
                 logger.info("Budget: no time for a fall at %s.", self._shown(self._ends[0]))
-                state.reached.append(Reached(self._ends[0], now, state.base, None))
+                state.reached.append(Reached(self._ends[0], now, event.step - 1, None))
                 self._stay()
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
@@ -269,6 +274,7 @@ class BudgetKeeper:
         RAISES (RollbackError): The checkpoint is gone, or the model has grown since.
         """
         path = self._checkpoints.folder / name_of(self._state.base or 0)
+        self._checkpoints.wait()
         try:
             saved = self._ranks.from_rank_0(lambda: read_checkpoint(path))
             check_model(self._nlp, saved.model)

@@ -7,8 +7,8 @@
 
       lock.json             the run that uses the folder, while it trains
 
-A checkpoint is written after a step is done and spaCy has logged and saved it; see state/files.py for how. A run
-resumes from the newest undamaged one.
+A checkpoint is taken after a step is done and spaCy has logged and saved it. A thread writes it while the training
+continues; see state/files.py for how. A run resumes from the newest undamaged one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
 from ..schema import write
-from ..state import clear_leftovers, write_folder
+from ..state import clear_leftovers, flatten, in_main_memory, write_parts
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_settings import BLOCK
@@ -59,6 +61,20 @@ from .signals import Signals
 # spaCy shows only warnings by default; resuming should be shown too.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
+
+
+@dataclass
+class Writing:
+    """A checkpoint that is being written.
+
+    keep (int | None): Number of checkpoints to keep, with this one. None: remove none.
+    before (int | None): Step of the checkpoint before.
+    """
+
+    path: Path
+    keep: int | None
+    before: int | None
+    done: Future[None]
 
 
 class RunCheckpoints:
@@ -107,6 +123,8 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._written: int | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Writing | None = None
         self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a resumed run builds it: no callback has changed it yet.
@@ -247,8 +265,12 @@ class RunCheckpoints:
             self.output.best.remove()
 
     def close(self) -> None:
-        """Unlock the folder."""
-        self._lock.release()
+        """Wait until the last checkpoint is written, and unlock the folder."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+            self._lock.release()
 
     def restore_random(self) -> None:
         """Restore the random generators. Several ranks seed them at each step instead."""
@@ -272,6 +294,8 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ as a listener
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if self._writing is not None and self._writing.done.done():
+            self.wait()
         control.should_save |= bool(self.settings.every) and event.step % self.settings.every == 0
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
@@ -286,7 +310,8 @@ class RunCheckpoints:
                 self._warn(error)
         self._save(is_last=event.stopped_by is not None)
         if event.stopped_by is not None:
-            self.ranks.barrier()  # wait until it is written
+            self.wait()
+            self.ranks.barrier()  # the others wait too
             logger.warning(
                 "Stopped by %s after step %d; the state is saved in %s. To resume, run the same command again.",
                 signal.Signals(event.stopped_by).name,
@@ -303,8 +328,10 @@ class RunCheckpoints:
     def end(self, *, again: bool = False) -> None:
         """Save at the end of the run. again (bool): Also if the last step is saved already."""
         self.output.put_best_back()
+        self.wait()
         if again or self._written != self._progress.step:
             self._save(is_last=True)
+            self.wait()
 
     def _save(self, *, is_last: bool) -> None:
         if not self._goes_wrong:
@@ -328,21 +355,40 @@ class RunCheckpoints:
 
     def _write(self, *, keep: int | None) -> None:
         step = self._progress.step
-        path = self.folder / name_of(step)
         snapshot = self._snapshot()
         if snapshot is None:
             self._written = step
             return
+        self.wait()
+        values, tensors = flatten(write(snapshot))
+        if self.settings.in_background:
+            tensors = in_main_memory(tensors, copy=True)
         try:
             self._lock.check()
-            write_folder(path, write(snapshot))
-            self._written = step
-            self._damaged.discard(path)
-            if keep is not None:
-                ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
-                prune(self.folder, keep, self._damaged, held=self.held, **ranked)
         except OSError as error:
             self._warn(error)
+            return
+        path = self.folder / name_of(step)
+        self._writing = Writing(path, keep, self._written, self._writer.submit(write_parts, path, values, tensors))
+        self._written = step
+        if not self.settings.in_background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written, and remove old ones. Warns if the disk is full."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.done.result()
+        except OSError as error:
+            self._written = writing.before
+            self._warn(error)
+            return
+        self._damaged.discard(writing.path)
+        if writing.keep is not None:
+            ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
+            prune(self.folder, writing.keep, self._damaged, held=self.held, **ranked)
 
     def _snapshot(self) -> SavedRun | None:
         """The current state of the run. Its tensors are those in training, no copies. None: this rank writes

@@ -18,6 +18,7 @@ def Checkpoint(
     keep: int = 2,
     resume: Literal["auto", "must", "never"] = "auto",
     on_config_change: Literal["refuse", "warn"] = "refuse",
+    in_background: bool = True,
     allow_foreign_shims: bool = False,
     progress_bar: bool = True,
 ) -> CheckpointSettings:
@@ -31,6 +32,8 @@ def Checkpoint(
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the config differs from the checkpoint's.
         Paths, `max_steps`, `max_epochs`, `patience`, `eval_frequency`, the logger, and the blocks `checkpoint`,
         `distributed` and `budget` may always change.
+    in_background (bool): Copy the state, and write it while the training continues. The copy takes as much main memory
+        as the checkpoint takes on the disk. False: the training waits until it is written.
     allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: shims that don't
         wrap torch modules, and components without a thinc model. Set it only if nobody else can write to the folder.
     progress_bar (bool): Show a progress bar while a resumed run skips the batches that it trained on before. Only in a
@@ -47,6 +50,7 @@ def Checkpoint(
         section.whole("keep", keep, at_least=1),
         section.choice("resume", resume, ("auto", "must", "never")),
         section.choice("on_config_change", on_config_change, ("refuse", "warn")),
+        section.flag("in_background", in_background),
         section.flag("allow_foreign_shims", allow_foreign_shims),
         section.flag("progress_bar", progress_bar),
     )

@@ -46,6 +46,7 @@ class Checkpoints:
         raises an error if there is none; "never" starts from scratch, and removes existing checkpoints.
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the pipeline's config, vectors or labels
         differ from the checkpoint's.
+    in_background (bool): `save` copies the state, and a thread writes it. False: `save` writes it.
     allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: see `Checkpoint`.
     progress_bar (bool): Show a progress bar while batches of before are skipped. Only in a terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
@@ -64,6 +65,7 @@ class Checkpoints:
         keep: int = 2,
         resume: Literal["auto", "must", "never"] = "auto",
         on_config_change: Literal["refuse", "warn"] = "refuse",
+        in_background: bool = True,
         allow_foreign_shims: bool = False,
         progress_bar: bool = True,
     ):
@@ -72,6 +74,7 @@ class Checkpoints:
             keep=keep,
             resume=resume,
             on_config_change=on_config_change,
+            in_background=in_background,
             allow_foreign_shims=allow_foreign_shims,
             progress_bar=progress_bar,
         )
@@ -138,7 +141,8 @@ class Checkpoints:
             yield progress.step, batch
 
     def save(self) -> None:
-        """Save the state after this step. Call it after the step's update. Warns if the disk is full.
+        """Save the state after this step. Call it after the step's update. Warns if the disk is full: here, in the next
+        call or in `close`, which wait until the checkpoint is written.
 
         RAISES (StateError): `resume` was not called before, another run uses the folder, or a part can't be saved.
         """
@@ -152,7 +156,7 @@ class Checkpoints:
             self._run.save()
 
     def close(self) -> None:
-        """Unlock the folder. Nothing is saved."""
+        """Wait until the last checkpoint is written, and unlock the folder. Saves nothing more."""
         if self._run is not None:
             self._run.close()
             self._run = None

@@ -14,6 +14,7 @@ from spacy.language import Language
 from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..types import RollbackSettings
+from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedRun, best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
@@ -29,15 +30,22 @@ class Rollback:
 
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
-    folder (Path | None): The folder of its checkpoints. None: it has none, and can't go back.
+    checkpoints (RunCheckpoints | None): The run's. None: it has none, and can't go back.
     ranks (Alone): This process among several.
     """
 
     name = "rollback"
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None, ranks: Alone):
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        progress: Progress,
+        checkpoints: RunCheckpoints | None,
+        ranks: Alone,
+    ):
         self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
-        self._folder = folder
+        self._checkpoints = checkpoints
         self._nlp = nlp
         self._optimizer = optimizer
         self._progress = progress
@@ -71,11 +79,13 @@ class Rollback:
         RAISES (RollbackError): There is no checkpoint, the model has grown since, or the training went back
             `max_rollbacks` times already.
         """
-        progress, folder = self._progress, self._folder
-        if folder is None:
+        progress = self._progress
+        if self._checkpoints is None:
             raise RollbackError(
                 f"Can't go back to a checkpoint: {what}; but there is no block [training.optimizer.checkpoint]. Add it."
             )
+        folder = self._checkpoints.folder
+        self._checkpoints.wait()
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "

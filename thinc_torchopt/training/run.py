@@ -145,11 +145,10 @@ class Run:
             self.batches = self.checkpoints.stream
         if rules is not None and rules.reads_dev_losses:
             self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
-        folder = None if self.checkpoints is None else self.checkpoints.folder
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
-            Rollback(nlp, optimizer, self.progress, folder, self.ranks),
+            Rollback(nlp, optimizer, self.progress, self.checkpoints, self.ranks),
             decay,
             self._log_numbers,
         ]

@@ -1,0 +1,150 @@
+"""Checkpoints that are written beside the training. The oracle: the same run, which waits for its disk.
+
+The disk is so slow here that several steps fit into the time of writing.
+"""
+
+import threading
+import time
+
+import pytest
+
+from thinc_torchopt.errors import CheckpointWarning, NonFiniteGradWarning, RollbackWarning
+from thinc_torchopt.state import flatten, read_folder
+from thinc_torchopt.training import checkpoint
+from thinc_torchopt.training.checkpoint_folder import name_of, newest_whole, steps_of
+
+from ..models import same
+from ..runs import config_for, digests, run
+from .test_budget import train as train_budget
+from .test_own_loop import Stop, pipeline
+from .test_own_loop import train as train_own_loop
+from .test_rollback import ROLLBACK, rates
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """RETURNS (list[str]): The names of the folders that are being written, at each moment."""
+    write, now = checkpoint.write_parts, []
+
+    def slow(path, values, tensors):
+        now.append(path.name)
+        time.sleep(0.2)
+        write(path, values, tensors)
+        now.remove(path.name)
+
+    monkeypatch.setattr(checkpoint, "write_parts", slow)
+    return now
+
+
+def learned(folder):
+    """What a checkpoint holds, but for the time that it took."""
+    tree = read_folder(folder)
+    for snapshot in tree["optimizer"]["learn_rates"]["history"]["snapshots"]:
+        del snapshot["time"]
+    values, tensors = flatten({name: tree[name] for name in ("model", "optimizer", "listeners", "data", "own")})
+    return values, {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def in_turn(folder, corpus, **changes):
+    """The config of a run that waits for its disk."""
+    return config_for(folder, corpus, training__optimizer__checkpoint__in_background=False, **changes)
+
+
+def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, slow_disk):
+    """The training goes on meanwhile, in place, in the same tensors."""
+    keep = {"steps": 8, "training__optimizer__checkpoint__every": 1, "training__optimizer__checkpoint__keep": 20}
+    seen = []
+    run(config_for(tmp_path / "a", corpus, **keep), tmp_path / "a", act=lambda step: seen.append(list(slow_disk)))
+    run(in_turn(tmp_path / "b", corpus, **keep), tmp_path / "b")
+    assert seen[3] == [name_of(2)]  # while step 3 is trained
+    assert [path.name for path in steps_of(tmp_path / "a" / "state")] == [name_of(step) for step in range(9)]
+    for path in steps_of(tmp_path / "b" / "state"):
+        assert learned(tmp_path / "a" / "state" / path.name) == learned(path)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_background_keeps_as_many_as_before(corpus, tmp_path, slow_disk):
+    """And never has more than one more on the disk: there is room for those."""
+    most = []
+    config = config_for(tmp_path, corpus, training__optimizer__checkpoint__every=2)
+    run(config, tmp_path / "out", act=lambda step: most.append(len(steps_of(tmp_path / "state"))))
+    assert max(most) <= 3 and [path.name for path in steps_of(tmp_path / "state")] == [name_of(18), name_of(20)]
+
+
+def test_background_writes_what_it_has_begun(corpus, tmp_path, slow_disk):
+    """An error ends the training while a checkpoint is being written."""
+    config = config_for(tmp_path / "a", corpus)
+    run(config, tmp_path / "a", crash_at=10)
+    assert newest_whole(tmp_path / "a" / "state").progress.step == 9 and not slow_disk
+    run(config, tmp_path / "a")
+    run(in_turn(tmp_path / "b", corpus), tmp_path / "b")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_background_tells_of_a_full_disk_while_the_training_goes_on(corpus, tmp_path, monkeypatch, slow_disk):
+    """After the next steps, and not at the end; and the one that was not written is not taken for the newest."""
+    write, told = checkpoint.write_parts, []
+
+    def full_at_9(path, *parts):
+        if path.name == name_of(9):
+            raise OSError("No space left on device")
+        write(path, *parts)
+
+    monkeypatch.setattr(checkpoint, "write_parts", full_at_9)
+    warn = checkpoint.RunCheckpoints._warn
+
+    def note(checkpoints, error):
+        told.append((checkpoints._progress.step, checkpoints.newest))
+        warn(checkpoints, error)
+
+    monkeypatch.setattr(checkpoint.RunCheckpoints, "_warn", note)
+    config = config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=20)
+    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on"):
+        run(config, tmp_path / "out")
+    [(step, newest)] = told
+    assert step == 10 and newest == 6
+    assert {path.name for path in steps_of(tmp_path / "state")} == {
+        name_of(step) for step in (0, 3, 5, 6, 10, 12, 15, 18, 20)
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_background_rolls_back_to_what_is_being_written(corpus, tmp_path, slow_disk):
+    """The rate of step 6 ruins the params, after the checkpoint of step 5 was begun. 7 and 8 go wrong."""
+    ends = {}
+    for name, make in (("a", config_for), ("b", in_turn)):
+        changes = {**ROLLBACK, "training__optimizer__learn_rate": rates(6), "training__eval_frequency": 50}
+        config = make(tmp_path / name, corpus, steps=12, **changes)
+        config["training"]["optimizer"]["checkpoint"]["every"] = 5
+        with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning, match="params of step 5 after step 8"):
+            ends[name] = run(config, tmp_path / name)
+    assert ends["a"] == ends["b"] and digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_background_budget_falls_from_a_checkpoint_that_is_there(corpus, tmp_path, slow_disk):
+    ends = [
+        train_budget(
+            tmp_path / str(i), corpus, "16 steps", marks=[0.5], training__optimizer__checkpoint__in_background=is_beside
+        )
+        for i, is_beside in enumerate((True, False))
+    ]
+    assert len(ends[0]) == len(ends[1]) and ends[0] == ends[1]
+    assert digests(tmp_path / "0" / "output") == digests(tmp_path / "1" / "output")
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_background_of_a_loop_of_your_own(in_background, tmp_path, slow_disk):
+    """What was saved last is there when the block ends, by an error too."""
+    whole = train_own_loop(tmp_path / "whole", pipeline(), in_background=False)
+    with pytest.raises(Stop):
+        train_own_loop(tmp_path / "state", pipeline(), stop_at=7, in_background=in_background)
+    assert newest_whole(tmp_path / "state").progress.step == 6
+    found = train_own_loop(tmp_path / "state", pipeline(), in_background=in_background)
+    assert found[-1] == [7, 8, 9, 10, 11] and same(found[0], whole[0])
+
+
+def test_background_ends_with_the_training(corpus, tmp_path):
+    """No thread of a run that was stopped, or is over, is left."""
+    for crash_at in (4, None):
+        run(config_for(tmp_path, corpus, steps=6), tmp_path / "out", crash_at=crash_at)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
