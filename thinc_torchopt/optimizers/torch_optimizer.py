@@ -88,7 +88,7 @@ class TorchOptimizer(Optimizer):
     rollback_after (int): After so many updates in a row that were not finite, or spikes, go back to the last
         checkpoint. 0: never.
     rollback_factor (float): What all learning rates are multiplied with then.
-    max_rollbacks (int): After so many times the training stops.
+    max_rollbacks (int): After so many times the training stops. Rules of a trainer controller that go back count too.
     param_groups (dict): Blocks of settings for some of the params: `params` (a list of patterns over names, or "re:"
         and a regular expression), and any of `algorithm` (of its own), `learn_rate`, `lr_scale`, `freeze`,
         `unfreeze_at` (step) and the algorithm's options. Where several blocks set the same for a param, the last one
@@ -173,6 +173,7 @@ class TorchOptimizer(Optimizer):
         if distributed is not None:
             OPTIMIZER.kind("distributed", distributed, DistributedSettings, _SEVERAL)
         self.distributed = distributed
+        self.max_rollbacks = max_rollbacks
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),

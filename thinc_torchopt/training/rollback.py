@@ -22,9 +22,6 @@ from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
 from .ranks import Alone
 
-# For a run whose optimizer never goes back by itself: a listener may ask for it.
-_ONLY_IF_ASKED = RollbackSettings(after=0, factor=1.0, at_most=3)
-
 
 class Rollback:
     """Takes a run back, by the settings of its optimizer, or because another listener asks for it. A listener.
@@ -37,7 +34,8 @@ class Rollback:
     name = "rollback"
 
     def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, folder: Path | None, ranks: Alone):
-        self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
+        # Without rollback_after the optimizer never goes back by itself, but a listener may ask for it.
+        self.settings = optimizer.rollback or RollbackSettings(after=0, factor=1.0, at_most=optimizer.max_rollbacks)
         self._folder = folder
         self._nlp = nlp
         self._optimizer = optimizer
