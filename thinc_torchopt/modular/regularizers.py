@@ -1,9 +1,4 @@
-"""Regularizers: what is added to a gradient for the sake of the weights.
-
-ridge and lasso are L2 and L1 regularization. fedprox (Li et al. 2018, https://arxiv.org/abs/1812.06127) pulls towards
-the weights at the start of a round, l2-sp (Li et al. 2018, https://arxiv.org/abs/1802.01483) towards those at the start
-of training, against forgetting. `alpha` is what stands in the formulas; note that ridge has a 2 in it, as in declearn.
-"""
+"""Regularizers: they add to a gradient, by the weights. ridge has a 2 in its formula, as in declearn."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar, List, Optional
@@ -33,7 +28,7 @@ class _Alpha(Regularizer):
 
 
 class Ridge(_Alpha):
-    """g + 2 alpha w"""
+    """L2 regularization: g + 2 alpha w. alpha (float): Its strength."""
 
     name = "ridge"
 
@@ -42,7 +37,7 @@ class Ridge(_Alpha):
 
 
 class Lasso(_Alpha):
-    """g + alpha sign(w); the sign of 0 is 0."""
+    """L1 regularization: g + alpha sign(w); the sign of 0 is 0. alpha (float): Its strength."""
 
     name = "lasso"
 
@@ -52,8 +47,10 @@ class Lasso(_Alpha):
 
 
 class L2SP(_Alpha):
-    """g + alpha (w - w0), w0 being a copy of the weights before the first step. The paper's second term, for new
-    layers, is `ridge` with `params`.
+    """Against forgetting in fine-tuning: g + alpha (w - w0), w0 being the weights before the first step. Li et al.
+    2018, https://arxiv.org/abs/1802.01483; the paper's second term, for new layers, is `ridge` with `params`.
+
+    alpha (float): Its strength.
     """
 
     name = "l2-sp"
@@ -67,7 +64,11 @@ class L2SP(_Alpha):
 
 
 class FedProx(L2SP):
-    """g + alpha (w - w0), w0 being a copy of the weights before the first step of the round."""
+    """For federated training: g + alpha (w - w0), w0 being the weights before the first step of the round. Li et al.
+    2018, https://arxiv.org/abs/1812.06127.
+
+    alpha (float): Its strength.
+    """
 
     name = "fedprox"
 

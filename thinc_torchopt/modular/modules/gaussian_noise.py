@@ -1,6 +1,4 @@
-"""Gaussian noise, for differential privacy: Abadi et al. 2016, https://arxiv.org/abs/1607.00133.
-
-    out: g + N(0, std^2)
+"""Gaussian noise, for differential privacy.
 
 In safe mode the random numbers come from the operating system's generator for cryptography, and each is the sum of four
 normal ones, halved: a single one has gaps between floats that tell what was added (Mironov 2012,
@@ -27,8 +25,12 @@ from ..module import Module, Ranges
 
 
 class GaussianNoise(Module):
-    """std (float): Standard deviation. safe_mode (bool): Secure random numbers. seed (int | None): Without safe mode:
-    where the generator begins; null: anywhere.
+    """Gaussian noise, for differential privacy: Abadi et al. 2016, https://arxiv.org/abs/1607.00133.
+
+        out: g + N(0, std^2)
+
+    std (float): Standard deviation. safe_mode (bool): Secure random numbers, of 32 random bytes each. seed (int |
+    None): Without safe mode, the seed of the generator; None: any.
     """
 
     name = "gaussian-noise"

@@ -1,9 +1,4 @@
-"""Lookahead: Zhang et al. 2019, https://arxiv.org/abs/1907.08610.
-
-    after every k-th update: slow = slow + alpha (w - slow), w = slow        from slow = the first weights
-
-It works on the weights after the whole update, wherever it stands among the modules.
-"""
+"""Lookahead. It works on the weights after the whole update, wherever it stands among the modules."""
 
 from typing import Any, ClassVar, List, Optional
 
@@ -16,7 +11,13 @@ from ..module import Module, Ranges
 
 
 class Lookahead(Module):
-    """k (int): Updates from one look to the next. alpha (float): How far the slow weights go, from 0 to 1."""
+    """Lookahead: Zhang et al. 2019, https://arxiv.org/abs/1907.08610. Every k updates, slow weights follow the trained
+    ones, which then go back to them.
+
+        slow = slow + alpha (w - slow), w = slow        from slow = the first weights
+
+    k (int): Updates from one look to the next. alpha (float): How far the slow weights go, from 0 to 1.
+    """
 
     name = "lookahead"
     ranges: ClassVar[Ranges] = {"alpha": "part"}

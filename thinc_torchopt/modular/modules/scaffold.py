@@ -1,4 +1,4 @@
-"""SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378, with option II.
+"""SCAFFOLD, with option II of the paper.
 
 The gradients of a client are corrected for how they differ from those of the others:
 
@@ -30,6 +30,12 @@ Changes = dict[str, dict[str, Any]]
 
 
 class ScaffoldClient(Module):
+    """SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378. A client's part, first among its modules: it
+    corrects gradients for how they differ from those of the other clients.
+
+        out: g - (c_i - c)
+    """
+
     name = "scaffold-client"
     aux_name = "scaffold"
     has_aux = True
@@ -85,6 +91,8 @@ class ScaffoldClient(Module):
 
 
 class ScaffoldServer(Module):
+    """SCAFFOLD: the server's part. It sums up what clients send and sends them the mean; gradients are not changed."""
+
     name = "scaffold-server"
     aux_name = "scaffold"
     has_aux = True

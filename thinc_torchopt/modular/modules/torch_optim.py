@@ -26,7 +26,9 @@ IN_GROUP = "group:"
 
 
 class TorchOptim(Module):
-    """optim_cls (str): The name of a class of torch.optim, such as "torch.optim.SGD"; in Python also a class. kwargs
+    """Any torch optimizer: its update at a learning rate of 1. Set the learning rate and weight decay of Modular.
+
+    optim_cls (str): The name of a class of torch.optim, such as "torch.optim.SGD"; in Python also a class. kwargs
     (dict): Its arguments, without `params` and `lr`. They can also be given as arguments of this module. validate
     (bool): True. Classes are always checked.
     """
