@@ -24,13 +24,20 @@ def Distributed(
 
     Without several processes it has no effect; without this block the defaults hold.
 
-    reduce ("sum" | "mean"): What becomes of the gradients of all ranks. "sum": as if one process had accumulated them.
+    reduce ("sum" | "mean"): What becomes of the gradients of all ranks. "sum": as if one process had accumulated them;
+        needed by algorithms that divide by the size of the batch, which know that of all ranks.
     backend (str | None): torch's: "gloo" or "nccl". None: gloo for params on CPUs, NCCL for those on GPUs.
-    timeout_seconds (float): How long to wait in a step for a rank that has died or hangs.
-    check_every (int): Check after so many steps that all ranks have the same params. 0: never.
-    share_evaluation (bool): Each rank processes a part of the development data.
-    shard_state (bool): Each rank keeps the optimizer's state of a part of the params.
-    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates by the number of ranks, or its root.
+    timeout_seconds (float): How long to wait in a step for a rank that has died or hangs. During evaluations and saves,
+        ranks wait as long as the others are alive.
+    check_every (int): Check after so many steps that all ranks have the same params and learning rates, to the last
+        bit; and before each evaluation and checkpoint, and at the end. 0: never.
+    share_evaluation (bool): Each rank processes a part of the development data. False: rank 0 evaluates, and the others
+        wait.
+    shard_state (bool): Each rank keeps the optimizer's state of a part of the params, as in ZeRO stage 1. With AdamW
+        and n ranks, this saves 2 (n-1)/n times the size of the model on each rank. Checkpoints hold the whole state.
+        For torch's algorithms, except LBFGS, and for the drop-ins.
+    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates, also those that rules set, by the number
+        of ranks, or its root.
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(BLOCK)
