@@ -56,9 +56,14 @@ def OnlineRNN(
     bidirectional (bool): Also read backwards. For texts that are known as a whole.
     dropout (float): Of the input of each layer, in training. spaCy puts [training] dropout in its place.
     learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time.
-    traces, vjp_method, window, normalize_matrix_spectrum: As for `eligibility_gradients`; only with "d-rtrl".
+    traces ("forward" | "adjoint" | "auto"): Only with "d-rtrl". "forward": traces. "adjoint": the same gradient from
+        the states of all steps, which is faster. "auto": whichever takes less memory.
+    vjp_method ("single-step" | "multi-step"): Only with "d-rtrl". "multi-step": back-propagation through time inside
+        windows of `window` steps, traces before them.
+    window (int | None): Steps, with "multi-step".
+    normalize_matrix_spectrum (bool): Only with "d-rtrl". Keep traces from exploding, with a biased gradient.
     stateful (bool): In training, each sequence goes on where that of the same place in the last batch ended, with its
-        traces. `reset_state` begins anew.
+        traces. Needs batches that are cut from longer texts in order, and one direction. `reset_state` begins anew.
     RAISES (ConfigError): A value that can't be, or two that can't be together.
     """
     where = Section("the block of OnlineRNN")
