@@ -235,14 +235,14 @@ def as_score(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def draw(results: Mapping[str, Mapping[str, Any]], ceiling: float | None, path: Path) -> None:
+def draw(results: Mapping[str, Mapping[str, Any]], central: float | None, path: Path) -> None:
     figure = import_figure()(figsize=(7, 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for method, result in results.items():
         scored = [row for row in result["rounds"] if row["score"] is not None]
         axes.plot([row["round"] for row in scored], [row["score"] for row in scored], marker=".", label=method)
-    if ceiling is not None:
-        axes.axhline(ceiling, color="grey", linestyle="--", label="all texts in one place")
+    if central is not None:
+        axes.axhline(central, color="grey", linestyle="--", label="all texts in one place")
     axes.set_xlabel("round")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("F-score of the global model")

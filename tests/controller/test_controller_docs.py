@@ -48,7 +48,6 @@ def dev_loss(*per_word):
 # Of each controller: events at whose end it fires, and events on which it does not.
 RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
-    "stop-when-loss-rises": (steps(1, 2, 3, 4, 5, 6, 7), steps(1, 2, 3, 4, 5, 6, 1, 1, 1, 1)),
     "stop-at-dev-loss": (dev_loss(0.5, 0.1), dev_loss(0.5, 0.2, float("nan"))),
     "put-together": ([("on_train_begin", {})], steps(1.0)),
     "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),

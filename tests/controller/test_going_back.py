@@ -196,11 +196,17 @@ def test_best_is_asked_for_too_late(corpus, tmp_path):
         run(prepared(tmp_path, corpus, back_at(6, "on_train_end")))
 
 
-def test_best_goes_back_only_so_often(scores, corpus, tmp_path):
+@pytest.mark.parametrize(("given", "at_most"), [({}, 3), ({"max_rollbacks": 1}, 1)])
+def test_best_goes_back_only_so_often(given, at_most, scores, corpus, tmp_path):
+    """Also without rollback_after."""
     scores(RISE_AND_FALL)
     rules = definition(rule("back", "on_step_end", 'state["step"] > 8', "best.should_rollback"), operations=[BEST])
-    with pytest.warns(RollbackWarning), pytest.raises(RollbackError, match="went back max_rollbacks = 3 times already"):
-        run(prepared(tmp_path, corpus, rules))
+    with (
+        pytest.warns(RollbackWarning) as warned,
+        pytest.raises(RollbackError, match=f"went back max_rollbacks = {at_most} times already"),
+    ):
+        run(prepared(tmp_path, corpus, rules, **given))
+    assert sum(warning.category is RollbackWarning for warning in warned) == at_most
 
 
 def test_best_and_freezing(scores, corpus, tmp_path):

@@ -298,8 +298,10 @@ class LogControl(Operation):
 class NotifyControl(Operation):
     """Sends a message to a web address by POST, as JSON: `text`, `controller`, `event`, `step`, `values`.
 
-    The training does not wait for it, and a failure is only logged. Messages are sent in order; if more than a hundred
-    wait, the oldest are dropped.
+    The training does not wait for it, and a failure is only logged. Messages are sent in order; if more than a
+    hundred wait, the oldest are dropped. Redirects are not followed, and link-local addresses (169.254.0.0/16,
+    fe80::/10), where clouds keep the keys of a machine, are refused, also behind a name. A proxy of the environment
+    looks up names itself. The log shows only the host of the address.
 
     url (str): "https://..." or "http://...".
     message (str): Text with fields, as for `LogControl`.

@@ -57,9 +57,14 @@ def OnlineRNN(
     bidirectional (bool): Also read backwards. Only for complete texts.
     dropout (float): Of the input of each layer, in training. spaCy replaces it by [training] dropout.
     learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time.
-    traces, vjp_method, window, normalize_matrix_spectrum: As in `eligibility_gradients`; only with "d-rtrl".
+    traces ("forward" | "adjoint" | "auto"): Only with "d-rtrl". "forward": traces. "adjoint": the same gradient from
+        the states of all steps, which is faster. "auto": whichever takes less memory.
+    vjp_method ("single-step" | "multi-step"): Only with "d-rtrl". "multi-step": back-propagation through time inside
+        windows of `window` steps, traces before them.
+    window (int | None): Steps, with "multi-step".
+    normalize_matrix_spectrum (bool): Only with "d-rtrl". Keep traces from exploding, with a biased gradient.
     stateful (bool): In training, each sequence continues from the one at the same place in the last batch, with its
-        traces. `reset_state` starts anew.
+        traces. Needs batches that are cut from longer texts in order, and one direction. `reset_state` starts anew.
     RAISES (ConfigError): An invalid value, or two that exclude each other.
     """
     where = Section("the block of OnlineRNN")

@@ -1,9 +1,4 @@
-"""Regularizers: terms that are added to gradients and depend on the weights.
-
-ridge and lasso are L2 and L1 regularization. fedprox (Li et al. 2018, https://arxiv.org/abs/1812.06127) pulls towards
-the weights at the start of a round, l2-sp (Li et al. 2018, https://arxiv.org/abs/1802.01483) towards those at the start
-of training, against forgetting. Note the factor of 2 in ridge, as in declearn.
-"""
+"""Regularizers: they add to a gradient, by the weights. ridge has a 2 in its formula, as in declearn."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar, List, Optional

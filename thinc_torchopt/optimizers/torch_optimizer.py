@@ -85,7 +85,7 @@ class TorchOptimizer(Optimizer):
     rollback_after (int): Go back to the last checkpoint after this many non-finite updates or spikes in a row. 0:
         never.
     rollback_factor (float): Each rollback multiplies all learning rates by this.
-    max_rollbacks (int): Training stops after this many rollbacks.
+    max_rollbacks (int): Training stops after this many rollbacks. Those of rules count too.
     param_groups (dict): Blocks of settings for some of the params. Each has `params` (a list of patterns over names, or
         "re:" and a regular expression), and any of `algorithm`, `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (a
         step) and the algorithm's options. Where several blocks set the same for a param, the last one wins.
@@ -170,6 +170,7 @@ class TorchOptimizer(Optimizer):
         if distributed is not None:
             OPTIMIZER.kind("distributed", distributed, DistributedSettings, _SEVERAL)
         self.distributed = distributed
+        self.max_rollbacks = max_rollbacks
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),

@@ -21,9 +21,6 @@ from .model_state import check_model, is_finite, restore_model
 from .progress import Progress
 from .ranks import Alone
 
-# Without settings of the optimizer: only on a listener's request.
-_ONLY_IF_ASKED = RollbackSettings(after=0, factor=1.0, at_most=3)
-
 
 class Rollback:
     """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener.
@@ -44,7 +41,8 @@ class Rollback:
         checkpoints: RunCheckpoints | None,
         ranks: Alone,
     ):
-        self.settings = _ONLY_IF_ASKED if optimizer.rollback is None else optimizer.rollback
+        # Without rollback_after the optimizer never goes back by itself, but a listener may ask for it.
+        self.settings = optimizer.rollback or RollbackSettings(after=0, factor=1.0, at_most=optimizer.max_rollbacks)
         self._checkpoints = checkpoints
         self._nlp = nlp
         self._optimizer = optimizer

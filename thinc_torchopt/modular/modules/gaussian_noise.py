@@ -1,6 +1,4 @@
-"""Gaussian noise, for differential privacy: Abadi et al. 2016, https://arxiv.org/abs/1607.00133.
-
-    out: g + N(0, std^2)
+"""Gaussian noise, for differential privacy.
 
 In safe mode the random numbers come from the operating system's cryptographic generator, and each is the sum of four
 normal ones, halved: the gaps between floats of a single one would reveal the added noise (Mironov 2012,
@@ -29,8 +27,10 @@ from ..module import Module, Ranges
 class GaussianNoise(Module):
     """Gaussian noise, added to gradients for differential privacy: Abadi et al. 2016, https://arxiv.org/abs/1607.00133.
 
+        out: g + N(0, std^2)
+
     std (float): Standard deviation of the noise.
-    safe_mode (bool): Use cryptographic random numbers, which privacy needs.
+    safe_mode (bool): Use cryptographic random numbers, which privacy needs: 32 random bytes a number.
     seed (int | None): Seed of the generator, without safe mode. None: a random seed.
     """
 

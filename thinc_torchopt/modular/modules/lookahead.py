@@ -1,9 +1,4 @@
-"""Lookahead: Zhang et al. 2019, https://arxiv.org/abs/1907.08610.
-
-    after every k-th update: slow = slow + alpha (w - slow), w = slow        from slow = the first weights
-
-It changes the weights after the whole update, at any place among the modules.
-"""
+"""Lookahead. It works on the weights after the whole update, wherever it stands among the modules."""
 
 from typing import Any, ClassVar, List, Optional
 
@@ -18,6 +13,8 @@ from ..module import Module, Ranges
 class Lookahead(Module):
     """Lookahead: Zhang et al. 2019, https://arxiv.org/abs/1907.08610. Every k updates, the weights go back to slow
     weights, which move towards them.
+
+        slow = slow + alpha (w - slow), w = slow        from slow = the first weights
 
     k (int): Updates between two moves of the slow weights.
     alpha (float): How far the slow weights move, from 0 to 1.

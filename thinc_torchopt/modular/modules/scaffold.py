@@ -1,4 +1,4 @@
-"""SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378, with option II.
+"""SCAFFOLD, with option II of the paper.
 
 A client's gradients are corrected by their difference from those of all clients:
 
@@ -33,6 +33,8 @@ class ScaffoldClient(Module):
     """The client's part of SCAFFOLD: Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378.
 
     Corrects gradients by their difference from those of all clients. Put it before all other modules.
+
+        out: g - (c_i - c)
     """
 
     name = "scaffold-client"
