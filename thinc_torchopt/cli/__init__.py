@@ -33,8 +33,8 @@ _LOGS = Arg(
 )
 _CHECKPOINTS = Arg(..., help="Folder of a run's checkpoints, or one of them", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print JSON, and nothing else, to stdout")
-_PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
-_REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
+_PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs matplotlib")
+_REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs matplotlib")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("best", "drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _TRIED = "best,adamw,robust"
@@ -49,7 +49,7 @@ _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with what was found better")
-_SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs the extra 'plot'")
+_SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib")
 _SET = Opt(
     None,
     "--set",
