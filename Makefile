@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-lowest test-federated test-hosts check format docs reference benchmark clean
+.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-hosts check format docs reference benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -57,6 +57,9 @@ test: $(VENV)/installed  ## Run the tests (12 minutes)
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
+
+test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare venv (two minutes)
+	$(PYTEST) tests/test_wheel.py
 
 test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that setup.cfg allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 -m "not slow"

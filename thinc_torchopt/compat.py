@@ -1,5 +1,6 @@
 """Optional packages: the one place that imports them."""
 
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -14,73 +15,73 @@ has_tensorboard = find_spec("tensorboard") is not None
 
 
 def check_flwr() -> None:
-    """Check that the library behind the extra `federated` is there.
+    """Check that Flower is installed.
 
-    RAISES (MissingPackageError): It is not installed.
+    RAISES (MissingPackageError): It is not.
     """
     if not has_flwr:
-        raise MissingPackageError(
-            "Can't train federated: the library flwr is not installed. Install it with: pip install "
-            "'thinc-torchopt[federated]'"
-        )
+        raise _missing("flwr", "train federated")
 
 
 def import_figure() -> type:
-    """Import the class behind the extra `plot`.
+    """Import matplotlib's Figure.
 
-    RAISES (MissingPackageError): It is not installed.
+    RAISES (MissingPackageError): matplotlib is not installed.
     """
     if not has_matplotlib:
-        raise MissingPackageError(
-            "Can't draw a picture: the library matplotlib is not installed. Install it with: pip install "
-            "'thinc-torchopt[plot]'"
-        )
+        raise _missing("matplotlib", "draw a picture")
     from matplotlib.figure import Figure
 
     return Figure
 
 
 def import_optuna() -> ModuleType:
-    """Import the library behind the extra `tune`.
+    """Import optuna.
 
     RAISES (MissingPackageError): It is not installed.
     """
     if not has_optuna:
-        raise MissingPackageError(
-            "Can't tune: the library optuna is not installed. Install it with: pip install 'thinc-torchopt[tune]'"
-        )
+        raise _missing("optuna", "tune")
     import optuna
 
     return optuna
 
 
 def import_pytorch_optimizer() -> ModuleType:
-    """Import the library behind the extra `optimizers`.
+    """Import pytorch-optimizer.
 
     RAISES (MissingPackageError): It is not installed.
     """
     if not has_pytorch_optimizer:
-        raise MissingPackageError(
-            "Can't build 'pytorch-optimizer.create.v1': the library pytorch-optimizer is not installed. "
-            "Install it with: pip install 'thinc-torchopt[optimizers]'"
-        )
+        raise _missing("pytorch-optimizer", "build 'pytorch-optimizer.create.v1'")
     import pytorch_optimizer
 
     return pytorch_optimizer
 
 
 def import_tensorboard() -> tuple[Any, Any]:
-    """Import the library behind the extra `tensorboard`.
+    """Import TensorBoard.
 
     RETURNS (tuple): torch's SummaryWriter, and TensorBoard's Summary: several values of one step.
     RAISES (MissingPackageError): It is not installed.
     """
     if not has_tensorboard:
-        raise MissingPackageError(
-            "Can't build 'thinc-torchopt.TensorBoardLogger.v1': the library tensorboard is not installed. "
-            "Install it with: pip install 'thinc-torchopt[tensorboard]'"
-        )
+        raise _missing("tensorboard", "build 'thinc-torchopt.TensorBoardLogger.v1'")
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter, Summary
+
+
+def _missing(library: str, action: str) -> MissingPackageError:
+    """The error for a library that is not installed. It names the library and not our extra: `thinc-torchopt[plot]` is
+    on no index, and `.[plot]` needs a clone.
+    """
+    try:
+        listed = [line.partition(";")[0].strip() for line in requires("thinc-torchopt") or []]
+    except PackageNotFoundError:  # imported from a clone that is not installed
+        listed = []
+    requirement = next((line for line in listed if line.startswith(library)), library)
+    return MissingPackageError(
+        f"Can't {action}: the library {library} is not installed. Install it with: pip install '{requirement}'"
+    )

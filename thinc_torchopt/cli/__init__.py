@@ -31,8 +31,8 @@ _CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipe
 _LOGS = Arg(..., help="Log files of JSONLinesLogger. Several are drawn together", exists=True, dir_okay=False)
 _CHECKPOINTS = Arg(..., help="Folder with a run's checkpoints, or one checkpoint", exists=True, file_okay=False)
 _JSON = Opt(False, "--json", help="Print only JSON to stdout")
-_PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs the extra 'plot'")
-_REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs the extra 'plot'")
+_PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs matplotlib")
+_REPORT = Opt(None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs matplotlib")
 _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 _RECIPES = ("best", "drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _TRIED = "best,adamw,robust"
@@ -47,7 +47,7 @@ _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
-_SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs the extra 'plot'")
+_SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib")
 _SET = Opt(
     None,
     "--set",
@@ -257,7 +257,7 @@ def tune_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Search for better settings on your data, by Optuna. Tries values in short trainings (needs the extra 'tune').
+    Search for better settings on your data, by Optuna. Tries values in short trainings (needs Optuna 5).
     Searches the settings given by --set or by a section [search] in the config; by default, the learning rate, weight
     decay and dropout. Run the same command again to continue, or at the same time to share the work. Pass overrides
     such as --paths.train train.spacy as in `spacy train`.

@@ -35,8 +35,8 @@ def Distributed(
     shard_state (bool): Whether each rank keeps only a part of the optimizer's state, and updates these params, as in
         ZeRO stage 1. With AdamW and n ranks, it saves 2 (n-1)/n times the size of the model on each. For torch's
         algorithms, except LBFGS, and for the drop-ins. Checkpoints hold the whole state.
-    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates, also those set by rules, by the number of
-        ranks ("linear") or its square root ("sqrt").
+    scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates, also those set by rules, by the number
+        of ranks ("linear") or its square root ("sqrt").
     RAISES (ConfigError): An argument is out of its range.
     """
     section = Section(BLOCK)

@@ -27,5 +27,5 @@ import thinc_torchopt.modular.federated.{module}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 1 and run.stderr.strip().endswith(
         "MissingPackageError: Can't train federated: the library flwr is not installed. Install it with: pip install "
-        "'thinc-torchopt[federated]'"
+        "'flwr<1.42,>=1.41'"
     )

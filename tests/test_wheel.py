@@ -1,0 +1,96 @@
+"""`make test-wheel`: what is in the sdist and the wheel, and a training in a bare venv, outside of the repository."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+import pytest
+
+from .conftest import CONFIGS, ROOT
+from .spacy_cli import toy_corpus
+
+pytestmark = pytest.mark.slow  # two minutes, most of them to install torch
+
+NO_CLONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def run(*command, cwd, check=True):
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=NO_CLONE, capture_output=True, text=True)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def tracked(*folders):
+    """The files of the repository, new ones too."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders, cwd=ROOT)
+    return [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
+
+
+def build_wheel(source, folder):
+    command = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    run(sys.executable, *command, "--wheel-dir", folder, source, cwd=folder)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def built():
+    """A folder with the sdist, the wheel that it builds, and the wheel that the repository builds in `direct/`. Built
+    from a copy of the tracked files: setuptools leaves a folder `build`, and takes from it what is there no longer.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        clone, direct = folder / "clone", folder / "direct"
+        direct.mkdir()
+        for path in tracked():
+            (clone / path).parent.mkdir(parents=True, exist_ok=True)
+            (clone / path).write_bytes((ROOT / path).read_bytes())
+        code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+        run(sys.executable, "-c", code, folder, cwd=clone)
+        [sdist] = folder.glob("*.tar.gz")
+        yield sdist, build_wheel(sdist, folder), build_wheel(clone, direct)
+
+
+def test_wheel_has_the_package_and_nothing_else(built):
+    _, wheel, _ = built
+    names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == set(tracked("thinc_torchopt"))
+    assert {"thinc_torchopt/py.typed", "thinc_torchopt/report/page.html"} <= names
+
+
+def test_sdist_builds_the_wheel_that_the_repository_builds(built):
+    _, wheel, direct = built
+    first, second = ({file.filename: file.CRC for file in ZipFile(path).infolist()} for path in (wheel, direct))
+    assert first == second
+
+
+def test_sdist_has_no_part_of_the_tests(built):
+    sdist, _, _ = built
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", *tracked("thinc_torchopt")} <= names
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_wheel_trains_in_a_bare_venv(built, tmp_path):
+    """Its requirements are enough, the entry points are found, and a missing library is named by what pip knows."""
+    _, wheel, _ = built
+    toy_corpus(tmp_path)
+    (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
+    with TemporaryDirectory() as name:
+        run(sys.executable, "-m", "venv", name, cwd=tmp_path)
+        bin = Path(name) / "bin"
+        run(bin / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+        run(bin / "python", "-m", "pip", "check", cwd=tmp_path)
+        where = run(bin / "python", "-c", "import thinc_torchopt; print(thinc_torchopt.__file__)", cwd=tmp_path)
+        assert where.stdout.startswith(name)
+        paths = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+        steps = ("--training.max_steps", "3", "--training.eval_frequency", "3")
+        run(bin / "spacy", "train", "cnn.cfg", "--output", "cnn", *paths, *steps, cwd=tmp_path)
+        assert (tmp_path / "cnn" / "model-last" / "meta.json").is_file()
+        shown = run(bin / "spacy", "torchopt", "schedule", "cnn.cfg", *paths, "-o", "a.png", cwd=tmp_path, check=False)
+        assert shown.returncode == 1 and "pip install 'matplotlib>=3.7'" in shown.stderr
