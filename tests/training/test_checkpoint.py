@@ -320,7 +320,7 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
     for warning, text in zip(
         told,
         (
-            "of step 27, found that of 5. It was renamed",
+            "of step 27, found that of step 5. The folder was renamed",
             "values.json': expected",
             "the training starts from the beginning",
         ),

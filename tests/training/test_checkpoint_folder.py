@@ -110,7 +110,7 @@ def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp
     """Its checksums are right, as if another program had written it."""
     write_folder(tmp_path / name_of(5), saved_run(5))
     write_folder(tmp_path / name_of(6), {**saved_run(6), "progress": progress})
-    with pytest.warns(CheckpointWarning, match="expected 'progress.* The next older checkpoint is taken"):
+    with pytest.warns(CheckpointWarning, match="expected 'progress.* The next older checkpoint is used"):
         assert [saved.progress.step for saved in whole_ones(tmp_path)] == [5]
     with pytest.raises(StateError, match="expected 'progress"):
         read_checkpoint(tmp_path / name_of(6))

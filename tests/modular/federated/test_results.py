@@ -107,7 +107,7 @@ def test_results_of_a_run_before_are_kept(tmp_path, caplog):
 def test_results_are_those_of_one_run(tmp_path):
     """A second server is refused, and the first one goes on."""
     with begin(tmp_path) as process:
-        with pytest.raises(StateError, match=rf"for results: .* another run uses: process {process.pid} on .*'output'"):
+        with pytest.raises(StateError, match=rf"for results: another run uses it: process {process.pid} on .*'output'"):
             Results(tmp_path)
         process.communicate("\n")
     assert read_result(tmp_path)["status"] == "finished" and not list(tmp_path.glob("earlier*"))
