@@ -64,6 +64,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 # The middle of the grid at first, in half-decades: 10 ** (k / 2).
 MIDDLE = {"AdamW": -5, "SGD": -2, "Muon": -5}
 DEFAULTS = {"AdamW": 1e-3, "SGD": 1e-3, "Muon": 1e-3}
+# What `spacy torchopt init --recipe best` takes for AdamW, by task, or about that.
+RECIPE = {"genres": 3e-3, "docs-bow": 3e-3, "minilm": 1e-4}
 MIDDLE_OF = {("minilm", "AdamW"): -8, ("genres", "AdamW"): -3, ("docs-bow", "AdamW"): -3, ("genres", "SGD"): 0,
     ("docs-bow", "SGD"): 0, ("genres", "Muon"): -3, ("docs-bow", "Muon"): -3}  # fmt: skip
 MIN_RATE, MAX_RATE, RAMP = 1e-6, 10.0, 141
@@ -433,13 +435,17 @@ def table(lines: list[dict[str, Any]], tasks: list[str], algorithms: list[str]) 
         (curve, name, rule) for curve in CURVES for name, rule in RULES.items()
     ]
     grids = {key: grid for key, grid in grids_of(lines).items() if len(grid) >= 3}
-    for curve, name, rule in [*arms, ("", "the default, 0.001", None)]:
+    for curve, name, rule in [*arms, ("", "the default, 0.001", None), ("", "that of the recipe best", None)]:
         parts, good = [], 0
         for line, found in suggestions(lines, curve or "same docs", rule or (lambda curve: 0.0)):
             grid = grids.get((line["task"], line["algorithm"]))
             if grid is None or line["task"] not in tasks or line["algorithm"] not in algorithms:
                 continue
             rate = DEFAULTS[line["algorithm"]] if rule is None else found
+            if name == "that of the recipe best":
+                if line["algorithm"] != "AdamW":
+                    continue
+                rate = RECIPE.get(line["task"], 2e-3)
             parts.append(score_at(grid, rate) / max(map(mean, grid.values())))
             good += is_as_good(grid, rate)
         if parts:

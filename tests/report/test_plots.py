@@ -99,9 +99,10 @@ def test_plots_range_test(tmp_path, drawn):
     found = RangeTest(rates, losses, first=1, smoothed=[2.0, 1.5, 1.6], stretch=(2, 3))
     plots.plot_range_test(found, tmp_path / "lr.png")
     [axes] = drawn[0].axes
-    each, out, smoothed, stretch, mark = axes.lines
+    each, smoothed, stretch, mark, out = axes.lines
     assert (list(each.get_xdata()), list(each.get_ydata())) == (rates[1:4], losses[1:4])
     assert list(out.get_xdata()) == [1e-4, 1.0] and out.get_label() == "left out"
+    assert list(out.get_ydata()) == [axes.get_ylim()[1]] * 2  # too high for the picture
     assert list(smoothed.get_ydata()) == [2.0, 1.5, 1.6]
     assert (list(stretch.get_xdata()), list(stretch.get_ydata())) == ([1e-2, 1e-1], [1.5, 1.6])
     assert list(mark.get_xdata()) == [found.suggestion] * 2 and axes.get_xscale() == "log"

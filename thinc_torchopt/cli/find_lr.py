@@ -13,13 +13,17 @@ from rich.console import Console
 from ..progress_bars import show_progress
 from ..report import check_picture, plot_range_test
 from ..training import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ._doubts import Trained, rates_far_above
 from ._util import build, errors_shown, make_console, print_error, print_json, print_table, short, sparkline
+from .params import describe, tell_pipeline
 
 _CHART_WIDTH = 60
 # Worth a try: the suggestion divided by that, up to it multiplied.
 _AROUND = 3.0
+# benchmarks/find_lr.py: fewer than 9 of 10 suggestions were as good as the best rate.
 _CAUTION = (
-    "A rate that is usual for the algorithm is often as good. A short training with each tells: spacy torchopt tune."
+    "Often it is not the best rate. Keep a rate that is known to be good, such as that of the recipe best (spacy "
+    "torchopt init). If there is none, compare rates: spacy torchopt tune."
 )
 _ENDED = {
     "max_rate": "the highest rate was reached",
@@ -65,6 +69,8 @@ def show_range_test(
             )
         if output_path is not None:
             plot_range_test(found, output_path)
+        tell_pipeline(setup)
+        infos = describe(setup).values()
     block = setup.config["training"]["optimizer"]
     settings = []
     if found.suggestion is not None:
@@ -87,7 +93,9 @@ def show_range_test(
             }
         )
     else:
-        _print(make_console(), found, settings, block, output_path)
+        groups = {group: [info for info in infos if info.group == group] for group in found.rates_by_group()}
+        trained = [Trained(group, groups[group], {group: [rate]}) for group, rate in found.rates_by_group().items()]
+        _print(make_console(), found, settings, block, output_path, list(rates_far_above(setup, trained)))
     if found.problem is not None:
         sys.exit(1)
 
@@ -98,6 +106,7 @@ def _print(
     settings: list[dict[str, Any]],
     block: Mapping[str, Any],
     output_path: Path | None,
+    doubts: list[str],
 ) -> None:
     console.print(
         f"{found.steps} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
@@ -132,6 +141,8 @@ def _print(
         ],
         numbers=["suggestion", "a third", "three times"],
     )
+    for doubt in doubts:
+        console.print(f"Note: {doubt} Take a usual one.")
     console.print(_CAUTION)
     console.print("To use the suggestion, change in the config:")
     for line in _config_lines(block, settings):

@@ -105,29 +105,33 @@ def plot_range_test(found: Range, path: Path) -> None:
     end = found.first + len(smoothed)
     with style():
         figure, axes = _start("learning rate", "loss per word", "Learning rate range test")
-        out = [i for i in range(len(rates)) if not found.first <= i < end]
-        axes.plot(rates[found.first : end], losses[found.first : end], ".", color=COLOURS[0], alpha=0.5, label="loss")
-        if out:
-            look = {"color": MUTED, "markersize": 5}
-            axes.plot([rates[i] for i in out], [losses[i] for i in out], "x", label="left out", **look)
         if smoothed:
-            axes.plot(rates[found.first : end], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
+            counted = slice(found.first, end)
+            axes.plot(rates[counted], losses[counted], ".", color=COLOURS[0], alpha=0.5, label="loss")
+            axes.plot(rates[counted], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
         if found.stretch is not None and found.suggestion is not None:
-            low, high = found.stretch
-            near = slice(low - found.first, high - found.first + 1)
+            first, last = found.stretch
+            near = slice(first - found.first, last - found.first + 1)
             look = {"color": COLOURS[2], "linewidth": 5.0, "alpha": 0.6, "solid_capstyle": "round"}
-            axes.plot(rates[low : high + 1], smoothed[near], label="stretch: nearly as low", **look)
-            third, thrice = found.suggestion / 3, 3 * found.suggestion
-            axes.axvspan(third, thrice, color=COLOURS[1], alpha=0.12, linewidth=0.0, label="a third to three times")
+            axes.plot(rates[first : last + 1], smoothed[near], label="stretch: nearly as low", **look)
+            look = {"color": COLOURS[1], "alpha": 0.12, "linewidth": 0.0}
+            axes.axvspan(found.suggestion / 3, 3 * found.suggestion, label="a third to three times of it", **look)
             label = f"suggestion: {found.suggestion:.2g}"
             axes.axvline(found.suggestion, color=COLOURS[1], linestyle="--", linewidth=1.5, label=label)
         axes.set_xscale("log")
+        top = math.inf
         if smoothed:
             # Where it diverges, the loss of single points would press all else to the ground.
-            counted = [loss for loss in losses[found.first : end] if math.isfinite(loss)]
-            low_end, high_end = min(counted), max(smoothed)
-            margin = 0.1 * (high_end - low_end) or 1.0
-            axes.set_ylim(low_end - margin, high_end + margin)
+            low, high = min(losses[counted]), max(smoothed)
+            margin = 0.1 * (high - low) or 1.0
+            top = high + margin
+            axes.set_ylim(low - margin, top)
+        out = [i for i in range(len(rates)) if not found.first <= i < end]
+        if out:
+            # What is too high for the picture is at its edge.
+            at = [losses[i] if losses[i] <= top else top for i in out]
+            look = {"color": MUTED, "markersize": 5, "clip_on": False}
+            axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
         set_ticks(axes)
         _add_legend(axes)
         save(figure, path)

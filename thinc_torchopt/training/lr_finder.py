@@ -23,7 +23,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy
 from confection import Config
@@ -32,6 +32,7 @@ from spacy.training import Example
 from spacy.util import registry, resolve_dot_names
 
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
+from ..optimizers import TorchOptimizer
 from ..schedules import with_end
 from ..settings import without_policy
 from .components import sums_of_gradients
@@ -255,7 +256,8 @@ def _train(
     )
     frozen, annotates = config["training"]["frozen_components"], config["training"]["annotating_components"]
     counted = set(nlp.pipe_names) - {*frozen, *sums_of_gradients(nlp)}
-    losses_of = DevLosses(nlp, training.optimizer, frozen, annotates, examples=examples, averaged=False)
+    ours = cast(TorchOptimizer, training.optimizer)
+    losses_of = DevLosses(nlp, ours, frozen, annotates, examples=examples, averaged=False)
     with closing(training.steps):  # type: ignore[type-var]
         while True:
             try:
@@ -286,7 +288,8 @@ def _draw_examples(nlp: Language, config: Config) -> list[Example]:
     [corpus] = resolve_dot_names(config, [name])
     drawn = list(islice(corpus(nlp), _DRAWN_FROM))
     random.Random(0).shuffle(drawn)
-    words, found = 0, []
+    words = 0
+    found: list[Example] = []
     for example in drawn:
         if len(found) >= _EXAMPLES or (words >= _WORDS and len(found) >= _MIN_EXAMPLES):
             break
