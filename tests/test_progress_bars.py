@@ -101,17 +101,16 @@ def test_progress_bars_of_find_lr(corpus, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
     settings = {
-        "min_rate": 1e-7,
-        "max_rate": 1e-6,
-        "steps": 10,
-        "smoothing": 0.9,
+        "min_rate": 1e-12,
+        "max_rate": 1e-11,
+        "steps": 24,
         "output_path": None,
         "code_path": None,
         "use_gpu": -1,
     }
     with pytest.raises(SystemExit):
         show_range_test(CONFIGS / "cnn.cfg", paths, as_json=True, **settings)
-    assert len(json.loads(capsys.readouterr().out)["losses"]) == 10
+    assert len(json.loads(capsys.readouterr().out)["losses"]) == 12
     written = stream.getvalue()
     assert written.index("Building the pipeline ...") < written.index("Training at rising rates:   0%|") and is_gone(
         stream

@@ -9,6 +9,7 @@ import pytest
 from thinc_torchopt import compat
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.report import plots
+from thinc_torchopt.training import RangeTest
 
 RATES = {"default": [0.0, 0.1, 0.2], "encoder/layer-1": [0.0, 0.01, 0.02], "cost $5": [0.1, 0.1, 0.1]}
 
@@ -94,21 +95,26 @@ def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, drawn):
 
 
 def test_plots_range_test(tmp_path, drawn):
-    rates, losses = [1e-3, 1e-2, 1e-1, 1.0], [2.0, 1.0, 500.0, math.nan]
-    plots.plot_range_test(rates, losses, [2.0, 1.5, 1.6], {"steepest": 5e-3}, tmp_path / "lr.png")
+    rates, losses = [1e-4, 1e-3, 1e-2, 1e-1, 1.0], [9.0, 2.0, 1.0, 500.0, math.nan]
+    found = RangeTest(rates, losses, first=1, smoothed=[2.0, 1.5, 1.6], stretch=(2, 3))
+    plots.plot_range_test(found, tmp_path / "lr.png")
     [axes] = drawn[0].axes
-    each, smoothed, mark = axes.lines
-    assert list(each.get_ydata()) == pytest.approx(losses, nan_ok=True) and list(smoothed.get_ydata()) == [
-        2.0,
-        1.5,
-        1.6,
-    ]
-    assert list(mark.get_xdata()) == [5e-3, 5e-3] and axes.get_xscale() == "log"
+    each, smoothed, stretch, mark, out = axes.lines
+    assert (list(each.get_xdata()), list(each.get_ydata())) == (rates[1:4], losses[1:4])
+    assert list(out.get_xdata()) == [1e-4, 1.0] and out.get_label() == "left out"
+    assert list(out.get_ydata()) == [axes.get_ylim()[1]] * 2  # too high for the picture
+    assert list(smoothed.get_ydata()) == [2.0, 1.5, 1.6]
+    assert (list(stretch.get_xdata()), list(stretch.get_ydata())) == ([1e-2, 1e-1], [1.5, 1.6])
+    assert list(mark.get_xdata()) == [found.suggestion] * 2 and axes.get_xscale() == "log"
+    [around] = axes.patches
+    assert around.get_extents().transformed(axes.transData.inverted()).intervalx == pytest.approx(
+        [found.suggestion / 3, 3 * found.suggestion]
+    )
     assert axes.get_ylim()[0] < 1.0 and 2.0 < axes.get_ylim()[1] < 3.0  # not up to 500
 
 
 def test_plots_nothing_to_smooth_is_drawn_all_the_same(tmp_path):
-    plots.plot_range_test([1e-3], [math.nan], [], {}, tmp_path / "lr.png")
+    plots.plot_range_test(RangeTest([1e-3], [math.nan]), tmp_path / "lr.png")
     plots.plot_schedule({"frozen": [0.0, 0.0]}, tmp_path / "rates.png", log=True)
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -172,21 +172,19 @@ def schedule_cli(
 def find_lr_cli(
     ctx: typer.Context,  # This is only used to read additional arguments
     config_path: Path = _CONFIG,
-    min_rate: float = Opt(1e-7, "--min-lr", help="Learning rate of the first step"),
+    min_rate: float = Opt(1e-6, "--min-lr", help="Learning rate of the first step"),
     max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
-    steps: int = Opt(100, "--steps", "-n", help="How many steps to train at most"),
-    smoothing: float = Opt(
-        0.9, "--smoothing", min=0.0, max=0.999, help="How much to smooth the losses: 0 is not at all"
-    ),
+    steps: int = Opt(140, "--steps", "-n", help="How many steps to train at most"),
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Find a learning rate, in a test of a few steps. The rate rises, and it is seen where the loss falls fastest and
-    where it diverges. The pipeline is built or loaded for the test only; nothing but the picture is written. The rates
-    of param groups keep their ratios. Overrides such as --paths.train train.spacy are needed as in `spacy train`.
+    Find a learning rate, in a test of a few steps. The rate rises, and the loss on some of the development data shows
+    at which rates it falls, and at which it rises again. The pipeline is built or loaded for the test only; nothing
+    but the picture is written. The rates of param groups keep their ratios. Overrides such as --paths.train
+    train.spacy are needed as in `spacy train`.
     """
     from .find_lr import show_range_test
 
@@ -196,7 +194,6 @@ def find_lr_cli(
         min_rate=min_rate,
         max_rate=max_rate,
         steps=steps,
-        smoothing=smoothing,
         output_path=output_path,
         as_json=as_json,
         code_path=code_path,

@@ -198,6 +198,12 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
 
 
 def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
+    """Find rates far above the usual ones for their algorithm, with advice."""
+    for text in rates_far_above(setup, trained):
+        yield f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
+
+
+def rates_far_above(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
     """Find rates far above the usual ones for their algorithm."""
     nlp = setup.nlp
     encoders = [name for name in nlp.pipe_names if nlp.get_pipe_meta(name).factory.endswith("transformer")]
@@ -213,10 +219,7 @@ def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
             found[label, text] = max(peak, group.peak), [*groups, group.group]
     for (_, text), (peak, groups) in found.items():
         of = "" if len(groups) == len(trained) else f" of {', '.join(groups)}"
-        yield (
-            f"The learning rate{of} goes up to {plain(peak)}, far above what is usual for {text}. At such rates the "
-            "loss mostly grows. To find a better one: spacy torchopt find-lr."
-        )
+        yield f"The learning rate{of} goes up to {plain(peak)}, far above what is usual for {text}."
 
 
 # ---------------------------------------------------------------------- the machine

@@ -13,10 +13,18 @@ from rich.console import Console
 from ..progress_bars import show_progress
 from ..report import check_picture, plot_range_test
 from ..training import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ._doubts import Trained, rates_far_above
 from ._util import build, errors_shown, make_console, print_error, print_json, print_table, short, sparkline
+from .params import describe, tell_pipeline
 
 _CHART_WIDTH = 60
-_FAR_APART = 3.0
+# Worth a try: the suggestion divided by that, up to it multiplied.
+_AROUND = 3.0
+# benchmarks/find_lr.py: fewer than 9 of 10 suggestions were as good as the best rate.
+_CAUTION = (
+    "Often it is not the best rate. Keep a rate that is known to be good, such as that of the recipe best (spacy "
+    "torchopt init). If there is none, compare rates: spacy torchopt tune."
+)
 _ENDED = {
     "max_rate": "the highest rate was reached",
     "diverged": "the loss diverged",
@@ -31,7 +39,6 @@ def show_range_test(
     min_rate: float,
     max_rate: float,
     steps: int,
-    smoothing: float,
     output_path: Path | None,
     as_json: bool,
     code_path: Path | None,
@@ -41,7 +48,7 @@ def show_range_test(
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides of settings.
-    min_rate, max_rate, steps, smoothing: As in `run_range_test`.
+    min_rate, max_rate, steps: As in `run_range_test`.
     output_path (Path | None): The picture.
     """
     with errors_shown(as_json=as_json):
@@ -58,36 +65,37 @@ def show_range_test(
                 min_rate=min_rate,
                 max_rate=max_rate,
                 steps=steps,
-                smoothing=smoothing,
                 progress=bar.update,
             )
         if output_path is not None:
-            plot_range_test(found.rates, found.losses, found.smoothed, found.suggestions, output_path)
+            plot_range_test(found, output_path)
+        tell_pipeline(setup)
+        infos = describe(setup).values()
     block = setup.config["training"]["optimizer"]
-    highest = max(peaks.values())
-    settings = [
-        {
-            "setting": list(place),
-            "peak": peak,
-            **{name: peak / highest * rate for name, rate in found.suggestions.items()},
-        }
-        for place, peak in peaks.items()
-    ]
+    settings = []
+    if found.suggestion is not None:
+        part = found.suggestion / max(peaks.values())
+        settings = [{"setting": list(place), "peak": peak, "suggestion": part * peak} for place, peak in peaks.items()]
     if as_json:
         print_json(
             {
                 "learn_rates": found.rates,
                 "losses": [loss if math.isfinite(loss) else None for loss in found.losses],
                 "smoothed": found.smoothed,
+                "steps": found.steps,
+                "examples": found.examples,
                 "ended": found.ended,
-                "suggestions": found.suggestions,
-                "settings": settings if found.suggestions else [],
+                "suggestion": found.suggestion,
+                "stretch": None if found.stretch is None else [found.rates[point] for point in found.stretch],
+                "settings": settings,
                 "groups": found.rates_by_group(),
                 "problem": found.problem,
             }
         )
     else:
-        _print(make_console(), found, settings, block, output_path)
+        groups = {group: [info for info in infos if info.group == group] for group in found.rates_by_group()}
+        trained = [Trained(group, groups[group], {group: [rate]}) for group, rate in found.rates_by_group().items()]
+        _print(make_console(), found, settings, block, output_path, list(rates_far_above(setup, trained)))
     if found.problem is not None:
         sys.exit(1)
 
@@ -98,47 +106,45 @@ def _print(
     settings: list[dict[str, Any]],
     block: Mapping[str, Any],
     output_path: Path | None,
+    doubts: list[str],
 ) -> None:
     console.print(
-        f"{len(found.rates)} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
+        f"{found.steps} steps, learning rate {short(found.rates[0])} to {short(found.rates[-1])}. Stopped because "
         f"{_ENDED[found.ended]}."
     )
-    if found.breaks is not None:
-        console.print(f"From a rate of {short(found.rates[found.breaks])} on the loss was far above all before.")
     if found.smoothed:
         low, high = min(found.smoothed), max(found.smoothed)
         width = min(_CHART_WIDTH, console.width - 40)
         chart = sparkline(console, [(loss - low) / (high - low or 1.0) for loss in found.smoothed], width)
-        console.print(f"Loss per word, smoothed: {chart} {short(low)} to {short(high)}")
+        console.print(
+            f"Loss per word on {found.examples} examples of the development data: {chart} {short(low)} to {short(high)}"
+        )
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
-    if found.problem is not None:
-        print_error(console, found.problem)
+    if found.problem is not None or found.stretch is None:
+        print_error(console, found.problem or "")
         return
-    if found.may_go_higher and found.lowest == len(found.smoothed) - 1:
-        console.print("Note: the loss was still falling at the end. A higher --max-lr may find a higher rate.")
+    console.print(
+        f"It is lowest, or nearly so, at rates of {short(found.rates[found.stretch[0]])} to "
+        f"{short(found.rates[found.stretch[1]])}."
+    )
     console.print()
     rates = found.rates_by_group()
     print_table(
         console,
-        ["group", "lowest/10", "steepest"],
+        ["group", "suggestion", "a third", "three times"],
         [
-            [group, short(rates[group]["lowest/10"]), short(rates[group]["steepest"])]
+            [group, *(short(times * rates[group]) for times in (1.0, 1.0 / _AROUND, _AROUND))]
             if group in rates
-            else [group, "frozen", "frozen"]
+            else [group, *["frozen"] * 3]
             for group in found.group_rates[0]
         ],
-        numbers=["lowest/10", "steepest"],
+        numbers=["suggestion", "a third", "three times"],
     )
-    console.print(
-        "lowest/10: a tenth of the rate at which the loss was lowest. steepest: the rate at which it fell fastest."
-    )
-    if max(found.suggestions.values()) > _FAR_APART * min(found.suggestions.values()):
-        console.print(
-            "Note: the two are far apart, so the curve says little. More --steps may tell more; a short training at "
-            "each of them tells which is better."
-        )
-    console.print("To use the rates of 'lowest/10', change in the config:")
+    for doubt in doubts:
+        console.print(f"Note: {doubt} Take a usual one.")
+    console.print(_CAUTION)
+    console.print("To use the suggestion, change in the config:")
     for line in _config_lines(block, settings):
         console.print(line)
 
@@ -154,7 +160,7 @@ def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> I
         *sections, key = places[0] if is_one else setting["setting"]
         if section != (section := ".".join(["training", "optimizer", *sections])):
             yield f"\n[{section}]"
-        rate = f"{setting['lowest/10']:.2g}"
+        rate = f"{setting['suggestion']:.2g}"
         yield (
             f"{key} = {rate}"
             if is_one

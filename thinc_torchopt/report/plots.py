@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
@@ -80,32 +80,59 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
         save(figure, path)
 
 
-def plot_range_test(
-    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], marks: Mapping[str, float], path: Path
-) -> None:
-    """Draw the loss over the learning rate.
+class Range(Protocol):
+    """A range test, as `thinc_torchopt.training.RangeTest` is one."""
 
-    rates (Sequence[float]): The rate of each step.
-    losses (Sequence[float]): The loss of each step. Those that are not finite are left out.
-    smoothed (Sequence[float]): The same, smoothed.
-    marks (Mapping[str, float]): Rates to mark, by what they are called.
+    rates: list[float]
+    losses: list[float]
+    first: int
+    smoothed: list[float]
+    stretch: tuple[int, int] | None
+
+    @property
+    def suggestion(self) -> float | None: ...
+
+
+def plot_range_test(found: Range, path: Path) -> None:
+    """Draw the loss over the learning rate: what counts and what was left out, the stretch, the suggestion, and a third
+    to three times of it.
+
+    found (Range): The test. Losses that are not finite are left out.
     path (Path): The file; its ending says what kind. Replaced if it is there.
     RAISES (ImportError): matplotlib is not installed.
     """
+    rates, smoothed = found.rates, found.smoothed
+    losses = [loss if math.isfinite(loss) else math.nan for loss in found.losses]
+    end = found.first + len(smoothed)
     with style():
         figure, axes = _start("learning rate", "loss per word", "Learning rate range test")
-        shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
-        axes.plot(rates, shown, color=COLOURS[0], alpha=0.35, linewidth=1.0, label="each step")
-        axes.plot(rates[: len(smoothed)], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
-        for i, (name, rate) in enumerate(marks.items()):
-            look = {"color": COLOURS[i + 1], "linestyle": ["--", "-."][i % 2]}
-            axes.axvline(rate, label=f"{name}: {rate:.2g}", linewidth=1.5, **look)
-        axes.set_xscale("log")
         if smoothed:
-            # Where it breaks away, the loss of single steps would press all else to the ground.
-            low, high = min(loss for loss in losses if math.isfinite(loss)), max(smoothed)
+            counted = slice(found.first, end)
+            axes.plot(rates[counted], losses[counted], ".", color=COLOURS[0], alpha=0.5, label="loss")
+            axes.plot(rates[counted], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
+        if found.stretch is not None and found.suggestion is not None:
+            first, last = found.stretch
+            near = slice(first - found.first, last - found.first + 1)
+            look = {"color": COLOURS[2], "linewidth": 5.0, "alpha": 0.6, "solid_capstyle": "round"}
+            axes.plot(rates[first : last + 1], smoothed[near], label="stretch: nearly as low", **look)
+            look = {"color": COLOURS[1], "alpha": 0.12, "linewidth": 0.0}
+            axes.axvspan(found.suggestion / 3, 3 * found.suggestion, label="a third to three times of it", **look)
+            label = f"suggestion: {found.suggestion:.2g}"
+            axes.axvline(found.suggestion, color=COLOURS[1], linestyle="--", linewidth=1.5, label=label)
+        axes.set_xscale("log")
+        top = math.inf
+        if smoothed:
+            # Where it diverges, the loss of single points would press all else to the ground.
+            low, high = min(losses[counted]), max(smoothed)
             margin = 0.1 * (high - low) or 1.0
-            axes.set_ylim(low - margin, high + margin)
+            top = high + margin
+            axes.set_ylim(low - margin, top)
+        out = [i for i in range(len(rates)) if not found.first <= i < end]
+        if out:
+            # What is too high for the picture is at its edge.
+            at = [losses[i] if losses[i] <= top else top for i in out]
+            look = {"color": MUTED, "markersize": 5, "clip_on": False}
+            axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
         set_ticks(axes)
         _add_legend(axes)
         save(figure, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from itertools import islice
@@ -40,14 +40,29 @@ class DevLosses:
 
 
     nlp (Language), optimizer (TorchOptimizer), exclude, annotates (Collection[str]): The run's.
+    examples (Sequence[Example] | None): What to compute them on. None: the config's development data.
+    averaged (bool): With averaged params, if there are some.
     RAISES (ControllerError): The config has no development data.
     """
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer, exclude: Collection[str], annotates: Collection[str]):
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        exclude: Collection[str],
+        annotates: Collection[str],
+        *,
+        examples: Sequence[Example] | None = None,
+        averaged: bool = True,
+    ):
         self._nlp = nlp
         self._optimizer = optimizer
         self._exclude = exclude
         self._annotates = annotates
+        self._averaged = averaged
+        if examples is not None:
+            self._corpus: Callable[[Language], Iterable[Example]] = lambda nlp: examples
+            return
         config = nlp.config.interpolate()
         try:
             with preserved_random():
@@ -64,7 +79,8 @@ class DevLosses:
         losses: dict[str, Any] = {}
         words = examples = 0
         nlp, optimizer = self._nlp, self._optimizer
-        with nlp.use_params(optimizer.averages), untouched(nlp), optimizer.training():
+        averages = optimizer.averages if self._averaged else {}
+        with nlp.use_params(averages), untouched(nlp), optimizer.training():
             # Components may draw random numbers even without dropout: draw the same each time.
             random.seed(0)
             numpy.random.seed(0)

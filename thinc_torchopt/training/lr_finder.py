@@ -1,21 +1,21 @@
 """The learning-rate range test: train for a few steps while the rate rises, and look at the loss.
 
-At low rates nothing happens, then the loss falls, then it breaks away. A good rate is a tenth of that at which it is
-lowest; a second opinion is where it falls fastest.
+At low rates nothing happens, then the loss falls, then it rises again. The loss is that of the same examples of the
+development data each time: from one batch to the next it varies more than with the rate.
 
 *setting*: a place in [training.optimizer] that holds a learning rate. In the test the one with the highest peak follows
 the *ramp*, the others keep their ratio to it. Factors on top of it (`lr_scale`, [layer_decay]) stay, and so does what
-is frozen. *peak*: the highest value of a setting's schedule in the training as the config has it.
+is frozen. *peak*: the highest value of a setting's schedule in the training as the config has it. *point*: a rate and
+the loss after the step at that rate. *stretch*: the points around the lowest one at which most of the fall is done.
 
-SOURCE: Smith 2015, https://arxiv.org/abs/1506.01186. Both suggestions, and the end at 4 times the best loss, are those
-    of fastai
-(fastai/callback/schedule.py, LRFinder, steep and minimum), which smooths by what came before only, so that its curve
-lags behind the rate.
+SOURCE: Smith 2015, https://arxiv.org/abs/1506.01186. The rule, its numbers and how it does beside others:
+    benchmarks/find_lr.py.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -23,38 +23,51 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy
 from confection import Config
 from spacy.language import Language
-from spacy.util import registry
+from spacy.training import Example
+from spacy.util import registry, resolve_dot_names
 
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
+from ..optimizers import TorchOptimizer
 from ..schedules import with_end
 from ..settings import without_policy
 from .components import sums_of_gradients
+from .dev_loss import DevLosses
+from .random_state import preserved_random
 from .short_training import WRITES, begin_training
 
 Place = tuple[str, ...]
 
 # Without an end of the training, a schedule's peak is looked for in so many steps.
 _STEPS_WITHOUT_END = 10_000
-# Fewer losses than that are no curve.
-_MIN_STEPS = 10
-# It breaks away: where the mean of so many losses is so many standard deviations above the mean of those before.
-_BREAK_STEPS, _BREAK = 5, 3.0
-# The flat start has ended where so much of the fall is done.
-_FLAT = 1 / 3
-# A higher --max-lr is not advised.
-_HIGHEST = 10.0
-# Diverged: when the smoothed loss is above the best one by so many times that.
-_DIVERGED = 3.0
+# Fewer points than that are no curve.
+_MIN_POINTS = 10
+# So many steps from one point to the next.
+_EVERY = 2
+# The loss is that of so many examples at most, and no more when they have so many words.
+_EXAMPLES, _WORDS = 100, 2000
+# They are drawn from so many, but from these at least.
+_DRAWN_FROM, _MIN_EXAMPLES = 2000, 16
+# The first points are left out: ties of what begins with zeros break in them.
+_LEFT_OUT_POINTS = 1
+# How much of the ramp says what the loss is before anything is learned; how wide it is smoothed. In decades.
+_FLAT, _WIDTH = 1.0, 0.15
+# Above so many times the loss at first it has diverged.
+_DIVERGED = 2.0
+# The stretch has the points whose loss is within this part of the fall.
+_SHARE = 0.2
+# The suggestion: this part of the geometric mean of its ends.
+_FACTOR = 0.5
 # A loss that falls by less than this part of it has not fallen.
 _MIN_FALL = 0.02
-# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones. Fewer
-# are enough where the loss breaks away in the end: then the rates did reach those that matter.
-_CHANCE, _CHANCE_BEFORE_BREAK = 6.0, 4.0
+# A loss below this part of what it was at first: all is learned.
+_LEARNED = 0.01
+# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones.
+_CHANCE = 6.0
 # Spikes must not be skipped: they are what is looked for.
 _LEFT_OUT = (*WRITES, "spike_factor", "on_spike")
 
@@ -63,63 +76,56 @@ _LEFT_OUT = (*WRITES, "spike_factor", "on_spike")
 class RangeTest:
     """What the test found.
 
-    rates (list[float]): The ramp, as far as it came: the rate of each step.
-    losses (list[float]): The loss per word of each step, over all components that have one.
-    group_rates (list[dict[str, float]]): The rate of each step by param group, as loggers get it.
+    rates (list[float]): The rate of each point.
+    losses (list[float]): The loss per word of each point, over all components that have one. What is not finite is the
+        last.
+    group_rates (list[dict[str, float]]): The rates of each point by param group, as loggers get them.
+    steps, examples (int): How many steps were trained, and how many examples the loss is of.
     ended ("max_rate" | "diverged" | "not_finite"): Why it ended.
-    breaks (int | None): The step from which on the losses are far above those before. None: there is none.
-    smoothed (list[float]): The losses up to there, smoothed, without those that are not finite. None counts as more
-        than the highest before the best.
-    steepest, lowest (int | None): The steps at which the loss falls fastest, after its flat start, and at which it is
-        lowest. None: there is nothing to suggest.
+    first (int): The first point that counts.
+    smoothed (list[float]): The losses from there on, smoothed, without those that have diverged.
+    stretch (tuple[int, int] | None): Its first point and its last one. None: there is nothing to suggest.
     problem (str | None): Why there is nothing to suggest.
     """
 
     rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     group_rates: list[dict[str, float]] = field(default_factory=list)
+    steps: int = 0
+    examples: int = 0
     ended: Literal["max_rate", "diverged", "not_finite"] = "max_rate"
-    breaks: int | None = None
+    first: int = 0
     smoothed: list[float] = field(default_factory=list)
-    steepest: int | None = None
-    lowest: int | None = None
+    stretch: tuple[int, int] | None = None
     problem: str | None = None
 
     @property
-    def suggestions(self) -> dict[str, float]:
-        """Points of the ramp: "lowest/10", and "steepest", where the loss falls fastest."""
-        if self.steepest is None or self.lowest is None:
-            return {}
-        return {"lowest/10": self.rates[self.lowest] / 10, "steepest": self.rates[self.steepest]}
+    def suggestion(self) -> float | None:
+        """For the highest peak. None: there is nothing to suggest."""
+        if self.stretch is None:
+            return None
+        low, high = (self.rates[point] for point in self.stretch)
+        return _FACTOR * math.sqrt(low * high)
 
-    @property
-    def may_go_higher(self) -> bool:
-        """Whether higher rates would tell more: the loss never broke away, and the rates were no highest ones."""
-        return self.ended == "max_rate" and self.breaks is None and self.rates[-1] < _HIGHEST
-
-    def rates_by_group(self) -> dict[str, dict[str, float]]:
-        """The suggestions for each param group, with all factors that it has. Groups that were frozen are left out."""
-        if self.steepest is None or self.lowest is None:
+    def rates_by_group(self) -> dict[str, float]:
+        """The suggestion for each param group, with all factors that it has. Groups that were frozen are left out."""
+        if self.stretch is None or self.suggestion is None:
             return {}
-        at_steepest, at_lowest = self.group_rates[self.steepest], self.group_rates[self.lowest]
-        return {
-            group: {"lowest/10": at_lowest[group] / 10, "steepest": rate}
-            for group, rate in at_steepest.items()
-            if rate and group in at_lowest
-        }
+        before, after = (self.group_rates[point] for point in self.stretch)
+        at = self.rates[self.stretch[1]]
+        return {group: rate / at * self.suggestion for group, rate in after.items() if rate and before.get(group)}
 
 
 def run_range_test(
     nlp: Language,
     config: Config,
     *,
-    min_rate: float = 1e-7,
+    min_rate: float = 1e-6,
     max_rate: float = 10.0,
-    steps: int = 100,
-    smoothing: float = 0.9,
+    steps: int = 140,
     progress: Callable[[], Any] = lambda: None,
 ) -> RangeTest:
-    """Train a pipeline while the learning rate rises.
+    """Train a pipeline while the learning rate rises. Random generators are afterwards as before.
 
     nlp (Language): The pipeline, initialized. It is trained at rates that ruin it: pass one that is not needed
         afterwards.
@@ -127,36 +133,30 @@ def run_range_test(
     min_rate, max_rate (float): The rates of the first and of the last step. In between they rise by the same factor
         each step.
     steps (int): How many steps at most.
-    smoothing (float): How much of its neighbour a loss takes over, 0 to 1, without 1.
     progress (Callable): Called after each step.
-    RAISES (ConfigError): An argument is out of its range, or the config has no learning rate above 0.
+    RAISES (ConfigError): An argument is out of its range, the config has no learning rate above 0, or no development
+        data.
     """
     ramp = make_ramp(min_rate, max_rate, steps)
-    if not 0.0 <= smoothing < 1.0:
-        raise ConfigError(f"Can't smooth losses: expected 'smoothing' of at least 0 and below 1, found {smoothing}.")
     found = RangeTest()
-    average, best, cap = 0.0, math.inf, math.inf
-    with closing(_train(nlp, config, ramp)) as training, warnings.catch_warnings():
+    with preserved_random(), closing(_train(nlp, config, ramp, found)) as training, warnings.catch_warnings():
         # What happens at rates that are far too high is what is looked for.
         for category in (RuntimeWarning, NonFiniteGradWarning, ScheduleWarning):
             warnings.simplefilter("ignore", category)
-        for i, (loss, group_rates) in enumerate(training):
-            found.rates.append(ramp[i])
+        for loss, group_rates in training:
+            progress()
+            if loss is None:
+                continue
+            found.rates.append(ramp[found.steps - 1])
             found.losses.append(loss)
             found.group_rates.append(group_rates)
-            progress()
             if not math.isfinite(loss):
                 found.ended = "not_finite"
                 break
-            average = smoothing * average + (1.0 - smoothing) * loss
-            trailing = average / (1.0 - smoothing ** (i + 1))
-            # The mean of a few losses is mostly chance.
-            if i >= _MIN_STEPS and trailing > best + _DIVERGED * abs(best):
+            if _has_diverged(found):
                 found.ended = "diverged"
                 break
-            if trailing < best:
-                best, cap = trailing, max(found.losses)
-    _analyse(found, cap, smoothing)
+    _analyse(found)
     return found
 
 
@@ -169,8 +169,9 @@ def make_ramp(min_rate: float, max_rate: float, steps: int) -> list[float]:
         raise ConfigError(
             f"Can't run the range test: expected 0 < --min-lr < --max-lr, found {min_rate} and {max_rate}."
         )
-    if steps < _MIN_STEPS:
-        raise ConfigError(f"Can't run the range test: expected --steps of at least {_MIN_STEPS}, found {steps}.")
+    least = _EVERY * (_MIN_POINTS + _LEFT_OUT_POINTS)
+    if steps < least:
+        raise ConfigError(f"Can't run the range test: expected --steps of at least {least}, found {steps}.")
     return [min_rate * (max_rate / min_rate) ** (i / (steps - 1)) for i in range(steps)]
 
 
@@ -236,11 +237,13 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
 
 
 def _train(
-    nlp: Language, config: Config, ramp: Sequence[float]
-) -> Generator[tuple[float, dict[str, float]], None, None]:
-    """Train as spaCy does, but for the rates. YIELDS (tuple): The loss per word of each step, and the rates by param
-    group.
+    nlp: Language, config: Config, ramp: Sequence[float], found: RangeTest
+) -> Generator[tuple[float | None, dict[str, float]], None, None]:
+    """Train as spaCy does, but for the rates. YIELDS (tuple): After each step the loss per word, None if it was not
+    computed, and the rates by param group.
     """
+    examples = _draw_examples(nlp, config)
+    found.examples = len(examples)
     # Schedules move on once more after the last step.
     optimizer = with_ramp(config["training"]["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
     training = begin_training(
@@ -251,109 +254,149 @@ def _train(
         eval_frequency=len(ramp) + 1,
         evaluate=lambda scores: (0.0, {}),
     )
-    counted = _with_loss(nlp, config["training"]["frozen_components"])
-    sum_before, words_before = 0.0, 0
+    frozen, annotates = config["training"]["frozen_components"], config["training"]["annotating_components"]
+    counted = set(nlp.pipe_names) - {*frozen, *sums_of_gradients(nlp)}
+    ours = cast(TorchOptimizer, training.optimizer)
+    losses_of = DevLosses(nlp, ours, frozen, annotates, examples=examples, averaged=False)
     with closing(training.steps):  # type: ignore[type-var]
         while True:
             try:
-                _, info, is_best = next(training.steps)
+                _, info, _ = next(training.steps)
             except StopIteration:
                 return
             except ValueError as error:
                 if "[E910]" not in str(error):  # spaCy's: the loss is NaN
                     raise
+                found.steps += 1
                 yield math.nan, {}
                 return
-            losses = {name: float(loss) for name, loss in info["losses"].items()}
-            total = sum(loss for name, loss in losses.items() if name in counted or not counted & set(losses))
-            words = max(1, info["words"] - words_before)
-            # An update that was skipped because of its gradients: from here on nothing would be learned.
-            yield math.nan if info["skipped_updates"] else (total - sum_before) / words, info["learn_rates"]
-            # The loop begins a new sum after each evaluation, of which there is one, at step 0.
-            sum_before, words_before = total if is_best is None else 0.0, info["words"]
+            found.steps += 1
+            if info["skipped_updates"]:  # because of its gradients: from here on nothing would be learned
+                yield math.nan, info["learn_rates"]
+            elif (found.steps - 1) % _EVERY:
+                yield None, {}
+            else:
+                of = losses_of()
+                shown = counted & set(of["losses"]) or set(of["losses"])
+                total = sum(loss for name, loss in of["losses"].items() if name in shown)
+                yield total / max(1, of["words"]), info["learn_rates"]
 
 
-def _with_loss(nlp: Language, exclude: Sequence[str]) -> set[str]:
-    """The components that have a loss."""
-    return set(nlp.pipe_names) - {*exclude, *sums_of_gradients(nlp)}
+def _draw_examples(nlp: Language, config: Config) -> list[Example]:
+    """Some of the development data, the same ones each time."""
+    name = config["training"]["dev_corpus"]
+    [corpus] = resolve_dot_names(config, [name])
+    drawn = list(islice(corpus(nlp), _DRAWN_FROM))
+    random.Random(0).shuffle(drawn)
+    words = 0
+    found: list[Example] = []
+    for example in drawn:
+        if len(found) >= _EXAMPLES or (words >= _WORDS and len(found) >= _MIN_EXAMPLES):
+            break
+        found.append(example)
+        words += len(example)
+    if not words:
+        raise ConfigError(
+            f"Can't run the range test: expected examples in [training] dev_corpus = '{name}', found none."
+        )
+    return found
 
 
 # ---------------------------------------------------------------------- the curve
 
 
-def smooth(losses: Sequence[float], smoothing: float) -> list[float]:
-    """The mean of each loss and those before and after it, each step farther away counting by `smoothing` less.
+def smooth(losses: Sequence[float], width: float) -> list[float]:
+    """The mean of each loss and those before and after it, weighted by a Gaussian.
 
-    losses (Sequence[float]): One for each step.
-    smoothing (float): 0 to 1, without 1.
+    losses (Sequence[float]): One for each point.
+    width (float): Its standard deviation, in points. 0: nothing is smoothed.
     """
-    steps = numpy.arange(len(losses))
-    weights = smoothing ** numpy.abs(steps[:, None] - steps[None, :]).astype("float64")
-    smoothed: list[float] = (weights @ numpy.asarray(losses, dtype="float64") / weights.sum(axis=1)).tolist()
+    smoothed: list[float] = (_weights(len(losses), width) @ numpy.asarray(losses, dtype="float64")).tolist()
     return smoothed
 
 
-def _analyse(found: RangeTest, cap: float, smoothing: float) -> None:
-    """Find the suggestions, or say why there are none.
+def _weights(n: int, width: float) -> Any:
+    if not width:
+        return numpy.eye(n)
+    points = numpy.arange(n)
+    weights = numpy.exp(-0.5 * ((points[:, None] - points[None, :]) / width) ** 2)
+    return weights / weights.sum(axis=1, keepdims=True)
 
-    cap (float): What losses above it count as: those at the end would raise the curve long before it.
-    """
-    n = len(found.losses) - (found.ended == "not_finite")
-    losses = [min(loss, cap) for loss in found.losses[:n]]
-    if n < _MIN_STEPS:
+
+def _points_per_decade(found: RangeTest) -> float:
+    return (len(found.rates) - 1) / math.log10(found.rates[-1] / found.rates[0])
+
+
+def _first_points(found: RangeTest) -> int:
+    """How many points say what the loss is at first."""
+    return max(3, round(_FLAT * _points_per_decade(found)))
+
+
+def _has_diverged(found: RangeTest) -> bool:
+    """Whether the last loss is far above those at first."""
+    if len(found.losses) < _LEFT_OUT_POINTS + 4:
+        return False
+    losses = found.losses[_LEFT_OUT_POINTS:]
+    return losses[-1] > _DIVERGED * float(numpy.median(losses[: _first_points(found)]))
+
+
+def _analyse(found: RangeTest) -> None:
+    """Find the stretch, or say why there is none."""
+    found.first = _LEFT_OUT_POINTS
+    losses = found.losses[found.first : len(found.losses) - (found.ended != "max_rate")]
+    at = f"at a rate of {found.rates[-1]:.2g}" if found.rates else ""
+    if len(losses) < _MIN_POINTS:
+        how = "it diverged" if found.ended == "diverged" else "the loss or a gradient was not finite"
         found.problem = (
-            f"Can't suggest a learning rate: expected the loss of at least {_MIN_STEPS} steps, found {n} before the "
-            f"loss or a gradient was not finite, at a rate of {found.rates[-1]:.2g}. Lower --min-lr. If that does not "
+            f"Can't suggest a learning rate: {how} {at}, after {found.steps} steps. Lower --min-lr. If that does not "
             "help, check the training data."
         )
         return
-    found.breaks = _find_break(found.losses[:n])
-    losses = losses[: found.breaks]
-    found.smoothed = smooth(losses, smoothing)
-    curve = numpy.asarray(found.smoothed)
-    lowest = int(curve.argmin())
-    start = float(curve[: max(1, n // 10)].mean())
-    fall = start - float(curve[lowest])
-    chance = _CHANCE if found.breaks is None else _CHANCE_BEFORE_BREAK
-    if not fall > max(_MIN_FALL * abs(start), chance * _noise_of_curve(losses, smoothing)):
+    width = _WIDTH * _points_per_decade(found)
+    found.smoothed = smooth(losses, width)
+    start = float(numpy.median(found.smoothed[: _first_points(found)]))
+    lowest = int(numpy.argmin(found.smoothed))
+    fall = start - found.smoothed[lowest]
+    if not fall > max(_MIN_FALL * abs(start), _CHANCE * _noise_of_curve(losses, width)):
         found.problem = (
             f"Can't suggest a learning rate: expected a loss that falls, found {start:.4g} per word at first and "
-            f"{curve[lowest]:.4g} at the lowest, which may be chance. {_advice(found)}Try more --steps. Check that "
-            "something is trained: spacy torchopt params."
+            f"{found.smoothed[lowest]:.4g} at the lowest, which may be chance. {_advice(found)}Check that something is "
+            "trained: spacy torchopt params."
         )
         return
-    # After the last place that belongs to the flat start.
-    flat = int(numpy.flatnonzero(curve[: lowest + 1] >= start - _FLAT * fall)[-1:].sum())
-    slopes = numpy.gradient(curve, numpy.log(found.rates[: len(losses)]))
-    found.steepest = flat + int(slopes[flat : lowest + 1].argmin())
-    found.lowest = lowest
-
-
-def _find_break(losses: Sequence[float]) -> int | None:
-    """The step from which on the losses are far above those before. None: there is none."""
-    values = numpy.asarray(losses)
-    for step in range(_MIN_STEPS, len(values)):
-        before, after = values[:step], values[step : step + _BREAK_STEPS]
-        if min(after[0], after.mean()) > before.mean() + _BREAK * before.std():
-            return step
-    return None
+    limit = start - (1.0 - _SHARE) * fall
+    low = high = lowest
+    while low > 0 and found.smoothed[low - 1] <= limit:
+        low -= 1
+    while high < len(found.smoothed) - 1 and found.smoothed[high + 1] <= limit:
+        high += 1
+    if high == len(found.smoothed) - 1 and found.ended == "max_rate":
+        advice = "Raise --max-lr."
+        if found.smoothed[lowest] < _LEARNED * start:
+            advice = "The data is so easy that each rate learns it: test with more of it, or take the default rate."
+        found.problem = (
+            "Can't suggest a learning rate: expected a loss that rises again at high rates, found it still low at the "
+            f"highest, {found.rates[-1]:.2g}. {advice}"
+        )
+        return
+    found.stretch = found.first + low, found.first + high
 
 
 def _advice(found: RangeTest) -> str:
     """What may help if the loss does not fall."""
-    if found.breaks is not None:
-        return f"It breaks away at a rate of {found.rates[found.breaks]:.2g}: if that is at once, lower --min-lr. "
-    if found.ended == "diverged":
-        return "It diverged: if that was at once, lower --min-lr. "
-    return "Raise --max-lr. " if found.may_go_higher else ""
+    if found.ended == "max_rate":
+        rose = found.smoothed[-1] > found.smoothed[0] * (1.0 + _MIN_FALL)
+        return "" if rose else f"Up to a rate of {found.rates[-1]:.2g} nothing happened. "
+    how = "diverged" if found.ended == "diverged" else "was not finite"
+    return f"It {how} at a rate of {found.rates[-1]:.2g}: if that is at once, lower --min-lr. "
 
 
-def _noise_of_curve(losses: Sequence[float], smoothing: float) -> float:
+def _noise_of_curve(losses: Sequence[float], width: float) -> float:
     """The standard deviation of a smoothed curve, as far as it is noise: from the differences of neighbours, most of
     which are no fall.
     """
-    # Of weights that fall by `smoothing` each step: the root of the sum of their squares, as a part of their sum.
-    kept = math.sqrt((1.0 + smoothing**2) / (1.0 - smoothing**2)) * (1.0 - smoothing) / (1.0 + smoothing)
+    # Of a mean: the root of the sum of the squares of its weights.
+    kept = float(numpy.sqrt((_weights(len(losses), width)[len(losses) // 2] ** 2).sum()))
     # The median of what is normally distributed is 0.6745 standard deviations from the mean; a difference has those of
     # two losses.
     return kept * float(numpy.median(numpy.abs(numpy.diff(losses)))) / (0.6745 * math.sqrt(2.0))
