@@ -10,6 +10,7 @@ What it can't show: streams, memory, and rounding that is other on a GPU.
 """
 
 import sys
+from inspect import isfunction
 from types import ModuleType, SimpleNamespace
 
 import numpy
@@ -313,35 +314,6 @@ class _Kernel:
 
 ElementwiseKernel = ReductionKernel = RawKernel = RawModule = _Kernel
 
-# Those of thinc.backends._custom_kernels.
-_KERNELS = [
-    "pad",
-    "clipped_linear",
-    "gather_add",
-    "dish",
-    "gelu",
-    "seq2col",
-    "maxout",
-    "mish",
-    "reduce_sum",
-    "reduce_mean",
-    "reduce_max",
-    "swish",
-    "backprop_seq2col",
-    "backprop_clipped_linear",
-    "backprop_hard_swish",
-    "backprop_hard_swish_mobilenet",
-    "backprop_dish",
-    "backprop_gelu",
-    "backprop_maxout",
-    "backprop_mish",
-    "backprop_reduce_sum",
-    "backprop_reduce_mean",
-    "backprop_reduce_max",
-    "backprop_swish",
-    "hash",
-]
-
 
 def _replace_kernels(cupyx):
     """Let thinc's `CupyOps` compute what it has kernels for as its `NumpyOps` does. thinc takes `cupy` for itself as it
@@ -365,8 +337,9 @@ def _replace_kernels(cupyx):
 
         return kernel
 
-    for name in _KERNELS:
-        setattr(_custom_kernels, name, by_numpy(name))
+    for name, found in list(vars(_custom_kernels).items()):
+        if isfunction(found) and hasattr(ops, name):
+            setattr(_custom_kernels, name, by_numpy(name))
 
     def adam(grad, learn_rate, one_minus_beta1, one_minus_beta2, eps, param, m, v):
         m += one_minus_beta1 * (grad - m)

@@ -1,11 +1,12 @@
 """Tensors on a GPU without a GPU: as much of `torch.cuda` as trainings use.
 
-A `CudaTensor` holds a tensor of the main memory, its `host`. To Python it is on `cuda:0`. To torch it has no memory, and
-its operations come to `__torch_dispatch__`, which lets the hosts do them. It is as strict as CUDA: an operation does not
-mix the two places, except where torch allows it; lists of `_foreach_` are checked row by row; everything that a `_fused_`
-kernel gets must be in one place. The host waits (`waits.py`) for each value that it reads.
+A `CudaTensor` holds a tensor of the main memory, its `host`. To Python it is on `cuda:0`. To torch it has no memory,
+and its operations come to `__torch_dispatch__`, which lets the hosts do them. It is as strict as CUDA: an operation
+does not mix the two places, except where torch allows it; lists of `_foreach_` are checked row by row; everything
+that a `_fused_` kernel gets must be in one place. The host waits (`waits.py`) for each value that it reads.
 
-torch's C++ takes a `CudaTensor` for one of the CPU. So functions that ask C++ where a tensor is are replaced (`install`).
+torch's C++ takes a `CudaTensor` for one of the CPU. So functions that ask C++ where a tensor is are replaced
+(`install`).
 
 What it can't show: streams, memory, and rounding that is other on a GPU.
 """
