@@ -122,6 +122,9 @@ class ndarray:
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
         return _on_hosts(getattr(ufunc, method))(*args, **kwargs)
 
+    def __array_function__(self, function, types, args, kwargs):
+        return _on_hosts(function)(*args, **kwargs)
+
     @property
     def __cuda_array_interface__(self):
         return {**self.host.__array_interface__, "version": 3}
@@ -231,6 +234,14 @@ def split(data, indices_or_sections, axis=0):
 
 def asnumpy(data, *args, **kwargs):
     return data.get() if isinstance(data, ndarray) else numpy.asarray(data)
+
+
+def save(file, data, **kwargs):
+    numpy.save(file, asnumpy(data), **kwargs)
+
+
+def load(file, **kwargs):
+    return _wrap(numpy.load(file, **kwargs))
 
 
 def from_dlpack(tensor):

@@ -36,6 +36,7 @@ def there():
         lambda xp, x: xp.linalg.norm(x),
         lambda xp, x: xp.split(x, numpy.array([1]))[1],
         lambda xp, x: numpy.sqrt(x),
+        lambda xp, x: numpy.concatenate([x, x]),
     ],
 )
 def test_numbers_are_numpys(there, compute):
@@ -67,7 +68,7 @@ def test_mixing_raises(there, operate):
 
 
 def test_numpy_gets_nothing(there):
-    for take in (numpy.asarray, numpy.array, lambda x: numpy.concatenate([x]), lambda x: cupy.dot(x, HOST.T)):
+    for take in (numpy.asarray, numpy.array, lambda x: numpy.concatenate([x, HOST]), lambda x: cupy.dot(x, HOST.T)):
         with pytest.raises(TypeError):
             take(there)
     with pytest.raises(TypeError, match="Unsupported"):

@@ -50,8 +50,6 @@ class CudaTensor(torch.Tensor):
 
     def to(self, *args, copy=False, **kwargs):
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if len(args) > 1 and isinstance(args[-1], bool):
-            raise NotImplementedError("non_blocking by its place")
         value = self if dtype in (None, self.dtype) else super().to(dtype)
         if device is not None and device.type == "cpu":
             assert not non_blocking, "the values of a copy that nobody waits for are read"
@@ -165,7 +163,8 @@ def _host(value):
     return value.host if isinstance(value, CudaTensor) else value
 
 
-def _tensors(tree):
+def tensors_in(tree):
+    """All tensors in dicts and lists."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
@@ -174,7 +173,7 @@ def _run(func, args, kwargs):
     op, name = func.overloadpacket, func._schema.name.partition("::")[2]
     if name.startswith("_foreach_"):
         return _run_rows(func, args, kwargs)
-    found = _tensors((args, kwargs))
+    found = tensors_in((args, kwargs))
     if name.startswith(("_fused_", "_amp_")):
         _check(op, found, numbers=False)
     elif op is aten._local_scalar_dense:
@@ -203,10 +202,10 @@ def _run(func, args, kwargs):
 
 def _run_rows(func, args, kwargs):
     """An operation on lists: each row by itself may be anywhere."""
-    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) and _tensors(value)]
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) and tensors_in(value)]
     common = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     for row in zip(*lists):
-        tensors = [*_tensors(row), *common]
+        tensors = [*tensors_in(row), *common]
         if func.overloadpacket is not aten._foreach_copy_:
             _check(func.overloadpacket, tensors, numbers=True)
         elif isinstance(row[1], CudaTensor) and not isinstance(row[0], CudaTensor):
