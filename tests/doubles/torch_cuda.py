@@ -12,6 +12,7 @@ What it can't show: streams, memory, and rounding that is other on a GPU.
 """
 
 import functools
+import os
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -109,13 +110,15 @@ class CudaTensor(torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
-        return _unpickled, (self.host, self.requires_grad, getattr(self, "_is_param", False))
+        return _unpickled, (os.getpid(), self.host, self.requires_grad, getattr(self, "_is_param", False))
 
     def __repr__(self, **kwargs):
         return f"cuda:0 {self.host!r}"
 
 
-def _unpickled(host, requires_grad, is_param):
+def _unpickled(process, host, requires_grad, is_param):
+    if process != os.getpid():
+        raise RuntimeError("a tensor of another process comes to the GPU that it had there")
     made = CudaTensor(host).requires_grad_(requires_grad)
     if is_param:
         made._is_param = True
@@ -288,6 +291,10 @@ def _load(original, file, map_location=None, **kwargs):
     return tree_map(lambda leaf: to_cuda(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree) if is_cuda else tree
 
 
+def _save(original, tree, file, **kwargs):
+    original(tree_map(_host, tree), file, **kwargs)
+
+
 def install() -> None:
     """Have a GPU, for as long as this process lives. thinc is not imported yet."""
     from torch.optim import optimizer
@@ -316,6 +323,7 @@ def install() -> None:
     torch.from_dlpack = torch.utils.dlpack.from_dlpack = functools.partial(_from_dlpack, torch.utils.dlpack.from_dlpack)
     torch.utils.dlpack.to_dlpack = lambda tensor: tensor.detach()
     torch.load = functools.partial(_load, torch.load)
+    torch.save = functools.partial(_save, torch.save)
     for module in (_foreach_utils, optimizer):
         module._group_tensors_by_device_and_dtype = _grouped
     optimizer._foreach_supported_types.append(CudaTensor)
