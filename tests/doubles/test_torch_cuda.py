@@ -132,6 +132,7 @@ def test_waits_are_counted(there):
         torch.empty(2, 3).copy_(there)
         torch._foreach_copy_([torch.empty(2, 3), there.clone()], [there, there])
         there[there > 1]
+        there[there > 1] = 0
         there.copy_(HOST)
         torch._foreach_norm([there * there, torch.zeros_like(there)])
     assert found == {"item": 3, "tolist": 1, "to the host": 2, "copy to the host": 2, "mask": 1}

@@ -5,7 +5,9 @@ Two things make the parser's losses others on a GPU, from the second step on, an
 both. And it has a dropout of 0.1 whatever `drop` is, by NumPy's numbers on either: so both begin with the same seed.
 """
 
+import numpy
 import pytest
+import spacy
 import torch
 import torch.distributed as dist
 from thinc.api import fix_random_seed, require_cpu, require_gpu
@@ -19,7 +21,7 @@ from thinc_torchopt.distributed.group import Group
 from thinc_torchopt.distributed.reduce import FlatReduce
 from thinc_torchopt.training.model_state import collect_grads
 
-from ..models import toy_examples, toy_pipeline
+from ..models import backprop, mixed_model, toy_examples, toy_pipeline
 from .waits import waits
 
 pytestmark = pytest.mark.device
@@ -100,6 +102,32 @@ def test_a_step_waits_once(double, settings, at_most):
             step(nlp, optimizer)
         if number:  # at first, values are looked at that can't change
             assert sum(found.values()) <= at_most, found
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"])
+def test_algorithms_do_not_wait(double, name):
+    """The one wait is for the norms. (torch's own Adafactor and ASGD wait for each param.)"""
+    model, rng = mixed_model(), numpy.random.default_rng(0)
+    block = {"@torch_optimizers": f"torch.{name}.v1"}
+    optimizer = TorchOptimizer(spacy.registry.resolve({"algorithm": block})["algorithm"], 0.01, averages=EMA())
+    for _ in range(3):
+        backprop(model, rng)
+        with waits() as found:
+            model.finish_update(optimizer)
+        assert found == {"tolist": 1}
+
+
+def test_a_parser_waits_once_though_a_layer_is_on_the_cpu(double):
+    """AdamW's kernel takes a factor for the gradients: torch would bring it to the other place without waiting."""
+    _, nlp = pipelines("parser")
+    optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.1)
+    optimizer.initialize(nlp)
+    for _ in range(3):
+        nlp.update(toy_examples(nlp), drop=0.0, sgd=False)
+        with waits() as found:
+            step(nlp, optimizer)
+        assert found == {"tolist": 1}
+    assert {param.device.type for param in optimizer.params.values()} == {"cpu", "cuda"}
 
 
 def test_a_step_of_several_processes_waits_twice(double, tmp_path):

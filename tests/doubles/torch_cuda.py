@@ -189,7 +189,8 @@ def _run(func, args, kwargs):
     elif op is aten.copy_ and not isinstance(args[0], CudaTensor):
         count("copy to the host")
     elif op is not aten.copy_ and any(index is not None and index.dtype == torch.bool for index in args[1]):
-        count("mask")
+        is_filled = op is not aten.index and args[2].numel() == 1  # nobody needs to know how many cells
+        count("mask", 0 if is_filled else 1)
     if op in _WAITS:
         count(name)
     device = kwargs.get("device")

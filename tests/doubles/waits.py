@@ -7,9 +7,9 @@ from contextlib import contextmanager
 _all: Counter[str] = Counter()
 
 
-def count(kind: str) -> None:
-    """Count a wait. kind (str): What for."""
-    _all[kind] += 1
+def count(kind: str, times: int = 1) -> None:
+    """Count waits. kind (str): What for."""
+    _all[kind] += times
 
 
 @contextmanager
