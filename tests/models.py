@@ -12,6 +12,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 from thinc.api import Linear, Maxout, Model, PyTorchWrapper, chain
+from thinc.util import to_numpy
 
 from .conftest import SHARED
 
@@ -42,9 +43,9 @@ def mixed_model() -> Model:
 
 def backprop(model: Model, rng: numpy.random.Generator, *, scale: float = 1.0) -> None:
     """One forward and backward pass over random data: gradients pile up in the model."""
-    X = rng.normal(size=(7, 5)).astype("f")
+    X = model.ops.asarray(rng.normal(size=(7, 5)).astype("f"))
     Y, back = model.begin_update(X)
-    back((Y - rng.normal(size=Y.shape).astype("f")) * numpy.float32(scale))
+    back((Y - model.ops.asarray(rng.normal(size=Y.shape).astype("f"))) * numpy.float32(scale))
 
 
 def slots(model: Model) -> Iterator[tuple[Any, Any]]:
@@ -57,8 +58,10 @@ def slots(model: Model) -> Iterator[tuple[Any, Any]]:
 
 
 def snapshot(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Copies, as tensors."""
-    return [(v.detach() if isinstance(v, torch.Tensor) else torch.from_numpy(v)).clone() for v in values]
+    """Copies, as tensors of the CPU."""
+    return [
+        (v.detach().cpu() if isinstance(v, torch.Tensor) else torch.from_numpy(to_numpy(v))).clone() for v in values
+    ]
 
 
 def params_of(model: Model) -> list[torch.Tensor]:

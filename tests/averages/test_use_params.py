@@ -14,6 +14,7 @@ from .test_own_store import OwnStore, around
 MODELS = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}
 
 
+@pytest.mark.device
 def test_use_params_refuses_updates_of_a_pipeline():
     """They would be lost at the end of the block, as with thinc's."""
     nlp = toy_pipeline(["tagger", "ner"])

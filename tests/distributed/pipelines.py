@@ -2,12 +2,12 @@
 
 import random
 
-import numpy
 import spacy
 import torch
 from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Model, PyTorchWrapper, Softmax, chain, fix_random_seed, warmup_linear, with_array
+from thinc.util import to_numpy
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
@@ -133,8 +133,8 @@ def weights(nlp):
             continue
         for i, node in enumerate(pipe.model.walk()):
             for param in node.param_names:
-                found[f"{name}/{i}/{param}"] = torch.from_numpy(numpy.array(node.get_param(param)))
+                found[f"{name}/{i}/{param}"] = torch.from_numpy(to_numpy(node.get_param(param)).copy())
             for shim in node.shims:
                 for key, value in shim._model.state_dict().items():
-                    found[f"{name}/{i}/{key}"] = value.detach().clone()
+                    found[f"{name}/{i}/{key}"] = value.detach().cpu().clone()
     return found

@@ -19,16 +19,18 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
+from thinc.api import require_gpu
 from thinc.shims.pytorch_grad_scaler import PyTorchGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from tests import devices
+from tests import doubles
 from tests.distributed import (
     differences,  # noqa: F401  its scenarios
     features,  # noqa: F401  its scenarios
     pipelines,
 )
 from tests.distributed.scenarios import RANK, SCENARIOS, scenario, train
+from tests.doubles.torch_cuda import CudaTensor, tensors_in, to_cuda
 from tests.runs import config_for
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
@@ -43,6 +45,13 @@ HELD = []  # until the process ends
 def sums(folder):
     nlp = pipelines.pipeline()
     return train(nlp, pipelines.optimizer())
+
+
+@scenario
+def on_double(folder):
+    """On the double of a GPU, which has no NCCL."""
+    nlp = pipelines.pipeline(["tagger"])
+    return train(nlp, pipelines.optimizer(distributed=Distributed(backend="gloo", check_every=2)))
 
 
 @scenario
@@ -270,11 +279,11 @@ def on_gpus(folder):
     [shim] = [shim for node in nlp.get_pipe("tagger").model.walk() for shim in node.shims]
     for module in shim._model.modules():
         for name, param in module._parameters.items():
-            module._parameters[name] = torch.nn.Parameter(devices.on_gpu(param))
+            module._parameters[name] = torch.nn.Parameter(to_cuda(param.detach()))
     original = model_state.saved_tensor
-    model_state.saved_tensor = lambda *args: devices.on_gpu(original(*args))  # as CuPy's arrays
-    for found in devices.in_tree(write(model_state.collect_model(nlp))):
-        assert isinstance(found, devices.OnGpu)
+    model_state.saved_tensor = lambda *args: to_cuda(original(*args))  # as CuPy's arrays
+    for found in tensors_in(write(model_state.collect_model(nlp))):
+        assert isinstance(found, CudaTensor)
         with torch.no_grad():
             found.add_(RANK)
     optimizer = pipelines.optimizer(distributed=Distributed(backend="gloo"))
@@ -283,7 +292,7 @@ def on_gpus(folder):
     try:
         ranks.begin(None)
         model_state.saved_tensor = original
-        return {"model": [value.cpu() for value in devices.in_tree(write(model_state.collect_model(nlp)))]}
+        return {"model": [value.cpu() for value in tensors_in(write(model_state.collect_model(nlp)))]}
     finally:
         ranks.close(None)
 
@@ -453,7 +462,9 @@ def longer(folder):
 
 def main(folder, names):
     warnings.simplefilter("ignore")
-    for name in names or [name for name in SCENARIOS if name != "longer"]:
+    if doubles.is_installed:
+        require_gpu()
+    for name in names or [name for name in SCENARIOS if name not in ("longer", "on_double")]:
         pipelines.fix_random_seed(RANK)  # nothing may depend on what random numbers there are at first
         torch.save(SCENARIOS[name](folder), folder / f"{name}-{RANK}.pt")
 

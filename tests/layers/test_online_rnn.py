@@ -7,7 +7,7 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import Ragged, set_dropout_rate, with_padded
+from thinc.api import Ragged, get_current_ops, set_dropout_rate, with_padded
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.errors import ConfigError, ConfigWarning, ShapeError
@@ -42,7 +42,7 @@ def small_blocks(monkeypatch):
 
 
 def some(*shape):
-    return numpy.random.normal(size=shape).astype("f")
+    return get_current_ops().asarray(numpy.random.normal(size=shape).astype("f"))
 
 
 def built(nO=4, nI=3, lengths=LENGTHS, **settings):
@@ -159,6 +159,7 @@ def node_weight_grads(node, cell):
     return weights_of(other, cell)
 
 
+@pytest.mark.device
 def test_online_rnn_in_a_stack():
     """The lower layer gets the upper one's gradient of the same step, and makes its own of it by its traces."""
     model, X, dY = built(depth=2, lengths=(6, 4))
@@ -192,6 +193,7 @@ def test_online_rnn_multi_step_with_one_window_is_bptt():
 
 
 @pytest.mark.parametrize("learning", ["d-rtrl", "bptt"])
+@pytest.mark.device
 def test_online_rnn_takes_all_forms_of_input(learning):
     model, X, dY = built(lengths=(5, 3), learning=learning)
     Y, backprop = model(X, is_train=True)
@@ -426,6 +428,7 @@ def encoder(**settings):
     }
 
 
+@pytest.mark.device
 def test_online_rnn_encoder_in_a_pipeline():
     nlp = spacy.blank("en")
     nlp.add_pipe("tok2vec", config={"model": encoder(depth=2)})

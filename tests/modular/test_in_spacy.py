@@ -285,6 +285,7 @@ def everything():
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.GrowthWarning")
+@pytest.mark.device
 def test_in_spacy_state_grows_with_labels():
     optimizer = TorchOptimizer(everything(), 0.01)
     nlp, examples = pipeline(optimizer)
@@ -312,6 +313,7 @@ def test_in_spacy_state_grows_with_labels():
     assert all(bool(value.isfinite().all()) for value in params_of(nlp.get_pipe("ner").model))
 
 
+@pytest.mark.device
 def test_in_spacy_frozen_params_and_skipped_updates_leave_state_alone():
     optimizer = TorchOptimizer(everything(), 0.01, max_nonfinite=5)
     nlp, examples = pipeline(optimizer)
@@ -419,6 +421,7 @@ def test_in_spacy_same_pipeline_twice_is_the_same():
     assert same(*found)
 
 
+@pytest.mark.device
 def test_in_spacy_the_gradient_of_each_example_is_clipped():
     nlp, examples = pipeline()
     nlp.update(examples, sgd=False)

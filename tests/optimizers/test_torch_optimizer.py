@@ -34,6 +34,7 @@ from ..models import (
     pipeline_params,
     same,
     slots,
+    snapshot,
     thinc_model,
     torch_model,
     toy_examples,
@@ -94,6 +95,7 @@ def test_optimizers_step_allocates_less_than_one_param():
     assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 512 * 512 * 4
 
 
+@pytest.mark.device
 def test_optimizers_let_go_of_gradients_as_thinc_and_torch_do():
     model, optimizer = mixed_model(), plain()
     backprop(model, numpy.random.default_rng(0))
@@ -130,6 +132,7 @@ def test_optimizers_leave_a_torch_param_without_gradient_alone(algorithm):
 
 
 @pytest.mark.parametrize("replace", ["from_bytes", "use_params", "set_param"])
+@pytest.mark.device
 def test_optimizers_notice_replaced_arrays(replace):
     """After an array was replaced, the next update is made to the new one, and the state stays with the param."""
     ours, theirs = thinc_model(), thinc_model()
@@ -214,6 +217,7 @@ def test_optimizers_gradient_of_another_dtype():
 # ---------------------------------------------------------------- when the update happens
 
 
+@pytest.mark.device
 def test_optimizers_joint_step_is_one_step_for_all():
     nlp, examples = trained_pipeline(optimizer := plain(SGD(), 0.1, grad_clip=1.0))
     before = pipeline_params(nlp)
@@ -243,6 +247,7 @@ def test_optimizers_joint_step_forgets_gradients_when_it_fails():
     assert all(same(before[name], params) for name, params in pipeline_params(nlp).items())
 
 
+@pytest.mark.device
 def test_optimizers_update_is_done_when_nlp_update_returns():
     nlp, examples = trained_pipeline(optimizer := plain(), shared=False)
     before = pipeline_params(nlp)
@@ -253,6 +258,7 @@ def test_optimizers_update_is_done_when_nlp_update_returns():
         assert not any(grad.any() for grad in grads_of(nlp.get_pipe(name).model))
 
 
+@pytest.mark.device
 def test_optimizers_one_component_leaves_the_others_alone():
     """No decay, no momentum, no averages for components that were not updated."""
     nlp, examples = trained_pipeline(optimizer := plain(AdamW(weight_decay=0.5), use_averages=True), shared=False)
@@ -269,6 +275,7 @@ def test_optimizers_one_component_leaves_the_others_alone():
         assert numpy.array_equal(value, averages[key]) == (key[0] in of_tagger)
 
 
+@pytest.mark.device
 def test_optimizers_textcat_update_with_sgd():
     nlp, examples = trained_pipeline(optimizer := plain(), components=["textcat", "ner"], shared=False)
     before = pipeline_params(nlp)
@@ -278,6 +285,7 @@ def test_optimizers_textcat_update_with_sgd():
     assert same(before["ner"], after["ner"]) and not same(before["textcat"], after["textcat"])
 
 
+@pytest.mark.device
 def test_optimizers_rehearse():
     """nlp.rehearse calls the optimizer tensor by tensor, by thinc's own interface."""
     nlp, examples = trained_pipeline(optimizer := plain(), components=["textcat"], shared=False)
@@ -348,6 +356,7 @@ def shim_model(shim):
 
 
 @pytest.mark.parametrize("kind, clip", [(StoreShim, 0.0), (StoreShim, 0.5), (PerParamShim, 0.0)])
+@pytest.mark.device
 def test_optimizers_write_back_to_shims_with_a_store_of_their_own(kind, clip):
     shim = kind([numpy.ones((2, 3)), numpy.arange(4.0)])
     model = shim_model(shim)
@@ -674,6 +683,7 @@ def test_optimizers_tensors_of_several_dtypes_in_one_group():
         assert not any(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
 
 
+@pytest.mark.device
 def test_optimizers_tied_torch_params_are_updated_once():
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     module[1].weight = module[0].weight
@@ -840,25 +850,27 @@ def test_optimizers_averages_can_be_given_up():
 
 @pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.device
 def test_optimizers_skip_an_update_that_is_not_finite(bad, clip):
     model, optimizer = mixed_model(), plain(grad_clip=clip, use_averages=True)
     rng = numpy.random.default_rng(0)
     backprop(model, rng)
     model.finish_update(optimizer)
-    before, averages = params_of(model), {key: numpy.array(value) for key, value in optimizer.averages.items()}
+    before, averages = params_of(model), snapshot(optimizer.averages.values())
     steps = dict(optimizer.nr_update)
     backprop(model, rng)
     model.layers[0].get_grad("W")[0, 0] = bad
     with pytest.warns(NonFiniteGradWarning, match="linear/W' is not finite"):
         model.finish_update(optimizer)
     assert same(before, params_of(model)) and optimizer.skipped_updates == 1 and optimizer.nr_update == steps
-    assert all(numpy.array_equal(value, averages[key]) for key, value in optimizer.averages.items())
+    assert same(snapshot(optimizer.averages.values()), averages)
     assert not any(grad.any() for grad in grads_of(model))
     backprop(model, rng)
     model.finish_update(optimizer)
     assert not same(before, params_of(model)) and all(param.isfinite().all() for param in params_of(model))
 
 
+@pytest.mark.device
 def test_optimizers_stop_after_too_many_bad_updates():
     model, optimizer = thinc_model(), plain(max_nonfinite=3)
     before = params_of(model)

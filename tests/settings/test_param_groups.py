@@ -29,7 +29,6 @@ from thinc_torchopt.settings.cascade import Cascade
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..conftest import CONFIGS, needs_muon
-from ..devices import on_gpu
 from ..models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
 from ..peek import add_params
 from ..spacy_cli import spacy_cli, toy_corpus, train
@@ -392,6 +391,7 @@ def test_param_groups_survive_a_copy():
 
 
 @pytest.mark.parametrize("use_averages", [False, True])
+@pytest.mark.device
 def test_param_groups_unfreeze_at_their_step(use_averages):
     nlp, model = encoder_pipeline()
     optimizer = TorchOptimizer(
@@ -430,6 +430,7 @@ def test_param_groups_unfreeze_at_their_step(use_averages):
     assert optimizer.averages if use_averages else optimizer.averages == {}
 
 
+@pytest.mark.device
 def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
     nlp, model = encoder_pipeline()
     block = {
@@ -457,6 +458,7 @@ def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
     assert all(param.requires_grad for param in model.layers[0].shims[0]._model.parameters())
 
 
+@pytest.mark.device
 def test_param_groups_freeze_a_whole_torch_model():
     """torch's backward raises where nothing needs a gradient; a thinc layer below still gets its own."""
     nlp, _ = encoder_pipeline()
@@ -476,6 +478,7 @@ def test_param_groups_freeze_a_whole_torch_model():
         run(optimizer, nlp.get_pipe("trf").model, 3)
 
 
+@pytest.mark.device
 def test_param_groups_loop_freezes_and_puts_back():
     nlp, model = encoder_pipeline()
     examples = toy_examples(nlp)
@@ -931,6 +934,8 @@ def test_param_groups_say_which_keys_a_config_cannot_hold(setting, key):
             TorchOptimizer(AdamW(), **{setting: {key: 0.1}})
 
 
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs with --device")
 def test_param_groups_clip_params_on_several_devices():
     """spaCy's parser keeps a layer on the CPU when the others are on a GPU. Clipping rides along in a fused kernel only
     where all params are on one device.
@@ -947,9 +952,9 @@ def test_param_groups_clip_params_on_several_devices():
     for devices in (("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")):
         optimizer = TorchOptimizer(replace(SGD(), build=Watched), 0.5, grad_clip=1.0)
         del rides_along[len(trained) :]  # it was tried out
-        params = [torch.nn.Parameter(on_gpu(values) if device == "cuda" else values.clone()) for device in devices]
+        params = [torch.nn.Parameter(values.to(device, copy=True)) for device in devices]
         for param in params:
-            optimizer.set_grad(param, on_gpu(grads) if param.is_cuda else grads.clone())
+            optimizer.set_grad(param, grads.to(param.device, copy=True))
         optimizer.step()
         trained.append([param.detach().cpu() for param in params])
     assert rides_along == [True, False, False]

@@ -263,6 +263,7 @@ def test_state_names_what_another_config_has(tmp_path):
 
 
 @pytest.mark.parametrize("had", [True, False])
+@pytest.mark.device
 def test_state_with_and_without_averages(had):
     """The setting has changed since: averages begin anew, or are dropped, and a warning says so."""
     nlp, models = pipeline()

@@ -57,6 +57,7 @@ def averages_of(optimizer):
 
 
 @pytest.mark.parametrize("component", GROWS)
+@pytest.mark.device
 def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
     nlp, examples, optimizer = trained(component)
     before = moments(optimizer)
@@ -111,6 +112,7 @@ def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
 
 
 @pytest.mark.parametrize("component", GROWS)
+@pytest.mark.device
 def test_growth_is_noticed_in_the_next_update(component):
     """Without a call of optimizer.initialize."""
     nlp, examples, optimizer = trained(component)
@@ -125,6 +127,7 @@ def test_growth_is_noticed_in_the_next_update(component):
 
 
 @pytest.mark.parametrize(("on_growth", "expected"), [("mean", "mean"), ("zero", "zero"), ("reset", "reset")])
+@pytest.mark.device
 def test_growth_fills_new_cells_as_the_setting_says(on_growth, expected):
     nlp, _, optimizer = trained("ner", on_growth=on_growth)
     name = "ner/upper/b"
@@ -328,6 +331,7 @@ def looks_at(nlp, optimizer):
 
 
 @pytest.mark.parametrize("kind", ["thinc", "torch", "mixed"])
+@pytest.mark.device
 def test_growth_copied_models_keep_their_state(kind):
     """`Model.copy` gives new ids, new arrays and new torch params; averages and moments go on as without it, at
     once.

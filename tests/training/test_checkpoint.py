@@ -119,10 +119,11 @@ VARIANTS = {
     },
     "annotating": {"training__annotating_components": ["tagger"]},
 }
+MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=needs_muon) if name == "muon" else name for name in VARIANTS]
+    "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
 def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
     """Stopped four times, between checkpoints, right after one, and right after an evaluation."""

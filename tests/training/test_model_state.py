@@ -25,7 +25,7 @@ from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 from thinc_torchopt.training.model_state import collect_grads, collect_model, restore_grads, restore_model
 
-from ..devices import on_gpu
+from ..doubles.torch_cuda import to_cuda
 from ..models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
 from ..optimizers.test_torch_optimizer import StoreShim
 from ..runs import Crash
@@ -345,7 +345,7 @@ def test_model_state_is_restored_from_a_gpu():
     backprop(models[0], numpy.random.default_rng(0))
     saved, grads = collect_model(nlp), collect_grads(nlp)
     for part in (saved.params, *saved.modules.values(), grads):
-        part.update({name: on_gpu(value) for name, value in part.items()})
+        part.update({name: to_cuda(value.detach()) for name, value in part.items()})
     for layer in models[1].walk():
         for name in layer.param_names:
             layer.set_param(name, layer.get_param(name) + 1)
@@ -362,7 +362,7 @@ def test_model_state_of_foreign_parts_is_restored_from_a_gpu():
     saved = collect_model(nlp)
     for part in (saved.shims, saved.components):
         assert part
-        part.update({name: on_gpu(value) for name, value in part.items()})
+        part.update({name: to_cuda(value.detach()) for name, value in part.items()})
     nlp.get_pipe("counter").model = []
     restore_model(nlp, saved)
     assert nlp.get_pipe("counter").model == [3]

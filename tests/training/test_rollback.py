@@ -43,7 +43,7 @@ def numbers(tree):
     return tree.tolist() if isinstance(tree, torch.Tensor) else tree
 
 
-@pytest.mark.parametrize("algorithm", ["torch.AdamW.v1", "torch.Adagrad.v1"])
+@pytest.mark.parametrize("algorithm", [pytest.param("torch.AdamW.v1", marks=pytest.mark.device), "torch.Adagrad.v1"])
 def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_path):
     """The rate of step 8 ruins the params, so 9 and 10 go wrong. After 10 all is as it was after 5. At 7 the embeddings
     thaw.

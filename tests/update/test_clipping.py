@@ -263,6 +263,7 @@ def test_clipping_leaves_small_gradients_to_the_last_bit():
     assert torch.equal(*weights)
 
 
+@pytest.mark.device
 def test_clipping_works_for_algorithms_without_a_fused_step():
     weights, grad = torch.ones(4), torch.ones(4)
     expected = torch.nn.Parameter(torch.ones(4))

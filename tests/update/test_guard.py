@@ -257,6 +257,7 @@ def loop(nlp, optimizer, batches, before_update=None):
     ]
 
 
+@pytest.mark.device
 def test_guard_in_spacys_loop():
     """One set of params: the whole pipeline. A gradient piles up on one that somebody else left there."""
     nlp = toy_pipeline(["tagger", "ner"])
@@ -376,6 +377,7 @@ def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
         loop(nlp, optimizer, [examples] * 3, lambda nlp, args: before_update(nlp, {"step": 1}))
 
 
+@pytest.mark.device
 def test_guard_in_nlp_update():
     """One set for each component: what is usual for one may be a spike for another."""
     nlp = toy_pipeline(["tagger", "ner"], shared=False)

@@ -28,7 +28,11 @@ def seed_of(base: int, step: int, rank: int | None = None) -> int:
 def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A checksum of the bits of each tensor, computed on its device. Shape: (n,), int64, on the CPU."""
     sums = [tensor.detach().view(_INT_OF_SIZE[tensor.dtype.itemsize]).sum(dtype=torch.int64) for tensor in tensors]
-    return torch.stack([found.cpu() for found in sums]) if sums else torch.zeros(0, dtype=torch.int64)
+    found = torch.zeros(len(sums), dtype=torch.int64)
+    for device in {one.device for one in sums}:  # one copy for each
+        chosen = [i for i, one in enumerate(sums) if one.device == device]
+        found[chosen] = torch.stack([sums[i] for i in chosen]).cpu()
+    return found
 
 
 def check_same_params(group: Group, tensors: Mapping[str, torch.Tensor], rates: Mapping[str, float], step: int) -> None:

@@ -135,7 +135,7 @@ class FlatReduce:
         layout.notes.copy_(notes)
         layout.losses.copy_(torch.tensor([float(self.losses.get(name, 0.0)) for name in self._loss_names]))
         self._group.sum_(layout.flat)
-        *columns, losses = layout.read_notes()
+        *columns, losses = layout.read()
         self.found = {name: [round(value) for value in column] for name, column in zip(NOTES, columns)}
         if not any(self.found["new_params"]):
             self.losses = dict(zip(self._loss_names, losses))
@@ -148,7 +148,7 @@ class FlatReduce:
         has_grad = {id(param) for param in params}
         updated, slots = [], []
         overflows = set()
-        for param, slot, took_part in zip(layout.params, layout.slots, layout.took_part.tolist()):
+        for param, slot, took_part in zip(layout.params, layout.slots, layout.took_part):
             if took_part >= _OVERFLOW:
                 overflows.add(param.key)
                 param.drop_grad()
@@ -220,6 +220,8 @@ class _Layout:
 
     params (list[Param]): Params with a slot for their gradient.
     buffers (Sequence[Tensor]): Buffers with a slot of their size.
+
+    Public: `took_part` (the number of ranks on which each param had a gradient, as read last).
     """
 
     def __init__(self, params: list[Param], buffers: Sequence[Any], ranks: int, losses: int):
@@ -233,10 +235,11 @@ class _Layout:
         parts = list(self.flat.split(sizes))
         self.slots = parts[: len(params)]
         self.buffers = parts[len(params) : -3]
-        self.took_part, notes, self.losses = parts[-3:]
+        self._took_part, notes, self.losses = parts[-3:]
+        self.took_part: list[float] = []
         self.notes = notes.view(ranks, len(NOTES))
         self.grads = self.flat[: sum(of_params)]
-        self._end = self.flat[len(self.flat) - ranks * len(NOTES) - losses :]
+        self._end = self.flat[len(self.flat) - sum(sizes[-3:]) :]
 
     @torch.no_grad()
     def write_grads(self, params: Sequence[Param], overflows: set[Any]) -> None:
@@ -253,11 +256,15 @@ class _Layout:
         if len(grads) < len(self.params):
             kernels.zero_([slot for slot, part in zip(self.slots, took_part) if part != 1.0])
         kernels.copy_(places, grads)
-        self.took_part.copy_(torch.tensor(took_part))
+        self._took_part.copy_(torch.tensor(took_part))
 
-    def read_notes(self) -> list[list[float]]:
-        """The notes of all ranks for each name, and the losses."""
+    def read(self) -> list[list[float]]:
+        """Read the notes after the sum. Here the host waits for the device.
+
+        RETURNS (list): For each name the notes of all ranks; and the losses.
+        """
         values = self._end.tolist()
+        self.took_part, values = values[: len(self.params)], values[len(self.params) :]
         n = self.notes.numel()
         return [*(values[i : n : len(NOTES)] for i in range(len(NOTES))), values[n:]]
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 from spacy.language import Language
 from spacy.training import Example
@@ -18,6 +19,8 @@ from thinc.api import Model, torch2xp, xp2torch
 from ..checks import Section
 from ..host import module_of
 from .blocks import norm_of
+
+_CPU = torch.device("cpu")
 
 
 @torch.no_grad()
@@ -69,7 +72,8 @@ def grads_of(nlp: Language) -> Iterator[tuple[Any, torch.Tensor]]:
         for node in model.walk():
             for name in node.param_names:
                 if node.has_grad(name):
-                    yield (node.id, name), xp2torch(node.get_grad(name))
+                    grad = node.get_grad(name)  # the parser keeps some on the CPU, whatever the ops are
+                    yield (node.id, name), xp2torch(grad, device=_CPU if isinstance(grad, numpy.ndarray) else None)
             for shim in node.shims:
                 for param in getattr(module_of(shim), "parameters", tuple)():
                     if param.grad is not None:

@@ -80,7 +80,6 @@ class Writing:
 class RunCheckpoints:
     """The checkpoints of a run: of `spacy train`, where it is a listener, or of a user's own loop (own_loop.py).
 
-
     settings (CheckpointSettings): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.

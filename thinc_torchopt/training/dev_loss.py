@@ -38,7 +38,6 @@ _WORDS = 2000
 class DevLosses:
     """Computes the losses of a run on its development data.
 
-
     nlp (Language), optimizer (TorchOptimizer), exclude, annotates (Collection[str]): The run's.
     examples (Sequence[Example] | None): What to compute them on. None: the config's development data.
     averaged (bool): With averaged params, if there are some.

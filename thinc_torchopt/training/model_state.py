@@ -242,7 +242,7 @@ def _restore_param(node: Any, param: str, value: Any) -> None:
 
 
 def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
-    """Gradients that wait for an update, by lasting names. None: zeros.
+    """Gradients that wait for an update, by lasting names. None: zeros, in main memory.
 
     After a step of spaCy's training loop there are none. After `nlp.update(..., sgd=optimizer)` there may be: it
     updates a shared tok2vec before the backward passes of its listeners, so their gradients wait for the next batch.
@@ -255,7 +255,9 @@ def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
                     grads[found.name] = found.param.grad
             elif found.owner.has_grad(param):
                 grad = found.owner.get_grad(param)
-                grads[found.name] = saved_tensor(grad, found.name) if grad.any() else None
+                # For one on a GPU the host would have to wait: it is saved whatever it is.
+                is_there = hasattr(grad, "__cuda_array_interface__") or grad.any()
+                grads[found.name] = saved_tensor(grad, found.name) if is_there else None
     return grads
 
 

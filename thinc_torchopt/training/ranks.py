@@ -144,7 +144,6 @@ class Alone:
 class Ranks(Alone):
     """One of several processes.
 
-
     nlp (Language), optimizer (TorchOptimizer): The run's.
     introduce (Callable): Tells the optimizer its pipeline.
     noted (Callable): Returns the number of the signal that this process got, or None.

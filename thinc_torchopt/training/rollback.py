@@ -25,7 +25,6 @@ from .ranks import Alone
 class Rollback:
     """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener.
 
-
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
     checkpoints (RunCheckpoints | None): The run's. None: it has none, and can't go back.
     ranks (Alone): This process among several.

@@ -20,7 +20,6 @@ from .events import Control, Save, TrainEnd
 class SavedModels:
     """Saves the model as spaCy would: with averages, if there are some, and after `before_to_disk`. A listener.
 
-
     nlp (Language), optimizer (TorchOptimizer): The run's.
     """
 

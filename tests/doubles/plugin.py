@@ -1,0 +1,37 @@
+"""Runs tests on a GPU, or on its double: `pytest -p tests.doubles.plugin --device double -m device`.
+
+Models that tests build then are on it, as after `spacy train --gpu-id 0`.
+"""
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=["cpu", "double", "cuda"],
+        default="cpu",
+        help="where tests run; double: on a double of a GPU",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    if early_config.known_args_namespace.device == "double":  # before a conftest imports spaCy
+        from . import install
+
+        install()
+
+
+@pytest.fixture(autouse=True)
+def on_device(request, fixed_seed):
+    """Tests run with the ops of the device. The generators that it brings have their seed, too."""
+    if request.config.getoption("--device") == "cpu":
+        yield
+        return
+    from thinc.api import fix_random_seed, require_cpu, require_gpu
+
+    require_gpu()
+    fix_random_seed(0)
+    yield
+    require_cpu()
