@@ -9,19 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Folders and files that still have some of them. Delete an entry once it is clean; add none.
-NOT_YET = (
-    "configs",
-    "docs",
-    "thinc_torchopt/cli",
-    "thinc_torchopt/controller",
-    "thinc_torchopt/distributed",
-    "thinc_torchopt/loggers",
-    "thinc_torchopt/modular",
-    "thinc_torchopt/report",
-    "thinc_torchopt/training",
-    "thinc_torchopt/trials",
-)
 # A regular expression (a space stands for any white space), and the advice. Only what is wrong wherever it stands.
 PHRASES = {
     r"^What (?!.*\?)": "Begin with a noun or a verb: 'Saved form of a schedule', not 'What a schedule is saved as'.",
@@ -102,12 +89,8 @@ def files() -> list[Path]:
     return sorted([*found, *(ROOT / "thinc_torchopt").rglob("*.py")])
 
 
-def is_exempt(path: Path) -> bool:
-    return any(path.is_relative_to(ROOT / each) for each in NOT_YET)
-
-
 def test_english_has_no_riddles():
-    found = [each for path in files() if not is_exempt(path) for each in findings(path)]
+    found = [each for path in files() for each in findings(path)]
     assert not found, "\n".join(["Say it plainly (see CONTRIBUTING.md):", *found])
 
 
