@@ -178,7 +178,7 @@ def test_in_spacy_a_schedule_that_leaves_the_range_is_an_error_before_the_update
         ),
         (
             {"algorithm__modules__proximal": {"@gradient_modules": "thinc-torchopt.Lion.v1"}},
-            r"algorithm\.regularizers\.proximal\] and .*algorithm\.modules\.proximal\].*other name",
+            r"algorithm\.regularizers\.proximal\] and .*algorithm\.modules\.proximal\].*Rename one",
         ),
         (
             {"algorithm__modules__x": {"@gradient_modules": "thinc-torchopt.TorchOptim.v1", "optim_cls": "SGDD"}},

@@ -672,7 +672,7 @@ def test_optimizer_labels_tell_modules_apart():
         Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
     config = {**named.get_config(), "bogus": 1}
     del config["decay"]
-    with pytest.raises(KeyError, match=r"decay.*missing and bogus unknown"):
+    with pytest.raises(KeyError, match=r"missing: decay; unknown: bogus"):
         Modular.from_config(params().items(), config)
     for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
         for error in (KeyError, TypeError, ValueError):
@@ -684,7 +684,7 @@ def test_optimizer_refuses_two_params_of_one_name():
     """They could not be told apart in a state. torch looks at the names of each group alone."""
     first, second = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
     groups = [{"params": first.named_parameters()}, {"params": second.named_parameters()}]
-    with pytest.raises(ParamError, match=r"names.*bias, weight"):
+    with pytest.raises(ParamError, match=r"several are called bias, weight"):
         Modular(groups, 0.1)
     optimizer = Modular(first.named_parameters(), 0.1)
     with pytest.raises(ParamError, match="bias, weight"):
