@@ -388,12 +388,17 @@ Grid = dict[int, list[float]]
 
 
 def grids_of(lines: list[dict[str, Any]]) -> dict[tuple[str, str], Grid]:
-    """The scores of all seeds by task and algorithm, and by rate."""
-    found: dict[tuple[str, str], Grid] = {}
+    """The scores by task and algorithm, and by rate: of seed 0, and of all seeds that have its rates."""
+    runs: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
     for line in lines:
         if line["kind"] == "train":
-            grid = found.setdefault((line["task"], line["algorithm"]), {})
-            grid.setdefault(line["rate"], []).append(line["score"])
+            of_seed = runs.setdefault((line["task"], line["algorithm"]), {}).setdefault(line["seed"], {})
+            of_seed[line["rate"]] = line["score"]
+    found: dict[tuple[str, str], Grid] = {}
+    for key, seeds in runs.items():
+        if 0 in seeds:
+            whole = [scores for scores in seeds.values() if seeds[0].keys() <= scores.keys()]
+            found[key] = {rate: [scores[rate] for scores in whole] for rate in seeds[0]}
     return found
 
 
