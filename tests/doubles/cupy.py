@@ -197,12 +197,10 @@ def _operator(name):
     return operate
 
 
-_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
-for _name in [
-    *(f"__{prefix}{name}__" for name in _BINARY for prefix in ("", "r", "i")),
-    *(f"__{name}__" for name in ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"]),
-]:
-    setattr(ndarray, _name, _operator(_name))
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
+for _name in (*(prefix + name for name in _BINARY for prefix in ("", "r", "i")), *_OTHERS):
+    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 # ---------------------------------------------------------------------- the module
