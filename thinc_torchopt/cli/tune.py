@@ -246,7 +246,7 @@ def _check_space(source: Source, space: Space) -> None:
 
 
 def _settings(config: Config, space: Space) -> dict[str, str]:
-    """What must not change when a study continues: the space, and the settings that are not searched."""
+    """Collect what must not change when a study continues: the space, and the settings that are not searched."""
     found: dict[str, str] = {}
 
     def collect(section: Mapping[str, Any], prefix: str) -> None:

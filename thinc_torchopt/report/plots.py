@@ -129,7 +129,7 @@ def plot_range_test(found: Range, path: Path) -> None:
             axes.set_ylim(low - margin, top)
         out = [i for i in range(len(rates)) if not found.first <= i < end]
         if out:
-            # What is too high for the picture is at its edge.
+            # Points that are too high for the picture are drawn at its edge.
             at = [losses[i] if losses[i] <= top else top for i in out]
             look = {"color": MUTED, "markersize": 5, "clip_on": False}
             axes.plot([rates[i] for i in out], at, "x", label="left out", **look)

@@ -1,8 +1,8 @@
 """Join the logs of `JSONLinesLogger` to runs.
 
 A *run* is one training, from one log or several, as a resumed run may continue in the next numbered file. Logs may come
-from other versions, from trainings that were killed, or from anyone, so everything is checked: a value that is no
-number is a gap.
+from other versions, from trainings that were killed, or from anyone, so everything is checked: a value that is
+not a number is a gap.
 """
 
 from __future__ import annotations
