@@ -79,6 +79,7 @@ FUNCTIONS = {
             "resume": [*CHOICE, None],
             "on_config_change": [*CHOICE, None],
             "allow_foreign_shims": FLAG,
+            "in_background": FLAG,
             "progress_bar": FLAG,
         },
         {"path": "state"},

@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # A regular expression (a space stands for any white space), and the advice. Only what is wrong wherever it stands.
 PHRASES = {
-    r"^What (?!happen|a training )(?!.*\?)": "Begin with a noun or a verb: 'Saved form of a schedule', not 'What a schedule is saved as'.",
+    r"^What (?!happen|a training )(?!.*\?)": (
+        "Begin with a noun or a verb: 'Saved form of a schedule', not 'What a schedule is saved as'."
+    ),
     r"\bof what\b": "Name the thing: 'the tensor's shape', not 'of what a module keeps'.",
     r"\bthat there are not\b": "'unknown': 'missing or unknown settings'.",
     r"\bthat there (is|are)\b(?=[.,;:)]|$)": "'the valid names', not 'the names that there are'.",

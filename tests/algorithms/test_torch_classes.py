@@ -329,7 +329,7 @@ def test_torch_optimizers_create_names_what_is_wrong():
 
 def test_torch_optimizers_create_names_its_extra(monkeypatch):
     monkeypatch.setattr("thinc_torchopt.compat.has_pytorch_optimizer", False)
-    with pytest.raises(ImportError, match=r"thinc-torchopt\[optimizers\]"):
+    with pytest.raises(ImportError, match=r"pip install 'pytorch-optimizer>="):
         resolve("pytorch-optimizer.create.v1", name="lion")
 
 

@@ -429,8 +429,8 @@ BACK = {"name": "do", "class": "RollbackControl"}
     [
         (LOWER, "should_freeze", "'nothing/\\*' in the params to freeze: it matches none"),
         (RATES, "should_cut", "learning rates of 'nothing': .*matches none of the param groups. There are: default"),
-        (BACK, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
-        ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"expected a block \[training.optimizer.checkpoint"),
+        (BACK, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
+        ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
     ],
     ids=["freeze", "rates", "best", "last"],
 )

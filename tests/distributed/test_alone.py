@@ -243,5 +243,5 @@ def test_alone_a_module_may_make_its_params_in_the_first_batch():
     """Each rank would draw other values for them."""
     nlp = toy_pipeline(["tagger"], shared=False)
     nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.LazyLinear(3))
-    with pytest.raises(ConfigError, match=r"component 'tagger' in several processes: .* a lazy torch module"):
+    with pytest.raises(ConfigError, match=r"component 'tagger' in several processes: a lazy torch module"):
         Ranks(nlp, TorchOptimizer(AdamW()), lambda: None, lambda: None)

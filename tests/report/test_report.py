@@ -731,13 +731,20 @@ def test_report_watch_until_ctrl_c(begun, tmp_path):
     log, _ = begun
     output = tmp_path / "report.html"
     command = [sys.executable, "-m", "spacy", "torchopt", "report", str(log), "--watch", "--output", str(output)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where tests run in the background, SIGINT may be ignored from the start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     while not output.is_file():
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     assert "refresh" in output.read_text()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=60)
     assert (
         process.returncode == 0 and "Traceback" not in err and f"Saved the report to {output}" in " ".join(out.split())
     )

@@ -3,6 +3,7 @@
 The disk is so slow here that several steps fit into the time of writing.
 """
 
+import queue
 import threading
 import time
 
@@ -50,14 +51,29 @@ def in_turn(folder, corpus, **changes):
     return config_for(folder, corpus, training__optimizer__checkpoint__in_background=False, **changes)
 
 
-def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, slow_disk):
+def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, monkeypatch):
     """The training goes on meanwhile, in place, in the same tensors."""
-    keep = {"steps": 8, "training__optimizer__checkpoint__every": 1, "training__optimizer__checkpoint__keep": 20}
-    seen = []
-    run(config_for(tmp_path / "a", corpus, **keep), tmp_path / "a", act=lambda step: seen.append(list(slow_disk)))
-    run(in_turn(tmp_path / "b", corpus, **keep), tmp_path / "b")
-    assert seen[3] == [name_of(2)]  # while step 3 is trained
-    assert [path.name for path in steps_of(tmp_path / "a" / "state")] == [name_of(step) for step in range(9)]
+    settings = {"steps": 8, "training__eval_frequency": 50}
+    settings |= {f"training__optimizer__checkpoint__{name}": value for name, value in {"every": 2, "keep": 20}.items()}
+    run(in_turn(tmp_path / "b", corpus, **settings), tmp_path / "b")
+    begun, may_write = queue.Queue(), threading.Semaphore(0)
+    write = checkpoint.write_parts
+
+    def wait_for_a_step(path, *parts):
+        begun.put(path.name)
+        assert may_write.acquire(timeout=60)
+        write(path, *parts)
+
+    def act(step):
+        """Before each step: a checkpoint is written from the begin of step 3, for example, to its end."""
+        if step % 2:
+            assert begun.get(timeout=60) == name_of(step - 1)
+        if step % 2 == 0 and step or step == 7:
+            may_write.release()
+
+    monkeypatch.setattr(checkpoint, "write_parts", wait_for_a_step)
+    run(config_for(tmp_path / "a", corpus, **settings), tmp_path / "a", act=act)
+    assert [path.name for path in steps_of(tmp_path / "a" / "state")] == [name_of(step) for step in range(0, 9, 2)]
     for path in steps_of(tmp_path / "b" / "state"):
         assert learned(tmp_path / "a" / "state" / path.name) == learned(path)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
@@ -99,7 +115,7 @@ def test_background_tells_of_a_full_disk_while_the_training_goes_on(corpus, tmp_
 
     monkeypatch.setattr(checkpoint.RunCheckpoints, "_warn", note)
     config = config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=20)
-    with pytest.warns(CheckpointWarning, match="No space left on device.*Training goes on"):
+    with pytest.warns(CheckpointWarning, match="No space left on device.*Training continues"):
         run(config, tmp_path / "out")
     [(step, newest)] = told
     assert step == 10 and newest == 6

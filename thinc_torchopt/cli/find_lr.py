@@ -52,7 +52,7 @@ def show_range_test(
     output_path (Path | None): The picture.
     """
     with errors_shown(as_json=as_json):
-        # What can be refused is refused before the work.
+        # Refuse bad arguments before the work.
         make_ramp(min_rate, max_rate, steps)
         if output_path is not None:
             check_picture(output_path)
@@ -150,7 +150,7 @@ def _print(
 
 
 def _config_lines(block: Mapping[str, Any], settings: list[dict[str, Any]]) -> Iterator[str]:
-    """What to write into the config."""
+    """The lines to write into the config."""
     section = ""
     for setting in settings:
         if not setting["peak"]:

@@ -48,15 +48,15 @@ _STEPS_WITHOUT_END = 10_000
 _MIN_POINTS = 10
 # So many steps from one point to the next.
 _EVERY = 2
-# The loss is that of so many examples at most, and no more when they have so many words.
+# The loss is computed on at most this many examples, and fewer if they have this many words.
 _EXAMPLES, _WORDS = 100, 2000
-# They are drawn from so many, but from these at least.
+# They are drawn from this many of the development data; and at least so many are taken, however many words they have.
 _DRAWN_FROM, _MIN_EXAMPLES = 2000, 16
-# The first points are left out: ties of what begins with zeros break in them.
+# The first points are left out: components that start with zeros break their ties there.
 _LEFT_OUT_POINTS = 1
-# How much of the ramp says what the loss is before anything is learned; how wide it is smoothed. In decades.
+# In decades: the start of the ramp, where nothing is learned yet; the width of the smoothing.
 _FLAT, _WIDTH = 1.0, 0.15
-# Above so many times the loss at first it has diverged.
+# A loss above this many times the first one has diverged.
 _DIVERGED = 2.0
 # The stretch has the points whose loss is within this part of the fall.
 _SHARE = 0.2
@@ -64,9 +64,9 @@ _SHARE = 0.2
 _FACTOR = 0.5
 # A loss that falls by less than this part of it has not fallen.
 _MIN_FALL = 0.02
-# A loss below this part of what it was at first: all is learned.
+# Below this part of the first loss everything is learned.
 _LEARNED = 0.01
-# By chance the lowest place of a curve is hardly ever so many of its standard deviations below the first ones.
+# The lowest point of a noisy flat curve is hardly ever this many standard deviations below the first ones.
 _CHANCE = 6.0
 # Spikes must not be skipped: they are what is looked for.
 _LEFT_OUT = (*WRITES, "spike_factor", "on_spike")
@@ -74,7 +74,7 @@ _LEFT_OUT = (*WRITES, "spike_factor", "on_spike")
 
 @dataclass
 class RangeTest:
-    """What the test found.
+    """The result of a range test.
 
     rates (list[float]): The rate of each point.
     losses (list[float]): The loss per word of each point, over all components that have one. What is not finite is the
@@ -383,7 +383,7 @@ def _analyse(found: RangeTest) -> None:
 
 
 def _advice(found: RangeTest) -> str:
-    """What may help if the loss does not fall."""
+    """Say what may help if the loss does not fall."""
     if found.ended == "max_rate":
         rose = found.smoothed[-1] > found.smoothed[0] * (1.0 + _MIN_FALL)
         return "" if rose else f"Up to a rate of {found.rates[-1]:.2g} nothing happened. "
@@ -397,6 +397,6 @@ def _noise_of_curve(losses: Sequence[float], width: float) -> float:
     """
     # Of a mean: the root of the sum of the squares of its weights.
     kept = float(numpy.sqrt((_weights(len(losses), width)[len(losses) // 2] ** 2).sum()))
-    # The median of what is normally distributed is 0.6745 standard deviations from the mean; a difference has those of
+    # The median of normally distributed numbers is 0.6745 standard deviations from the mean; a difference has those of
     # two losses.
     return kept * float(numpy.median(numpy.abs(numpy.diff(losses)))) / (0.6745 * math.sqrt(2.0))
