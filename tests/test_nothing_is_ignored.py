@@ -626,7 +626,6 @@ TOLD = {
     "optimizers TorchOptimizer.v1 budget": ENDS,
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio", "marks")},
     "optimizers TorchOptimizer.v1 distributed": RANKS,
-    "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/training/test_background.py",
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
     **{name: ROUNDS for name in ARGUMENTS if name.startswith("misc Federated.v1")},
     **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},

@@ -68,7 +68,7 @@ def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, m
         """Before each step: a checkpoint is written from the begin of step 3, for example, to its end."""
         if step % 2:
             assert begun.get(timeout=60) == name_of(step - 1)
-        if step % 2 == 0 and step or step == 7:
+        if (step % 2 == 0 and step) or step == 7:
             may_write.release()
 
     monkeypatch.setattr(checkpoint, "write_parts", wait_for_a_step)
