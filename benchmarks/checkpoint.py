@@ -1,4 +1,5 @@
-"""How fast an optimizer's state goes to disk and comes back, against copying the file: `to_disk` and `from_disk`.
+"""How fast an optimizer's state goes to disk and comes back, against copying the file: `to_disk` and `from_disk`; and
+how long a training waits for a checkpoint, with and without `in_background`.
 
     python benchmarks/checkpoint.py [--gigabytes 1] [--rounds 5] [--folder PATH]
 
@@ -27,7 +28,7 @@ import spacy
 import torch
 from thinc.api import PyTorchWrapper
 
-from thinc_torchopt import TorchOptimizer
+from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 
 MIB = 2**20
@@ -86,6 +87,22 @@ def copy(source: Path, target: Path) -> None:
         os.close(file)
 
 
+def seconds_of_saves(
+    nlp: spacy.Language, optimizer: TorchOptimizer, folder: Path, rounds: int, *, in_background: bool
+) -> tuple[float, float]:
+    """How long a training waits when it saves a checkpoint. RETURNS (tuple): The quickest, and the median."""
+    times = []
+    with Checkpoints(folder, nlp, optimizer, keep=1, in_background=in_background) as checkpoints:
+        for step, _ in checkpoints.resume([None] * (rounds + 1)):
+            start = time.perf_counter()
+            checkpoints.save()
+            if step:  # the first save also imports
+                times.append(time.perf_counter() - start)
+            while in_background and not (folder / f"step-{step:08d}").exists():
+                time.sleep(0.01)  # steps of the training
+    return min(times), statistics.median(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
@@ -122,6 +139,10 @@ def main() -> None:
                 f"{what:12} {found[0]:8.2f} {ratios[0]:8.2f} {found[1]:8.2f} {ratios[1]:8.2f} {more / MIB:9.0f}   "
                 f"{verdict}"
             )
+        for what, in_background in (("save, waits", False), ("save", True)):
+            found = seconds_of_saves(nlp, optimizer, folder / what, args.rounds, in_background=in_background)
+            ratios = [one / other for one, other in zip(found, copied)]
+            print(f"{what:12} {found[0]:8.2f} {ratios[0]:8.2f} {found[1]:8.2f} {ratios[1]:8.2f}")
 
 
 if __name__ == "__main__":
