@@ -3,12 +3,15 @@
 The disk is so slow here that several steps fit into the time of writing.
 """
 
+import os
 import queue
+import signal
 import threading
 import time
 
 import pytest
 
+from thinc_torchopt import Checkpoints
 from thinc_torchopt.errors import CheckpointWarning, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.state import flatten, read_folder
 from thinc_torchopt.training import checkpoint
@@ -164,3 +167,42 @@ def test_background_ends_with_the_training(corpus, tmp_path):
     for crash_at in (4, None):
         run(config_for(tmp_path, corpus, steps=6), tmp_path / "out", crash_at=crash_at)
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+
+
+def test_background_of_an_abandoned_run_is_done_before_the_next_begins(tmp_path, monkeypatch):
+    """As in a notebook, where a cell without `with` was interrupted and runs again."""
+    write, begun, may_write = checkpoint.write_parts, threading.Event(), threading.Event()
+
+    def wait_for_the_next(path, *parts):
+        begun.set()
+        may_write.wait(timeout=60)
+        write(path, *parts)
+
+    nlp, optimizer = pipeline()[:2]
+    monkeypatch.setattr(checkpoint, "write_parts", wait_for_the_next)
+    first = Checkpoints(tmp_path, nlp, optimizer)
+    next(first.resume([1, 2, 3]))
+    first.save()
+    assert begun.wait(timeout=60)
+    clear = checkpoint.clear_leftovers
+    monkeypatch.setattr(checkpoint.futures, "wait", lambda them: [may_write.set(), *(one.result() for one in them)])
+    monkeypatch.setattr(checkpoint, "clear_leftovers", lambda folder: [clear(folder), may_write.set()])
+    with Checkpoints(tmp_path, nlp, optimizer) as second:
+        assert next(second.resume([1, 2, 3]))[0] == 1
+    first.close()
+
+
+def test_background_does_not_claim_a_saved_state_when_the_disk_is_full(corpus, tmp_path, monkeypatch):
+    def full(path, *parts):
+        raise OSError("No space left on device")
+
+    def stop(step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(checkpoint, "write_parts", full)
+    told = []
+    monkeypatch.setattr(checkpoint.logger, "warning", lambda text, *parts: told.append(text % parts))
+    with pytest.warns(CheckpointWarning, match="No space left"), pytest.raises(SystemExit):
+        run(config_for(tmp_path, corpus), tmp_path / "out", act=stop)
+    assert "could not be saved" in told[-1]

@@ -17,10 +17,12 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from spacy.language import Language
 
@@ -75,6 +77,10 @@ class Writing:
     keep: int | None
     before: int | None
     done: Future[None]
+
+
+# What is being written, by folder: an abandoned run of this process may still write when the next one begins.
+_under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
 
 class RunCheckpoints:
@@ -168,6 +174,8 @@ class RunCheckpoints:
 
     def _claim_and_find(self) -> SavedRun | None:
         self._lock.acquire()
+        if (earlier := _under_way.get(self.folder.resolve())) is not None:
+            futures.wait([earlier])
         clear_leftovers(self.folder)
         saved = self._find()
         self.output.best.check_place()
@@ -312,10 +320,12 @@ class RunCheckpoints:
             self.wait()
             self.ranks.barrier()  # the others wait too
             logger.warning(
-                "Stopped by %s after step %d; the state is saved in %s. To resume, run the same command again.",
+                "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
                 signal.Signals(event.stopped_by).name,
                 event.step,
+                "is" if self._written == event.step else "of this step could not be",
                 self.folder,
+                "" if self._written == event.step else " from the newest checkpoint before",
             )
             raise SystemExit(128 + event.stopped_by)
 
@@ -368,7 +378,9 @@ class RunCheckpoints:
             self._warn(error)
             return
         path = self.folder / name_of(step)
-        self._writing = Writing(path, keep, self._written, self._writer.submit(write_parts, path, values, tensors))
+        done = self._writer.submit(write_parts, path, values, tensors)
+        _under_way[self.folder.resolve()] = done
+        self._writing = Writing(path, keep, self._written, done)
         self._written = step
         if not self.settings.in_background:
             self.wait()
