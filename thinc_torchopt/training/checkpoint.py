@@ -276,8 +276,10 @@ class RunCheckpoints:
         try:
             self.wait()
         finally:
-            self._writer.shutdown()
-            self._lock.release()
+            try:
+                self._writer.shutdown()
+            finally:
+                self._lock.release()
 
     def restore_random(self) -> None:
         """Restore the random generators. Several ranks seed them at each step instead."""
@@ -392,8 +394,10 @@ class RunCheckpoints:
         writing, self._writing = self._writing, None
         try:
             writing.done.result()
-        except OSError as error:
+        except BaseException as error:
             self._written = writing.before
+            if not isinstance(error, OSError):
+                raise
             self._warn(error)
             return
         self._damaged.discard(writing.path)
