@@ -79,7 +79,7 @@ class Writing:
     done: Future[None]
 
 
-# What is being written, by folder: an abandoned run of this process may still write when the next one begins.
+# Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
 _under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
 
