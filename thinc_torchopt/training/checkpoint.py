@@ -327,7 +327,7 @@ class RunCheckpoints:
                 event.step,
                 "is" if self._written == event.step else "of this step could not be",
                 self.folder,
-                "" if self._written == event.step else " from the newest checkpoint before",
+                "" if self._written == event.step else " from the newest checkpoint, if there is one",
             )
             raise SystemExit(128 + event.stopped_by)
 
