@@ -56,16 +56,10 @@ from thinc.api import Optimizer, PyTorchShim
 import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
+from .config_checks import check_corpora, check_gpu, check_training_section, mentions_ours, names_ours
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .host import first_optimizer
-from .host_errors import (
-    check_corpora,
-    check_gpu,
-    check_training_section,
-    mentions_ours,
-    names_ours,
-    plain_errors,
-)
+from .host_errors import plain_errors
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, name_as_original
 

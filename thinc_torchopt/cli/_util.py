@@ -23,9 +23,10 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
+from ..config_checks import check_corpora, check_gpu, check_training_section
 from ..errors import ConfigError, ScheduleWarning
 from ..host import cli_util
-from ..host_errors import check_corpora, check_gpu, check_training_section, is_spacys_own, plain_errors
+from ..host_errors import is_spacys_own, plain_errors
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
@@ -268,6 +269,14 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
         console.print(f"Note: {note}", style="blue")
+
+
+def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
+    *sections, key = place
+    for section in sections:
+        block = block.setdefault(section, {})
+    block[key] = value
 
 
 def short(value: float | None) -> str:

@@ -18,7 +18,7 @@ from ..near_misses import did_you_mean
 from ..state import write_text
 from ._config_text import ConfigText, with_settings
 from ._recipes import Draft, Recipe
-from ._util import config_errors_shown, errors_shown, resolve_optimizer
+from ._util import config_errors_shown, errors_shown, put, resolve_optimizer
 
 _spacy = cli_util()
 
@@ -112,7 +112,7 @@ def _check_rest(text: str, new: str, beside: Mapping[str, Any]) -> Config:
             raise _refers(error.desc or str(error)) from error
         for config in (rest := [_without_optimizer(before), _without_optimizer(after)]):
             for path, value in beside.items():
-                _put(config, path, value)
+                put(config, path.split("."), value)
         if rest[0] != rest[1]:
             changed = sorted(name for name in rest[0] | rest[1] if rest[0].get(name) != rest[1].get(name))
             raise _refers(f"other values in [{'], ['.join(changed)}]")
@@ -131,13 +131,6 @@ def _without_optimizer(config: Config) -> dict[str, Any]:
     rest = config.copy()
     rest.setdefault("training", {}).pop("optimizer", None)
     return rest
-
-
-def _put(config: dict[str, Any], path: str, value: Any) -> None:
-    *sections, key = path.split(".")
-    for section in sections:
-        config = config.setdefault(section, {})
-    config[key] = value
 
 
 def recipe_of(name: str) -> Recipe:

@@ -144,12 +144,11 @@ class Step:
         """
         by_norm = grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
+        self.grad_norm, verdict = None, Verdict()
         if by_norm or self.guard.wants_norms:
             norms = norms_of_grads(params)
             self.grad_norm = total_norm(norms)
             verdict = self.guard.judge(params, norms, self.grad_norm)
-        else:
-            verdict = Verdict()
         if verdict.factor is None or not grad_clip:
             return verdict.factor, verdict
         return clip_grads(params, norms, grad_clip, self.clip_by, scale=verdict.factor), verdict
