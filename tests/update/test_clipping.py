@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinc.api import NumpyOps, Schedule
+from thinc.api import NumpyOps
+from thinc.schedules import Schedule
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
