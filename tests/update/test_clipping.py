@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinc.api import NumpyOps
-from thinc.schedules import Schedule
+from thinc.api import NumpyOps, constant, constant_then
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
@@ -287,8 +286,7 @@ def test_clipping_without_norms_needs_no_look_at_them(clip_by):
 
 def test_norm_is_that_of_the_last_update_or_none():
     """A schedule of `grad_clip` that ends at 0: without clipping and guard, nothing measures a norm."""
-    to_zero = Schedule("to_zero", lambda schedule, step, **_: float(step < 1))
-    optimizer = TorchOptimizer(SGD(), 1.0, grad_clip=to_zero, max_nonfinite=0)
+    optimizer = TorchOptimizer(SGD(), 1.0, grad_clip=constant_then(1.0, 1, constant(0.0)), max_nonfinite=0)
     norms, weights = [], torch.ones(4)
     for _ in range(2):
         optimizer((0, "W"), weights, torch.full((4,), 3.0))
