@@ -84,12 +84,14 @@ def build(
     code_path: Path | None = None,
     use_gpu: int = -1,
     resolve: Callable[[dict[str, Any]], TorchOptimizer] | None = None,
+    reads_dev: bool = False,
 ) -> Setup:
     """Build pipeline and optimizer.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides from the command line.
     resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
+    reads_dev (bool): The command reads the development data: check now that it is there.
     RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps and the training no end.
     """
     overrides = _spacy.parse_config_overrides(list(args))
@@ -98,13 +100,15 @@ def build(
     if path.is_dir():
         with config_errors_shown(path), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
+        if reads_dev:
+            check_corpora(nlp.config)
         sourced = list(nlp.component_names)
     else:
         with config_errors_shown(path, hint_fill=True):
             config = util.load_config(path, overrides=overrides, interpolate=False)
         with config_errors_shown(path, config):
             check_training_section(config)
-            check_corpora(config, ["train_corpus"])
+            check_corpora(config, ["train_corpus", *["dev_corpus"] * reads_dev])
             # This reads all of the data, to find the labels.
             with show_activity("Building the pipeline"):
                 nlp = init_nlp(config, use_gpu=use_gpu)
