@@ -1,7 +1,10 @@
 # `make demo` and `make test` do everything on a fresh machine: they set up .venv when it is missing or out of date.
 PYTHON ?= python3
-# What sets up the venvs. `make wheelhouse PYTHON=3.12` tells a version, of which no Python need be here.
-SETUP := $(if $(filter 3.%,$(PYTHON)),python3,$(PYTHON))
+# For `make wheelhouse`, PYTHON=3.12 is the version on another machine, and need not be here.
+ifneq ($(filter 3.%,$(PYTHON)),)
+THEIRS := --python $(PYTHON)
+override PYTHON := python3
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
@@ -16,15 +19,15 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-hosts check format docs reference benchmark wheelhouse clean
+.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-hosts check format docs reference benchmark clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
-	$(SETUP) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
 	@echo "Setting up $(VENV), once: torch, spaCy and others, 1.5 GB on disk. pip is silent for some minutes."
-	test -x $(BIN)/python || $(SETUP) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: torch"
 	$(PIP) torch setuptools
 	@echo "2 of 2: this package, spaCy, and what the tests need"
@@ -37,7 +40,7 @@ $(VENV)/installed-slow: $(VENV)/installed
 	touch $@
 
 $(FEDERATED)/installed: $(VENV)/installed
-	test -x $(FEDERATED)/bin/python || $(SETUP) -m venv $(FEDERATED)
+	test -x $(FEDERATED)/bin/python || $(PYTHON) -m venv $(FEDERATED)
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated]'
 	touch $@
@@ -85,13 +88,19 @@ format: $(VENV)/installed  ## Format the code
 
 $(SITE)/installed: constraints.txt
 	@echo "Setting up $(SITE), once: mkdocs-material. This takes about a minute."
-	test -x $(SITE)/bin/python || $(SETUP) -m venv $(SITE)
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
 	$(SITE)/bin/python -m pip install --quiet --constraint constraints.txt mkdocs-material
 	touch $@
 
 docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
-	@echo "Open build/site/index.html. To search in it: $(SETUP) -m http.server --directory build/site"
+	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
+
+# docs/offline.md says more: EXTRAS="test plot", WITHOUT="torch numpy", PLATFORM=manylinux_2_28_aarch64, TO=folder.
+.PHONY: wheelhouse
+wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
+	$(BIN)/python -m tests.wheelhouse $(THEIRS) --extras $(EXTRAS) --without $(WITHOUT) \
+		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TO),--output $(TO))
 
 reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
 	$(BIN)/python docs/_site/reference.py
@@ -99,11 +108,6 @@ reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatur
 benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/import_time.py
-
-# More in docs/offline.md: EXTRAS="test plot", WITHOUT="torch numpy", PLATFORM=manylinux_2_28_aarch64, TO=folder.
-wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
-	$(BIN)/python -m tests.wheelhouse $(if $(filter 3.%,$(PYTHON)),--python $(PYTHON)) $(if $(PLATFORM),--platform $(PLATFORM)) \
-		--extras $(EXTRAS) --without $(WITHOUT) $(if $(TO),--output $(TO))
 
 clean:  ## Remove what the other commands made
 	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
