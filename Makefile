@@ -1,5 +1,10 @@
 # `make demo` and `make test` do everything on a fresh machine: they set up .venv when it is missing or out of date.
 PYTHON ?= python3
+# For `make wheelhouse`, PYTHON=3.12 is the version on another machine, and need not be here.
+ifneq ($(filter 3.%,$(PYTHON)),)
+THEIRS := --python $(PYTHON)
+override PYTHON := python3
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
@@ -90,6 +95,12 @@ $(SITE)/installed: constraints.txt
 docs: $(SITE)/installed  ## Build the documentation as a site, with its links checked: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
+
+# docs/offline.md says more: EXTRAS="test plot", WITHOUT="torch numpy", PLATFORM=manylinux_2_28_aarch64, TO=folder.
+.PHONY: wheelhouse
+wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
+	$(BIN)/python -m tests.wheelhouse $(THEIRS) --extras $(EXTRAS) --without $(WITHOUT) \
+		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TO),--output $(TO))
 
 reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
 	$(BIN)/python docs/_site/reference.py
