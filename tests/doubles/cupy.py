@@ -12,6 +12,7 @@ What it can't show: streams, memory, and rounding that is other on a GPU.
 import sys
 from inspect import isfunction
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy
 
@@ -366,8 +367,8 @@ def _nothing(*args, **kwargs):
 class _Stream:
     """What waits for what is written down in `waited`: (a stream that waits, a stream that it waits for)."""
 
-    waited: list[tuple[int, int]] = []
-    current: list["_Stream"] = []
+    waited: ClassVar[list[tuple[int, int]]] = []
+    current: ClassVar[list["_Stream"]] = []
 
     def __init__(self, ptr=0, **kwargs):
         self.ptr = ptr

@@ -1,0 +1,17 @@
+"""`make test-gpu` on a machine without a GPU."""
+
+import subprocess
+import sys
+
+import torch
+
+from ..conftest import ROOT, needs_gpu
+
+
+def test_gpu_tests_say_at_once_what_is_missing():
+    if torch.cuda.is_available():
+        needs_gpu  # noqa: B018  they can run here
+        return
+    run = subprocess.run([sys.executable, "-m", "tests.gpu"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and not run.stdout
+    assert run.stderr.startswith("Can't run the tests on a GPU: expected ")
