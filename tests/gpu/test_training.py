@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from thinc.api import PyTorchGradScaler, PyTorchWrapper
+from thinc.api import PyTorchGradScaler, PyTorchWrapper, PyTorchWrapper_v2
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import SGD, AdamW
@@ -115,7 +115,7 @@ def test_mixed_precision_with_sub_batches(device, parts):
         sgd.step()
         sgd.zero_grad()
     scaler = PyTorchGradScaler(device == "cuda", init_scale=2.0**10)
-    model = PyTorchWrapper(module.to(device), mixed_precision=device == "cuda", grad_scaler=scaler)
+    model = PyTorchWrapper_v2(module.to(device), mixed_precision=device == "cuda", grad_scaler=scaler)
     optimizer, rows = TorchOptimizer(SGD(), 0.05, grad_clip=0.0), 16 // parts
     for _ in range(5):
         for at in range(0, 16, rows):
