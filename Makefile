@@ -55,7 +55,7 @@ $(GPU)/installed: setup.cfg pyproject.toml
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
 	$(GPU)/bin/python -m pip install --quiet torch setuptools
 	$(GPU)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda and "Can not test on a GPU: pip found torch without CUDA")'
-	$(GPU)/bin/python -m pip install --quiet --editable ".[test,optimizers,transformers,cuda$$($(GPU)/bin/python -c 'import torch; print(torch.version.cuda.split(".")[0])')x]"
+	$(GPU)/bin/python -m pip install --quiet --editable ".[test,optimizers,transformers,cuda$$($(GPU)/bin/python -c 'import torch; print(torch.version.cuda.split(".")[0])')x]" accelerate
 	touch $@
 
 .PHONY: gpu

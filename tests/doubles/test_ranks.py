@@ -16,9 +16,14 @@ def test_ranks_on_a_gpu_equal_one_process(request, tmp_path):
     found = [torch.load(tmp_path / f"on_gpu-{rank}.pt", weights_only=False) for rank in range(2)]
     assert_same_on_both(*found)
     expected = one_process(["tagger"])
-    for one, other in zip(found[0]["steps"], expected["steps"], strict=True):
-        assert_close(one, other)
-    assert_close(found[0]["averages"], expected["averages"])
+    pairs = [*zip(found[0]["steps"], expected["steps"], strict=True), (found[0]["averages"], expected["averages"])]
+    for one, other in pairs:
+        if request.config.getoption("--device") == "double":
+            assert_close(one, other)
+            continue
+        # CuPy adds rows of embeddings up in any order. AdamW makes much of the last digits of small gradients.
+        together = [torch.cat([weights[name].flatten() for name in other]) for weights in (one, other)]
+        assert (together[0] - together[1]).norm() <= 1e-3 * together[1].norm()
 
 
 @pytest.mark.device

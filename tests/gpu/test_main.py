@@ -3,15 +3,14 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from ..conftest import ROOT, needs_gpu
+from ..conftest import ROOT
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpu_tests_say_at_once_what_is_missing():
-    if torch.cuda.is_available():
-        needs_gpu  # noqa: B018  they can run here
-        return
     run = subprocess.run([sys.executable, "-m", "tests.gpu"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1 and not run.stdout
     assert run.stderr.startswith("Can't run the tests on a GPU: expected ")

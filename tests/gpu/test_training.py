@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from thinc.api import PyTorchGradScaler, PyTorchWrapper, PyTorchWrapper_v2
+from thinc.api import PyTorchGradScaler, PyTorchWrapper, PyTorchWrapper_v2, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import SGD, AdamW
@@ -25,7 +25,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 @pytest.fixture
 def device(request):
     """Where trainings run: "cuda" or "cpu"."""
-    return request.config.getoption("--device", "cpu")
+    found = request.config.getoption("--device", "cpu")
+    if found == "cuda":
+        require_gpu()
+    yield found
+    require_cpu()
 
 
 def train(config, output, device, *, code=None, expected=0, **settings):
