@@ -31,7 +31,7 @@ from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
 from ..learn_rate import RateWriter
-from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
+from ..params import Pattern, all_names, backprop_through_frozen, in_order, is_viewable, own_copy, scaling_all_apart
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
@@ -368,18 +368,19 @@ class TorchOptimizer(Optimizer):
         self._settings.schedules.check_end_is_known()
         params, shims = self._noted.pop_all()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
-            is_made = self._step.make(
-                params,
-                shims,
-                self._trained,
-                grad_clip=self.grad_clip,
-                together=JOINT if self._joint else name_of_set(params),
-                lr_scale=lr_scale,
-                epoch=epoch,
-                metrics=metrics,
-                spoiled_by=spoiled_by,
-                batch_size=self.batch_size,
-            )
+            with in_order():
+                is_made = self._step.make(
+                    params,
+                    shims,
+                    self._trained,
+                    grad_clip=self.grad_clip,
+                    together=JOINT if self._joint else name_of_set(params),
+                    lr_scale=lr_scale,
+                    epoch=epoch,
+                    metrics=metrics,
+                    spoiled_by=spoiled_by,
+                    batch_size=self.batch_size,
+                )
             if is_made:
                 self._settings.count_update()
 

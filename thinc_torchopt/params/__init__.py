@@ -2,7 +2,7 @@
 
 Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py finds the components,
 succession.py handles params that were replaced or grew, shims.py handles params of other libraries, mixed_precision.py
-thinc's scaling of the gradients of torch modules.
+thinc's scaling of the gradients of torch modules, streams.py the order of work on a GPU.
 """
 
 from .layers import layers_of
@@ -14,6 +14,7 @@ from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .spelling import clean, escape, unique
+from .streams import in_order
 from .succession import Released
 from .table import ParamTable
 
@@ -35,6 +36,7 @@ __all__ = [
     "components_with_model",
     "escape",
     "foreign_grads",
+    "in_order",
     "is_viewable",
     "layers_of",
     "matches_any",
