@@ -31,7 +31,17 @@ from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
 from ..errors import ConfigError, DistributedError, PipelineError
 from ..learn_rate import RateWriter
-from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
+from ..params import (
+    Pattern,
+    all_names,
+    backprop_through_frozen,
+    check_precision,
+    compute_in,
+    computing_all_in,
+    is_viewable,
+    own_copy,
+    scaling_all_apart,
+)
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
@@ -48,6 +58,7 @@ from ..types import (
     OnOutsideWrite,
     OnSpike,
     ParamInfo,
+    Precision,
     SkipDecay,
 )
 from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
@@ -101,6 +112,9 @@ class TorchOptimizer(Optimizer):
     runtime_budgets (dict): Milliseconds of CPU time for the work on learning rates: `rate_step` (default 5),
         `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are counted, and change
         nothing.
+    precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
+        torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
+        NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
         resume from it.
     distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: train one pipeline in
@@ -110,10 +124,10 @@ class TorchOptimizer(Optimizer):
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
-    Public beside thinc's attributes: `params`, `grad_norm`; `checkpoint`, `rollback`, `rules`, `distributed` and
-    `budget` (settings for the training loop, or None); `controller` (of the learning rates); `batch_size`
-    (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
-    loops set it before an update.
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
+        `distributed` and `budget` (settings for the training loop, or None); `controller` (of the learning rates);
+        `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each
+        step, other loops set it before an update.
     """
 
     def __init__(
@@ -140,12 +154,14 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         runtime_budgets: Dict[str, float] = {},
+        precision: Precision = "float32",
         checkpoint: Optional[CheckpointSettings] = None,
         budget: Optional[BudgetSettings] = None,
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
         self._lock = lock_for(self)
+        self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
         self.rules = controller
@@ -206,7 +222,7 @@ class TorchOptimizer(Optimizer):
             )
 
     def _reset(self) -> None:
-        self._is_over = False
+        self._is_over = self._precision_is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -241,6 +257,10 @@ class TorchOptimizer(Optimizer):
             self._is_over = False
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
+            self._set_precision()
+            if not self._precision_is_checked:
+                check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+                self._precision_is_checked = True
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """Call `initialize` for spaCy, before everything is ready: errors are raised when training begins.
@@ -252,6 +272,7 @@ class TorchOptimizer(Optimizer):
             with suppress(PipelineError):
                 self._trained.table.add_all(nlp, ())
                 self._keep_all_buffers()
+                self._set_precision()
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the current pipeline."""
@@ -260,6 +281,7 @@ class TorchOptimizer(Optimizer):
     def end_training(self) -> None:
         """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
         self._is_over = True
+        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), "float32")
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
@@ -268,17 +290,23 @@ class TorchOptimizer(Optimizer):
             self._reset()
             self._step.guard.begin_anew()
 
+    def _set_precision(self) -> None:
+        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
             self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop."""
+        """Inside, torch computes no gradients for frozen params, and torch modules compute in `precision`, as in each
+        update of spaCy's loop.
+        """
         with (
             self._frozen_grads.stopping(self._trained.plan.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
             scaling_all_apart(),
+            computing_all_in(self.precision),
         ):
             yield
 
@@ -314,6 +342,7 @@ class TorchOptimizer(Optimizer):
             try:
                 sees_all = getattr(self.set_grad, "__func__", None) is not TorchOptimizer.set_grad
                 self._noted.collect(self._trained.table, model, self.set_grad, self, sees_all=sees_all)
+                compute_in(self._noted.shims, self.precision)
                 if not self._joint:
                     self.step()
             except BaseException:

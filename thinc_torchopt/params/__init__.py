@@ -12,6 +12,7 @@ from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewab
 from .paths import name_as_original
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
+from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .spelling import clean, escape, unique
 from .succession import Released
@@ -30,9 +31,13 @@ __all__ = [
     "as_one_vector",
     "backprop_apart",
     "backprop_through_frozen",
+    "begin_update_in_precision",
+    "check_precision",
     "clean",
     "clear_grads",
     "components_with_model",
+    "compute_in",
+    "computing_all_in",
     "escape",
     "foreign_grads",
     "is_viewable",
