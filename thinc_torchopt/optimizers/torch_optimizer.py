@@ -14,6 +14,7 @@ In spaCy's training loop (see training/loop.py) step 2 notes the gradients of al
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -29,7 +30,7 @@ from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
-from ..errors import ConfigError, DistributedError, PipelineError
+from ..errors import ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
 from ..params import (
     Pattern,
@@ -88,6 +89,8 @@ class TorchOptimizer(Optimizer):
     use_averages (bool): Keep averages of all params by thinc's formula; evaluate and save the averages.
     averages (AverageSettings): Averages by another formula: a block with `@misc = "thinc-torchopt.EMA.v1"` or
         `"thinc-torchopt.SWA.v1"`.
+    master_weights (bool): Update params of half precision (bfloat16, float16) by float32 copies, which the model gets
+        rounded. Without them small updates are rounded away.
     max_nonfinite (int): Updates with a NaN or infinite gradient are skipped. Training stops after this many in a row.
         0: never skip or stop; without clipping, that saves a pass over the gradients.
     spike_factor (float): An update is a spike if its gradient norm exceeds this many times the moving average of the
@@ -139,6 +142,7 @@ class TorchOptimizer(Optimizer):
         clip_by: ClipBy = "global",
         use_averages: bool = False,
         averages: Optional[AverageSettings] = None,
+        master_weights: bool = False,
         max_nonfinite: int = 20,
         spike_factor: float = 0.0,
         on_spike: OnSpike = "skip",
@@ -191,6 +195,7 @@ class TorchOptimizer(Optimizer):
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),
             "on_growth": on_growth,
+            "master_weights": OPTIMIZER.flag("master_weights", master_weights),
             "enable_runtime_guards": enable_runtime_guards,
             "runtime_budgets": runtime_budgets,
         }
@@ -260,6 +265,7 @@ class TorchOptimizer(Optimizer):
             self._set_precision()
             if not self._precision_is_checked:
                 check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+                self._check_masters()
                 self._precision_is_checked = True
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
@@ -292,6 +298,19 @@ class TorchOptimizer(Optimizer):
 
     def _set_precision(self) -> None:
         compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+
+    def _check_masters(self) -> None:
+        """Warn if there is nothing to have a master."""
+        params = self._trained.params
+        if self._of_trained["master_weights"] and all(param.half is None for param in params):
+            dtypes = sorted({str(param.dtype).removeprefix("torch.") for param in params})
+            warnings.warn(
+                ConfigWarning(
+                    "master_weights = true in [training.optimizer] has no effect: expected params of bfloat16 or "
+                    f"float16, found {len(params)} of {' and '.join(dtypes)}. Remove it."
+                ),
+                stacklevel=3,
+            )
 
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
@@ -572,10 +591,10 @@ class TorchOptimizer(Optimizer):
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """The trained params by lasting name. Thinc's arrays are tensors that share their memory. Without frozen
-        params.
+        """The trained params by lasting name, as the model has them. Thinc's arrays are tensors that share their
+        memory. Without frozen params.
         """
-        return {param.name: param.tensor for param in self._trained.params if param.group is not None}
+        return {param.name: param.in_model for param in self._trained.params if param.group is not None}
 
     @property
     def controller(self) -> RateWriter:

@@ -1,11 +1,12 @@
 """The params of a pipeline: each is one torch tensor, on thinc's array or torch's param, with a lasting name.
 
 Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py finds the components,
-succession.py handles params that were replaced or grew, shims.py handles params of other libraries, mixed_precision.py
-thinc's scaling of the gradients of torch modules.
+succession.py handles params that were replaced or grew, masters.py params of half precision, shims.py params of other
+libraries, mixed_precision.py thinc's scaling of the gradients of torch modules.
 """
 
 from .layers import layers_of
+from .masters import follow_models, inherit_master, round_to_models
 from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
 from .names import NamedParam, shim_paths, torch_params, walk
 from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewable, own_copy, saved_tensor
@@ -39,12 +40,15 @@ __all__ = [
     "compute_in",
     "computing_all_in",
     "escape",
+    "follow_models",
     "foreign_grads",
+    "inherit_master",
     "is_viewable",
     "layers_of",
     "matches_any",
     "name_as_original",
     "own_copy",
+    "round_to_models",
     "saved_tensor",
     "scale_passes_apart",
     "scaling_all_apart",
