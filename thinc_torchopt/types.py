@@ -18,6 +18,7 @@ Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
 OnSpike = Literal["skip", "clip"]
+Precision = Literal["float32", "bf16", "tf32"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable
 

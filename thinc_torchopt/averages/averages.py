@@ -143,7 +143,7 @@ class Averages:
         for key, average in self._of.items():
             if isinstance(key, tuple) and average.is_in_use:
                 param = average.param
-                found[key] = param.in_form(average.tensor.to(param.device, param.dtype))
+                found[key] = param.in_form(average.tensor.to(param.device, param.in_model.dtype))
         for shim in shims:
             averaged: dict[str, torch.Tensor] = {}
             for name, param in module_of(shim).named_parameters(remove_duplicate=False):

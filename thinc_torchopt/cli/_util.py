@@ -24,7 +24,7 @@ from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
 from ..config_checks import check_corpora, check_gpu, check_training_section
-from ..errors import ConfigError, ScheduleWarning
+from ..errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..host import cli_util
 from ..host_errors import is_spacys_own, plain_errors
 from ..optimizers import TorchOptimizer
@@ -177,13 +177,17 @@ def config_errors_shown(
 
 @contextmanager
 def schedule_notes() -> Iterator[list[str]]:
-    """Collect warnings about schedules in the list that it yields. Other warnings are shown as usual."""
+    """Collect warnings about schedules, and of settings without effect, in the list that it yields. Other warnings are
+    shown as usual.
+    """
     notes: list[str] = []
+    noted = (ScheduleWarning, ConfigWarning, PrecisionWarning)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ScheduleWarning)
+        for category in noted:
+            warnings.simplefilter("always", category)
         yield notes
     for warning in caught:
-        if issubclass(warning.category, ScheduleWarning):
+        if issubclass(warning.category, noted):
             notes.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
