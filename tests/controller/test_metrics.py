@@ -14,7 +14,6 @@ from thinc_torchopt.controller.plain import plain
 from thinc_torchopt.errors import ControllerError, StateError
 from thinc_torchopt.registry import registry
 
-
 STATE = {"name": "state", "class": "TrainingState"}
 
 

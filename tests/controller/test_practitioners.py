@@ -1,5 +1,5 @@
-"""Rules that practitioners write, in a short training on the treebank: each fires at the step at which plain Python over
-the log of this training says that it must. Also in a training that was killed, and in two processes.
+"""Rules of practitioners, in a short training on the treebank: each fires at the steps at which plain Python over the
+log of this training says that it must. Also in a training that was killed, and in two processes.
 """
 
 import json

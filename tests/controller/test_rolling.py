@@ -69,7 +69,7 @@ def test_rolling_with_nan_and_infinities(found, size):
 
 @pytest.mark.parametrize("text", ["", "nothing", packed([1.0] * 4), packed([1.0] * 100_000), packed([1.0])[:-3]])
 def test_rolling_refuses_other_states(text):
-    with pytest.raises(ValueError):  # noqa: PT011  # the words are base85's, zlib's or ours
+    with pytest.raises(ValueError):  # the words are base85's, zlib's or ours
         unpacked(text, 3)
 
 

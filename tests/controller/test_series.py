@@ -163,7 +163,7 @@ def test_series_refuses_another_state(saved):
     steps(one, [1.0, 2.0, 3.0])
     state, before = one.state_dict(), copy.deepcopy(dict(one.values))
     state["metrics"]["w"]["state"]["values"] = saved
-    with pytest.raises(StateError, match="metric Window|numbers of a window"):
+    with pytest.raises(StateError, match=r"metric Window|numbers of a window"):
         one.load_state_dict(state)
     assert one.values == before
 
@@ -205,7 +205,7 @@ def test_series_that_is_no_number():
 def test_series_keys_in_a_run():
     """A window over a component that there is not is refused before the training."""
     one = controller(NORMS, window("norms['components']['nr']"))
-    with pytest.raises(ControllerError, match="metric 'w'.*Did you mean 'ner'"):
+    with pytest.raises(ControllerError, match=r"metric 'w'.*Did you mean 'ner'"):
         one.check_keys(["default"], ["ner"])
 
 
