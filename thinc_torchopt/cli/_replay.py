@@ -231,7 +231,7 @@ def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
                     if path is None or not is_number or type(op) not in signs:
                         continue
                     with suppress(ControllerError):  # a name of a comprehension
-                        rule = Rule(text, spec.rule.names, gives_bool=False)
+                        rule = Rule(text, spec.rule.names, gives="anything")
                         yield path, f"{spec.name}: {signs[type(op)]} {shorten(text, _MAX_TEXT)}", rule
 
 

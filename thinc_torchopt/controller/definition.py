@@ -22,7 +22,7 @@ from typing import Any, Final, Union
 from ..errors import ControllerError
 from ..near_misses import did_you_mean
 from ..registry import names_in, registry
-from . import run_metrics  # noqa: F401  # registers them
+from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
 from .events import EVENTS
@@ -188,6 +188,7 @@ class _Reader:
         known = _names_of(section)
         found: dict[str, Part] = {}
         names: set[str] = set()
+        before: dict[str, Any] = {}
         for i, item in self._items(content, section, _PART, ("name", "class")):
             place = f"{section}[{i}]"
             is_named = self._check_name(place, item, names, is_metric=base is Metric)
@@ -206,8 +207,11 @@ class _Reader:
             with self._noting(f"{place}.arguments"):
                 arguments = _arguments_of(item.get("arguments"))
                 instance = _build(cls, kind, arguments, base)
+                if base is Metric and hasattr(instance, "prepare"):
+                    instance.prepare({name: before.get(name) for name in names if name != item["name"]})
                 if is_named:
                     found[item["name"]] = Part(instance, kind, arguments)
+                    before[item["name"]] = instance
         return found, names
 
     # ------------------------------------------------------------------ controllers
