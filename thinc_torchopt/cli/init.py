@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,30 @@ from ..errors import ConfigError
 from ..host import cli_util
 from ..near_misses import did_you_mean
 from ..state import write_text
-from ._config_text import ConfigText, with_settings
+from ._config_text import ConfigText, Section, Setting, with_settings
 from ._recipes import Draft, Recipe
 from ._util import config_errors_shown, errors_shown, resolve_optimizer
 
 _spacy = cli_util()
 
 _SECTION = "training.optimizer"
+_LOG = "thinc-torchopt.JSONLinesLogger."
 
 
 def init_config(
-    config_path: Path, output_path: Path, args: Sequence[str] = (), *, recipe: str, code_path: Path | None = None
+    config_path: Path,
+    output_path: Path,
+    args: Sequence[str] = (),
+    *,
+    recipe: str,
+    log_path: Path | None = None,
+    code_path: Path | None = None,
 ) -> None:
     """Rewrite the optimizer of a config, and print what was done.
 
     config_path, output_path (Path): "-": stdin and stdout. Then only the config is printed to stdout.
     args (Sequence[str]): Overrides from the command line, e.g. the path of the corpus. They are not written.
+    log_path (Path | None): Also let the training write a log there.
     """
     to_stdout = str(output_path) == "-"
     with errors_shown(as_json=to_stdout):
@@ -40,6 +48,9 @@ def init_config(
         stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
         overrides = _spacy.parse_config_overrides(list(args))
         draft, text = rewrite(read_config(config_path), config_path, chosen, f"training/{stem}-state", overrides)
+        if log_path is not None:
+            text, told = with_log(text, log_path)
+            draft.told.append(told)
         if not to_stdout:
             write_config(output_path, text)
     if to_stdout:
@@ -138,6 +149,56 @@ def _put(config: dict[str, Any], path: str, value: Any) -> None:
     for section in sections:
         config = config.setdefault(section, {})
     config[key] = value
+
+
+def with_log(text: str, path: Path) -> tuple[str, str]:
+    """Add a JSONLinesLogger to the text of a config. Loggers that it has stay, in a chain; our ConsoleLogger takes the
+    place of spaCy's.
+
+    RETURNS (tuple[str, str]): The new text, and what was done.
+    RAISES (ConfigError): There is no room in the chain.
+    """
+    lines = ConfigText(text, "training.logger")
+    logger = lines.section
+    if any(f'"{_LOG}' in found for found in _names_of(logger)):
+        return text, "The log: as it was, as [training.logger] has a JSONLinesLogger already."
+    if not logger.settings.get("@loggers", Setting("", "")).value.startswith('"spacy.ChainLogger.'):
+        inner = Section()
+        for key in [*logger.settings, *logger.sections]:
+            if (entry := logger.pop(key)) is not None:
+                inner.add(key, entry)
+        _use_our_console(inner)
+        logger.put("@loggers", "spacy.ChainLogger.v1")
+        logger.add("logger1", inner)
+    free = [f"logger{i}" for i in range(1, 11) if f"logger{i}" not in logger]
+    if not free:
+        raise ConfigError(
+            "Can't add a log to [training.logger]: spaCy's ChainLogger has room for 10 loggers, and all are in use. "
+            "Leave out --log."
+        )
+    added = logger.section(free[0])
+    added.put("@loggers", f"{_LOG}v1")
+    added.put("path", str(path))
+    return str(lines), f"The log of each step: {path}. Draw it: {_spacy.COMMAND} torchopt report {path}"
+
+
+def _names_of(section: Section) -> Iterator[str]:
+    if "@loggers" in section.settings:
+        yield section.settings["@loggers"].value
+    for inner in section.sections.values():
+        yield from _names_of(inner)
+
+
+def _use_our_console(logger: Section) -> None:
+    """Replace spaCy's console logger, or none at all, by ours: the same table, with learning rates and norms."""
+    name = logger.settings.get("@loggers")
+    if name is not None and not name.value.startswith('"spacy.ConsoleLogger.'):
+        return
+    logger.put("@loggers", "thinc-torchopt.ConsoleLogger.v1")
+    # In v1 and v2 a bar is on or off.
+    bar = {"true": "eval", "false": None}
+    if "progress_bar" in logger.settings and (value := logger.settings["progress_bar"].value) in bar:
+        logger.put("progress_bar", bar[value])
 
 
 def recipe_of(name: str) -> Recipe:

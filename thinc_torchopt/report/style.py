@@ -22,8 +22,13 @@ _PAGE, _BLACK = "#ffffff", "#000000"
 # Each colour on a dark page. Black is matplotlib's own, for text and lines.
 IN_THE_DARK = {
     **dict(zip(COLOURS, ("#58a9e6", "#ff8b3d", "#2fc79b", "#e386c6", "#e0b13a", "#8fd0f5", "#ab97f0", "#a3adb8"))),
-    **{TEXT: "#e6edf3", MUTED: "#9aa4af", LINE: "#6e7681", GRID: "#2c333b", BAD: "#ff7b72"},
-    **{_PAGE: "#0d1117", _BLACK: "#e6edf3"},
+    TEXT: "#e6edf3",
+    MUTED: "#9aa4af",
+    LINE: "#6e7681",
+    GRID: "#2c333b",
+    BAD: "#ff7b72",
+    _PAGE: "#0d1117",
+    _BLACK: "#e6edf3",
 }
 # Fonts of known systems, for letters that matplotlib's own font lacks.
 _FONTS = "Noto Sans CJK JP|Noto Sans CJK SC|Droid Sans Fallback|Noto Sans Arabic|Noto Sans Hebrew|Noto Sans Devanagari"

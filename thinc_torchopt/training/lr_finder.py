@@ -139,7 +139,12 @@ def run_range_test(
     """
     ramp = make_ramp(min_rate, max_rate, steps)
     found = RangeTest()
-    with preserved_random(), _plain_transitions(), closing(_train(nlp, config, ramp, found)) as training, warnings.catch_warnings():
+    with (
+        preserved_random(),
+        _plain_transitions(),
+        closing(_train(nlp, config, ramp, found)) as training,
+        warnings.catch_warnings(),
+    ):
         # What happens at rates that are far too high is what is looked for.
         for category in (RuntimeWarning, NonFiniteGradWarning, ScheduleWarning):
             warnings.simplefilter("ignore", category)
