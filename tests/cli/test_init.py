@@ -543,7 +543,7 @@ def test_init_refuses_to_break_variables(reference, tmp_path):
     text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace(
         "grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false"
     )
-    with pytest.raises(ConfigError, match="a variable elsewhere refers to one of its settings"):
+    with pytest.raises(ConfigError, match="a variable elsewhere refers to a setting there"):
         run(text, "robust", tmp_path)
     run(text, "drop-in", tmp_path)
 
@@ -901,3 +901,15 @@ def test_init_log_of_a_full_chain():
     full = "".join(f'[training.logger.logger{i}]\n@loggers = "mine.v1"\n\n' for i in range(1, 11))
     with pytest.raises(ConfigError, match="room for 10 loggers"):
         with_log(f'[training.logger]\n@loggers = "spacy.ChainLogger.v1"\n\n{full}', Path("log.jsonl"))
+
+
+def test_init_log_refuses_loggers_that_it_would_break(tmp_path):
+    def with_a_log(text):
+        rewrite(text, tmp_path / "config.cfg", Recipe.adamw, "state", log_path=Path("log.jsonl"))
+
+    with pytest.raises(ConfigError, match="Can't add a log to 'logger' in"):
+        with_a_log(OWN.replace("max_steps = 30", "max_steps = 30\nlogger = null"))
+    logger = '[training.logger]\n@loggers = "spacy.ConsoleLogger.v3"\noutput_file = "x"\n'
+    with_a_log(f"{OWN}\n{logger}")
+    with pytest.raises(ConfigError, match=r"\[training.optimizer\] and \[training.logger\]: a variable elsewhere"):
+        with_a_log(f"{OWN}\n{logger}\n[also]\npath = ${{training.logger.output_file}}\n")
