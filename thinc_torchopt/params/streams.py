@@ -1,4 +1,4 @@
-"""The order of what CuPy and torch do on a GPU. Views of arrays (param.py) are used by both."""
+"""Keeps the work of CuPy and torch on a GPU in order. Both use views of arrays (param.py)."""
 
 from __future__ import annotations
 
