@@ -12,10 +12,13 @@ from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
+    AveragesControl,
     BestWeightsControl,
     Control,
+    DecayControl,
     FreezeControl,
     HFControls,
+    KeepBestControl,
     LearnRateControl,
     LogControl,
     NotifyControl,
@@ -30,13 +33,16 @@ from .rules import Rule
 __all__ = [
     "EVENTS",
     "FUNCTIONS",
+    "AveragesControl",
     "BestWeightsControl",
     "Control",
     "ControllerSettings",
     "ControllerSpec",
+    "DecayControl",
     "Firing",
     "FreezeControl",
     "HFControls",
+    "KeepBestControl",
     "LearnRateControl",
     "LogControl",
     "Metric",

@@ -96,6 +96,21 @@ class Rule:
         raise ControllerError(f"it must give {self._gives}, but gave {reprlib.repr(result)}")
 
 
+def expression(text: Any, keys: Mapping[str, Keys | None]) -> Rule:
+    """The argument `of` of a metric or operation: an expression over metrics that gives a number.
+
+    keys (Mapping[str, Keys | None]): The metrics that it may use, with their keys.
+    RAISES (ControllerError): As `Rule`; or it uses no metric.
+    """
+    try:
+        found = Rule(text, keys, keys, gives="a number")
+    except ControllerError as error:
+        raise ControllerError(str(error).replace("the rule", "'of'", 1)) from None
+    if not found.names:
+        raise ControllerError(f"Can't use 'of' {reprlib.repr(text)}: expected an expression with a metric.")
+    return found
+
+
 def shown(error: BaseException) -> str:
     """A Python error in a short text, as its own may have the repr of anything."""
     text = ", ".join(arg if isinstance(arg, str) else reprlib.repr(arg) for arg in error.args)
