@@ -10,6 +10,7 @@ from .controller import ControllerSettings, Firing, TrainerController, trainer_c
 from .definition import ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
+from .lookups import Path, value_at
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
     AveragesControl,
@@ -49,6 +50,7 @@ __all__ = [
     "MetricUnavailable",
     "NotifyControl",
     "Operation",
+    "Path",
     "RollbackControl",
     "Rule",
     "Steering",
@@ -58,4 +60,5 @@ __all__ = [
     "register_metric_handlers",
     "register_operation_handlers",
     "trainer_controller",
+    "value_at",
 ]

@@ -23,6 +23,7 @@ from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired
 from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
+from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
 from .operations import LearnRateControl
@@ -43,7 +44,7 @@ class Firing:
     controller (str): The controller with the rule.
     operation, action (str): The action.
     event (str), step (int): The event and the step.
-    values (dict): The values of the metrics that the rule names.
+    values (dict): The values that the rule looked up, by metric and key. Of lists the newest.
     """
 
     controller: str
@@ -323,7 +324,7 @@ class TrainerController:
                 state.patience[event] = held
                 return []
         state.last, state.firings = step, state.firings + 1
-        values = {name: plain(self._values[name]) for name in sorted(spec.rule.names) if self._values[name] is not None}
+        values = looked_up(self._values, spec.rule.paths)
         return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
 
     def _keys_of_fired(self) -> Keys:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 from ..errors import ControllerError
 from .compiler import Compiler, Gives, Keys, parse
 from .guard import MAX_WORK, SCALARS, Guard, MetricUnavailable, Refused
+from .lookups import Path, paths_in
 
 
 class Rule:
@@ -64,6 +66,11 @@ class Rule:
                 self.evaluate({})
             except ControllerError as error:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The values in metrics that it looks up."""
+        return paths_in(self.text, self.names)
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Whether the rule holds; for another expression, its value.
