@@ -28,7 +28,7 @@ METRICS = [
     metric("dev", "EvalLoss", max_examples=20),
     metric("scores", "EvalMetrics"),
     metric("norms", "GradNorm"),
-    metric("best_dev", "Best", of="dev['per_word']", mode="min", min_delta=0.05, min_delta_mode="relative"),
+    metric("best_dev", "Best", of="dev['per_word']", mode="min", min_delta=0.25, min_delta_mode="relative"),
     metric("lately", "Window", of="scores['tag_acc']", size=3),
     metric("losses", "Window", of="loss['per_word']", size=8),
     metric("grads", "Window", of="norms['total']", size=5),
@@ -50,7 +50,7 @@ def dev_loss_no_better_for_two_evaluations(lines):
     best, since = None, 0
     for loss in map(dev_loss, evaluated(lines)):
         since += 1
-        if best is None or loss < best - 0.05 * best:
+        if best is None or loss < best - 0.25 * best:
             best, since = loss, 0
     return since >= 2
 
@@ -64,10 +64,10 @@ def score_flat_while_the_loss_does_not_fall(lines):
     return max(scores) - min(scores) < 0.05 and slope > -0.02
 
 
-@rule("on_step_end", "grads['median'] > 1.5 * calmest['value']")
-def median_of_the_gradient_norm_rose_by_half(lines):
+@rule("on_step_end", "grads['median'] > 1.1 * calmest['value']")
+def median_of_the_gradient_norm_rose_by_a_tenth(lines):
     medians = means_of([line["grad_norm"] for line in lines], 5, statistics.median)
-    return bool(medians) and medians[-1] > 1.5 * min(medians)
+    return bool(medians) and medians[-1] > 1.1 * min(medians)
 
 
 @rule("on_step_end", "losses['mean'] > 1.01 * lowest['value']")
@@ -107,13 +107,13 @@ def half_of_the_losses_are_above_the_median(lines):
     return len(above) >= 6 and statistics.mean(above[-6:]) >= 0.5
 
 
-@rule("on_evaluate", "dev['per_word'] > mean(losses['values']) and lately['slope'] < 0.1")
-def overfits(lines):
+@rule("on_evaluate", "dev['per_word'] > 0.3 * mean(losses['values']) and lately['slope'] < 0.1")
+def score_flat_and_dev_loss_not_far_below_the_loss(lines):
     losses, scores = [*map(loss, lines)][-8:], [line["scores"]["tag_acc"] for line in evaluated(lines)][-3:]
     return (
         len(losses) == 8
         and len(scores) == 3
-        and dev_loss(lines[-1]) > statistics.mean(losses)
+        and dev_loss(lines[-1]) > 0.3 * statistics.mean(losses)
         and (scores[-1] - scores[0]) / 2 < 0.1
     )
 

@@ -75,7 +75,7 @@ class Compiler:
     tree (ast.Expression): From the parser.
     metrics (frozenset[str]): The names that a rule may use.
     keys (Mapping[str, Keys | None]): The keys of metrics.
-    gives (str): What it must give.
+    gives (str): Its result.
     RAISES (Refused): The rule has a part that is not allowed.
     """
 

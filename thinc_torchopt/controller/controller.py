@@ -19,10 +19,11 @@ from ..errors import ControllerError
 from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
-from .definition import ControllerSpec, Definition, Source, load, told
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, load, told
 from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
+from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
 from .operations import LearnRateControl
@@ -43,7 +44,7 @@ class Firing:
     controller (str): The controller with the rule.
     operation, action (str): The action.
     event (str), step (int): The event and the step.
-    values (dict): The values of the metrics that the rule names.
+    values (dict): The values that the rule looked up, by metric and key. Of lists the newest.
     """
 
     controller: str
@@ -197,7 +198,7 @@ class TrainerController:
                 found.append(f"metric '{name}': {error}")
         for spec in self.definition.controllers:
             try:
-                Rule(spec.rule.text, self.definition.metrics, keys)
+                Rule(spec.rule.text, {**self.definition.metrics, FIRED: None}, {**keys, FIRED: self._keys_of_fired()})
             except ControllerError as error:
                 found.append(f"controller '{spec.name}': {error}")
         return found
@@ -293,6 +294,8 @@ class TrainerController:
             return []
         if spec.cooldown and state.last is not None and step - state.last <= spec.cooldown:
             return []
+        if FIRED in spec.rule.names:
+            self._values[FIRED] = self._what_fired(step)
         try:
             holds = spec.rule.evaluate(self._values)
         except MetricUnavailable as error:
@@ -321,12 +324,26 @@ class TrainerController:
                 state.patience[event] = held
                 return []
         state.last, state.firings = step, state.firings + 1
-        values = {name: plain(self._values[name]) for name in sorted(spec.rule.names) if self._values[name] is not None}
+        values = looked_up(self._values, spec.rule.paths)
         return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
+
+    def _keys_of_fired(self) -> Keys:
+        return {name: keys_of_fired() for name in self._states}
+
+    def _what_fired(self, step: int) -> dict[str, Any]:
+        """The value of `fired` in rules."""
+        return {
+            name: {
+                "times": state.firings,
+                "step": state.last,
+                "steps_since": None if state.last is None else step - state.last,
+            }
+            for name, state in self._states.items()
+        }
 
     def _is_filling(self, rule: Rule) -> bool:
         """Whether a window that a rule needs has some values, but not enough yet."""
-        instances = [self.definition.metrics[name].instance for name in rule.names]
+        instances = [self.definition.metrics[name].instance for name in rule.names if name != FIRED]
         series = [one for one in instances if isinstance(one, Series)]
         return any((isinstance(one, Window) and one.is_filling) or self._is_filling(one.of) for one in series)
 

@@ -40,7 +40,8 @@ _PART: Final = ("name", "class", "arguments")
 _CONTROLLER: Final = ("name", "triggers", "rule", "operations", "patience", "config", "cooldown", "max_firings")
 _MODES: Final = ("reset_on_failure", "no_reset_on_failure")
 _REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
-_RESERVED: Final = FUNCTIONS | FIELDS
+FIRED: Final = "fired"  # the name under which rules see what has fired
+_RESERVED: Final = FUNCTIONS | FIELDS | {FIRED}
 
 Source = Union[str, Path, Mapping[str, Any]]
 
@@ -144,6 +145,7 @@ class _Reader:
                 with self._noting(f"operations[{i}].arguments"):
                     if hasattr(operation, "prepare"):
                         operation.prepare(known)
+        known[FIRED] = {name: keys_of_fired() for name in _names_in(content, "controllers")}
         controllers = []
         names: set[str] = set()
         if "controllers" not in content:
@@ -364,6 +366,16 @@ def told(faults: Sequence[str]) -> str:
 
 def _list_of(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else []
+
+
+def keys_of_fired() -> Keys:
+    """Keys of a controller in `fired`."""
+    return dict.fromkeys(("times", "step", "steps_since"))
+
+
+def _names_in(content: Mapping[str, Any], section: str) -> list[str]:
+    items = [item.get("name") for item in _list_of(content.get(section)) if isinstance(item, Mapping)]
+    return [name for name in items if isinstance(name, str)]
 
 
 def _named_actions(content: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,7 @@ class Rolling:
             return numerator
         return numerator << -finer
 
-    # ------------------------------------------------------------------ of all numbers, of which there is at least one
+    # ------------------------------------------------------------------ of all numbers, at least one
 
     def mean(self) -> float:
         """NaN if there is one, or infinities of both signs."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 from ..errors import ControllerError
 from .compiler import Compiler, Gives, Keys, parse
 from .guard import MAX_WORK, SCALARS, Guard, MetricUnavailable, Refused
+from .lookups import Path, paths_in
 
 
 class Rule:
@@ -65,6 +67,11 @@ class Rule:
             except ControllerError as error:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
 
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The values in metrics that it looks up."""
+        return paths_in(self.text, self.names)
+
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Whether the rule holds; for another expression, its value.
 
@@ -94,6 +101,21 @@ class Rule:
         if self._gives == "a number" and type(result) in SCALARS:
             return result
         raise ControllerError(f"it must give {self._gives}, but gave {reprlib.repr(result)}")
+
+
+def expression(text: Any, keys: Mapping[str, Keys | None]) -> Rule:
+    """The argument `of` of a metric or operation: an expression over metrics that gives a number.
+
+    keys (Mapping[str, Keys | None]): The metrics that it may use, with their keys.
+    RAISES (ControllerError): As `Rule`; or it uses no metric.
+    """
+    try:
+        found = Rule(text, keys, keys, gives="a number")
+    except ControllerError as error:
+        raise ControllerError(str(error).replace("the rule", "'of'", 1)) from None
+    if not found.names:
+        raise ControllerError(f"Can't use 'of' {reprlib.repr(text)}: expected an expression with a metric.")
+    return found
 
 
 def shown(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from .guard import MetricUnavailable
 from .metrics import MAX_WINDOW, SECTION, BestValue, Metric, Values, controller_metrics
 from .plain import plain
 from .rolling import Rolling, packed, unpacked
-from .rules import Rule
+from .rules import Rule, expression
 
 # Longer windows keep numbers with fewer digits, so that a checkpoint stays small.
 MAX_EXACT, DIGITS = 2_000, 6
@@ -40,12 +40,7 @@ class Series(Metric):
 
     def prepare(self, metrics: Mapping[str, Any]) -> None:
         keys = {name: getattr(metric, "keys", None) for name, metric in metrics.items()}
-        try:
-            self.of = Rule(self._text, keys, keys, gives="a number")
-        except ControllerError as error:
-            raise ControllerError(str(error).replace("the rule", "'of'", 1)) from None
-        if not self.of.names:
-            SECTION.refuse("of", "an expression with a metric", self._text)
+        self.of = expression(self._text, keys)
         if self._by is None:
             used = [metrics[name] for name in self.of.names]
             in_steps = [one is None or "on_step_end" in _when_new(one) for one in used]

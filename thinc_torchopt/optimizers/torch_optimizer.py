@@ -562,15 +562,17 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.freeze(params, frozen=False)
 
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float = 0.0) -> None:
+    def scale_learn_rates(
+        self, groups: Sequence[str], factor: float, min_rate: float = 0.0, max_rate: float | None = None
+    ) -> None:
         """Multiply the learning rates of param groups, from the next step on.
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
-        factor, min_rate (float): As in `Plan.change_rates`.
+        factor, min_rate, max_rate: As in `Plan.change_rates`.
         RAISES (ConfigError): No such group, or an invalid factor.
         """
         with self._lock:
-            self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate)
+            self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate, max_rate=max_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups from the next step on, in place of their schedules.
@@ -580,6 +582,25 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             self._trained.plan.set_rates(groups, rate)
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether there are averages of params, or will be."""
+        return self._trained.averages is not None
+
+    def begin_averages(self, *, anew: bool = False) -> None:
+        """Begin averages at the next update, also those of params before their `start_step`.
+
+        anew (bool): Drop the current averages. Otherwise they continue.
+        RAISES (ConfigError): The settings keep no averages.
+        """
+        with self._lock:
+            if self._trained.averages is None:
+                raise ConfigError(
+                    "Can't begin averages: expected use_averages = true, or a block [training.optimizer.averages], "
+                    "found neither. Add one."
+                )
+            self._trained.averages.begin(anew=anew)
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): A pattern matches no param group."""
