@@ -36,6 +36,8 @@ class StateSizes:
         algorithm (Algorithm): Optimizes it.
         options (Mapping[str, Any]): Its options at some step.
         """
+        if algorithm.state_bytes is not None:
+            return algorithm.state_bytes({**algorithm.options, **options}, shape)
         sizes = tuple(1 if size == 1 else prime for size, prime in zip(shape, _PRIMES))
         # Sizes don't depend on the values of options, except that 0 switches some off, e.g. momentum.
         switches = tuple(
