@@ -35,6 +35,8 @@ class ParamInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    dtype: str  # of the model's values, e.g. "float32"
+    has_master: bool  # it is updated by a float32 copy
     device: str
     kind: Literal["thinc", "torch", "shim"]
     group: str  # blocks of the config, e.g. "encoder+no_decay"

@@ -1,6 +1,7 @@
 """Params of half precision with float32 masters. Oracle: a loop over torch's optimizer with masters made by hand."""
 
 import copy
+import json
 import warnings
 
 import numpy
@@ -10,14 +11,17 @@ import torch
 from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, with_array
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.averages.settings import EMA
+from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
 from thinc_torchopt.state.files import read_folder
 
 from ..models import same, toy_examples, toy_pipeline
 from ..peek import params_in
 from ..runs import TOK2VEC, config_for, run
+from ..spacy_cli import spacy_cli
 
 RATE = 1e-4
 
@@ -121,6 +125,17 @@ def test_masters_keep_updates_that_half_precision_loses():
     assert len(told) == 1
     # 200 steps of 1e-4; bfloat16 has 8 bits, so numbers below 1 are apart by 1/256.
     assert trained_by_small_steps(True) == torch.tensor(0.98).bfloat16().item()
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+@pytest.mark.parametrize("kahan", [False, True])
+def test_masters_are_not_missed_where_the_algorithm_keeps_small_updates(kahan):
+    module = InHalf()
+    sgd = optimizer(create("stableadamw", {"kahan_sum": kahan}), master_weights=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", PrecisionWarning)
+        step(PyTorchWrapper(module), sgd, *batches(1)[0])
+    assert len(told) == (0 if kahan else 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -363,6 +378,22 @@ def test_masters_that_appear_or_go_are_told_when_a_run_is_resumed(corpus, tmp_pa
     config["training"]["optimizer"]["master_weights"] = False
     with pytest.warns(PrecisionWarning), pytest.raises(StateError, match=r"training\.optimizer\.master_weights: True"):
         run(config, tmp_path)
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_masters_are_in_the_costs_of_a_training(master_weights, corpus, tmp_path):
+    """As many bytes as there are in a checkpoint, and in memory."""
+    config = masters_config(tmp_path, corpus, training__optimizer__use_averages=False)
+    config["training"]["optimizer"]["master_weights"] = master_weights
+    config.to_disk(tmp_path / "config.cfg")
+    costs = json.loads(spacy_cli("torchopt", "explain", tmp_path / "config.cfg", "--json", check=False).stdout)["costs"]
+    module, found = InHalf(n_in=16, n_out=8), costs["bytes"]
+    n_half = sum(param.numel() for param in module.parameters())
+    n_float = (found["params"] - 2 * n_half) // 4
+    assert found["masters"] == (4 * n_half if master_weights else 0)
+    assert found["gradients"] == found["params"] + found["masters"]
+    of_state = 8 * (n_float + n_half) if master_weights else 8 * n_float + 4 * n_half
+    assert found["state"] == pytest.approx(of_state, rel=0.01)  # and a count for each param
 
 
 # ---------------------------------------------------------------------- mistakes

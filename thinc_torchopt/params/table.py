@@ -29,6 +29,9 @@ from .pipeline import KnownPipeline, components_to_train
 from .spelling import clean
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
+# Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
+_KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
+
 # Whether to include a param of a shim, or one of a node by its name.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
 InNode = Callable[[Model, str], bool]
@@ -384,7 +387,11 @@ class ParamTable:
         return self._master_weights and is_half(view)
 
     def _warn_of_half(self, params: Iterable[Param]) -> None:
-        found = [param for param in params if is_half(param.tensor) and param.group is not None]
+        found = [
+            param
+            for param in params
+            if is_half(param.tensor) and param.group is not None and not _KEEPS_SMALL.intersection(_switched_on(param))
+        ]
         if found:
             self._has_warned_of_half = True
             dtype = str(found[0].dtype).removeprefix("torch.")
@@ -567,6 +574,11 @@ def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple
         for name in node.param_names:
             if node.has_param(name) and in_node(node, name):
                 yield node, name
+
+
+def _switched_on(param: Param) -> Iterator[str]:
+    """The options that are on for a param."""
+    return (name for name, value in param.settings.options.items() if value is True)
 
 
 def _row_size(node: Model, param: Param) -> int:

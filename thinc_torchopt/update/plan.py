@@ -500,6 +500,8 @@ class Plan:
         return ParamInfo(
             param.name,
             tuple(param.shape),
+            str(param.in_model.dtype).removeprefix("torch."),
+            param.half is not None,
             str(param.device),
             "shim"
             if param.callback is not None or param.is_of_shim
