@@ -135,6 +135,16 @@ def test_in_config_a_key_of_a_rule_from_the_command_line():
     assert stop.rule.text.endswith(">= 2") and diverged.rule.text == "lately['mean'] > 9.0"
 
 
+@pytest.mark.parametrize("kind", ["HFControls", "PerProcessState", "EvalMetrics"])
+def test_in_config_arguments_that_there_are_not(kind):
+    """Remembering arguments does not make a class accept them; nor a base class remember others."""
+    section = "operations" if kind == "HFControls" else "metrics"
+    with pytest.raises(ValueError, match="nothing"):
+        resolved(blocks_of(FILE) | {section: {"x": {f"@controller_{section}": kind, "nothing": 1}}})
+    made = registry.get(f"controller_{section}", kind)()
+    assert made.given == {} and type(made).given == {}
+
+
 def test_in_config_in_python():
     metrics = {"b": registry.controller_metrics.get("EvalMetrics")(min_delta=0.1)}
     rules = {"x": {"rule": "b['evaluations_since_best'] > 3", "triggers": ["on_evaluate"], "operations": [STOP]}}

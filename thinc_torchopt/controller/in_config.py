@@ -78,7 +78,7 @@ def _part(name: str, instance: Any, base: type[Given], section: str) -> dict[str
             f"Can't use {LABEL[:-1]}.{section}.{name}]: expected a block with @controller_{section}, whose class is a "
             f"subclass of {base.__name__}, found {short(instance)}."
         )
-    return {"name": name, "class": type(instance), "arguments": instance.given}
+    return {"name": name, "class": type(instance), "arguments": dict(instance.given)}
 
 
 def _is_standard(metric: Any) -> bool:
