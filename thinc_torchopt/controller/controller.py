@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -452,6 +453,29 @@ class ControllerSettings:
         self.definition = self.build().definition  # finds all faults
         acting = [part.instance for part in self.definition.operations.values()]
         self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
+
+    def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
+        """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.
+
+        RAISES (ControllerError): There is no such rule, or the changed ones have errors.
+        """
+        made = copy(self)
+        controllers = plain(self._content["controllers"])  # a copy
+        made._content = {**self._content, "controllers": controllers}
+        rules = {one["name"]: one for one in controllers}
+        for (name, *outer, key), value in changes.items():
+            if name not in rules:
+                raise ControllerError(
+                    f"Can't change the rule '{name}': expected one of {', '.join(rules)}.{did_you_mean(name, rules)}"
+                )
+            place = rules[name]
+            for part in outer:
+                if not isinstance(place.setdefault(part, {}), dict):
+                    raise ControllerError(f"Can't change '{key}' in '{part}' of the rule '{name}': it has no keys.")
+                place = place[part]
+            place[key] = value
+        made.definition = made.build().definition
+        return made
 
     def build(self, *, is_replay: bool = False) -> TrainerController:
         return TrainerController(self._content, is_replay=is_replay, label=self._label, places=self._places)
