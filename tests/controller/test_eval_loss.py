@@ -64,6 +64,17 @@ def make_pipeline(steps):
     return nlp, optimizer, examples
 
 
+def test_eval_loss_leaves_out_tags_that_the_training_data_has_not(pipeline):
+    """As if they were missing, and the examples stay as they are. Real development data has such tags."""
+    nlp, optimizer, examples = pipeline
+    token = examples[1].reference[2]
+    tag, token.tag_ = token.tag_, ""
+    expected = DevLosses(nlp, optimizer, (), ())()
+    token.tag_ = "never seen"
+    assert DevLosses(nlp, optimizer, (), ())() == expected
+    assert token.tag_ == "never seen" != tag
+
+
 def everything(nlp):
     """Whatever a pass could change: the objects and their values."""
     found = {

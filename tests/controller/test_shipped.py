@@ -1,5 +1,5 @@
-"""The definitions in configs/controllers/: each fires in a small training that calls for it, and stays quiet in one
-that does not.
+"""The definitions in configs/controllers/, and rules by name: each fires in a small training that calls for it, and
+stays quiet in one that does not.
 """
 
 from itertools import count
@@ -29,6 +29,7 @@ RISING = [i / 50 for i in range(50)]  # a score that gets better all the time
 def train(corpus, tmp_path, monkeypatch):
     """Train a tagger with a shipped definition.
 
+    name (str | dict): Of the file; or the block of a rule by name.
     changes (dict): In the text of the definition.
     scores (list): Of the evaluations, after every fourth step; the last is repeated.
     bad (Collection[int]): Steps whose examples have wrong tags.
@@ -39,7 +40,7 @@ def train(corpus, tmp_path, monkeypatch):
     folders = (tmp_path / str(i) for i in count())
 
     def train(name, *, steps=24, changes=None, scores=None, rate=0.01, bad=(), touch=None, checkpoint=False):
-        text = (FOLDER / f"{name}.yaml").read_text()
+        text = "" if isinstance(name, dict) else (FOLDER / f"{name}.yaml").read_text()
         for old, new in (changes or {}).items():
             assert text.count(old) > 1  # the comment names it too
             text = text.replace(old, new)
@@ -64,7 +65,11 @@ def train(corpus, tmp_path, monkeypatch):
             examples = toy_examples(toy_pipeline(["tagger"]), 90)
             return read
 
-        config = config_for(next(folders), corpus, srsly.yaml_loads(text), steps=steps, checkpoint=checkpoint)
+        rules = srsly.yaml_loads(text) if text else None
+        config = config_for(next(folders), corpus, rules, steps=steps, checkpoint=checkpoint)
+        if rules is None:
+            blocks = {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"rule": name}}
+            config["training"]["optimizer"]["controller"] = blocks
         config["training"]["optimizer"]["learn_rate"] = rate
         config["corpora"]["train"] = {"@readers": "test-shipped.Corpus.v1"}
         config["training"]["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 7}
@@ -85,6 +90,10 @@ def wrong(example):
 
 
 STOP = "should_training_stop"
+
+
+def by_name(name, **settings):
+    return {"@controller_rules": f"thinc-torchopt.{name}.v1", **settings}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,11 +122,12 @@ def test_shipped_stop_when_loss_rises(train):
     assert fired == [] and max(infos) == 60
 
 
-def test_shipped_stop_on_score(train):
+def test_shipped_stop_early(train):
     """The best score is that of the second evaluation, after step 4; 0.0005 more is not better."""
-    fired, infos = train("stop-on-score", steps=40, scores=[0.5, 0.6, 0.6005, 0.5, 0.6, 0.4, 0.6])
+    rule = by_name("stop_early", min_delta=0.001)
+    fired, infos = train(rule, steps=40, scores=[0.5, 0.6, 0.6005, 0.5, 0.6, 0.4, 0.6])
     assert fired == [(24, STOP)] and max(infos) == 24
-    fired, infos = train("stop-on-score", steps=40, scores=[0.5, 0.6, 0.6, 0.5, 0.6, 0.4, 0.61, 0.6, 0.6, 0.6, 0.6])
+    fired, infos = train(rule, steps=40, scores=[0.5, 0.6, 0.6, 0.5, 0.6, 0.4, 0.61, 0.6, 0.6, 0.6, 0.6])
     assert fired == [] and max(infos) == 40
 
 
@@ -154,19 +164,21 @@ def test_shipped_log_on_demand(train, caplog):
 
 
 def test_shipped_cut_on_plateau(train):
-    """Once: then it rests."""
-    fired, infos = train("cut-on-plateau", steps=40, scores=[0.5, 0.6, 0.6])
-    assert fired == [(16, "should_cut")]
-    assert [infos[step]["learn_rates"]["default"] for step in (16, 17, 40)] == [0.01, 0.005, 0.005]
-    fired, infos = train("cut-on-plateau", steps=36, scores=[0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.8, 0.8])
+    """Each time that three evaluations were no better."""
+    fired, infos = train(by_name("cut_on_plateau"), steps=36, scores=[0.5, 0.6, 0.6])
+    assert fired == [(16, "should_cut"), (28, "should_cut")]
+    rates = [infos[step]["learn_rates"]["default"] for step in (16, 17, 28, 29)]
+    assert rates == [0.01, 0.005, 0.005, 0.0025]
+    fired, infos = train(by_name("cut_on_plateau"), steps=36, scores=[0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.8, 0.8])
     assert fired == [] and infos[36]["learn_rates"]["default"] == 0.01
 
 
-def test_shipped_unfreeze_at_score(train):
+def test_shipped_unfreeze_when(train):
     """Frozen before the first step; the gradient norm shows what is trained."""
-    fired, infos = train("unfreeze-at-score", steps=12, scores=[0.2, 0.5, 0.51])
+    rule = by_name("unfreeze_when", params=["*tok2vec/*"], when="scores['score'] > 0.5")
+    fired, infos = train(rule, steps=12, scores=[0.2, 0.5, 0.51])
     assert fired == [(-1, "should_freeze"), (8, "should_unfreeze")]
-    fired, others = train("unfreeze-at-score", steps=12, scores=[0.2, 0.5])
+    fired, others = train(rule, steps=12, scores=[0.2, 0.5])
     assert fired == [(-1, "should_freeze")]
     norms = [[info["grad_norm"] for info in run.values()] for run in (infos, others)]
     assert norms[0][:9] == norms[1][:9] and norms[0][9] > norms[1][9]
@@ -174,18 +186,17 @@ def test_shipped_unfreeze_at_score(train):
 
 def test_shipped_roll_back_on_spike(train):
     """Two bad batches, of which the second comes too soon after the first."""
+    rule = by_name("roll_back_on_spike", times=5.0, size=20, at_least=0.5)
     with pytest.warns(RollbackWarning, match="params of step 20 after step 22"):
-        fired, infos = train("roll-back-on-spike", steps=40, bad={22, 35}, checkpoint=True)
+        fired, infos = train(rule, steps=40, bad={22, 35}, checkpoint=True)
     assert fired == [(22, "should_rollback"), (22, "should_cut")] and infos[32]["rollbacks"] == 1
     assert [infos[step]["learn_rates"]["default"] for step in (22, 23, 40)] == [0.01, 0.005, 0.005]
-    fired, infos = train("roll-back-on-spike", steps=32, checkpoint=True)
+    fired, infos = train(rule, steps=32, checkpoint=True)
     assert fired == [] and infos[32]["rollbacks"] == 0
 
 
-def test_shipped_stop_on_time(train, caplog):
-    with caplog.at_level("INFO", "thinc_torchopt.controller"):
-        fired, infos = train("stop-on-time", changes={"28800": "0.001", "27000": "0.0005"})
-        assert fired == [(0, STOP), (0, "should_log")] and "The training stops in about half an hour" in caplog.text
-        caplog.clear()
-        fired, infos = train("stop-on-time")
-        assert fired == [] and max(infos) == 24 and "half an hour" not in caplog.text
+def test_shipped_budget(train):
+    fired, infos = train(by_name("budget", hours=1e-9))
+    assert fired == [(0, STOP)]
+    fired, infos = train(by_name("budget", hours=8))
+    assert fired == [] and max(infos) == 24

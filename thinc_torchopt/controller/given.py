@@ -19,7 +19,7 @@ class Given:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _remembering(cls.__init__)  # type: ignore[misc]
+            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
 
 
 def _remembering(init: Any) -> Any:

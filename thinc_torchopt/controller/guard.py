@@ -7,8 +7,9 @@ operation on a list, dict or string costs its number of items or characters.
 from __future__ import annotations
 
 import math
+import operator
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import GeneratorType
 from typing import Any, Final, NoReturn
 
@@ -22,6 +23,7 @@ MAX_DIGITS = 400  # of round(), and in texts for int() and float()
 
 SCALARS: Final = frozenset({bool, int, float, type(None)})
 NUMBERS: Final = frozenset({bool, int, float})
+WHOLE: Final = frozenset({bool, int})
 KEYS: Final = SCALARS | {str}
 _NO_DEFAULT: Final = object()
 
@@ -39,6 +41,28 @@ class Refused(Exception):
 
 def refuse(reason: str) -> NoReturn:
     raise Refused(reason)
+
+
+def _of_one(sign: str, types: Collection[type], do: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A method of `Guard` that works on one value of these types."""
+
+    def apply(self: Any, x: Any, /) -> Any:
+        if type(x) not in types:
+            self.wrong(sign, x)
+        return do(x)
+
+    return apply
+
+
+def _of_two(sign: str, types: Collection[type], do: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """A method of `Guard` that works on two values of these types."""
+
+    def apply(self: Any, a: Any, b: Any, /) -> Any:
+        if type(a) not in types or type(b) not in types:
+            self.wrong(sign, a, b)
+        return do(a, b)
+
+    return apply
 
 
 class Guard:
@@ -171,64 +195,39 @@ class Guard:
             refuse("the root of a negative number is not allowed")
         return result
 
-    def _sub(self, a: Any, b: Any) -> Any:
-        self.numbers("-", a, b)
-        return a - b
-
-    def _div(self, a: Any, b: Any) -> Any:
-        self.numbers("/", a, b)
-        return a / b
-
-    def _floordiv(self, a: Any, b: Any) -> Any:
-        self.numbers("//", a, b)
-        return a // b
-
-    def _mod(self, a: Any, b: Any) -> Any:
-        self.numbers("%", a, b)
-        return a % b
-
     def _lshift(self, a: Any, b: Any) -> Any:
-        self.whole("<<", a, b)
+        if type(a) not in WHOLE or type(b) not in WHOLE:
+            self.wrong("<<", a, b)
         if b > MAX_BITS or a.bit_length() + b > MAX_BITS:
             refuse(f"numbers of more than {MAX_BITS} bits are not allowed, as this shift")
         return a << b
 
-    def _rshift(self, a: Any, b: Any) -> Any:
-        self.whole(">>", a, b)
-        return a >> b
+    _sub = _of_two("-", NUMBERS, operator.sub)
+    _div = _of_two("/", NUMBERS, operator.truediv)
+    _floordiv = _of_two("//", NUMBERS, operator.floordiv)
+    _mod = _of_two("%", NUMBERS, operator.mod)
+    _rshift = _of_two(">>", WHOLE, operator.rshift)
+    _bitand = _of_two("&", WHOLE, operator.and_)
+    _bitor = _of_two("|", WHOLE, operator.or_)
+    _bitxor = _of_two("^", WHOLE, operator.xor)
+    _invert = _of_one("~", WHOLE, lambda x: ~int(x))
 
-    def _bitand(self, a: Any, b: Any) -> Any:
-        self.whole("&", a, b)
-        return a & b
-
-    def _bitor(self, a: Any, b: Any) -> Any:
-        self.whole("|", a, b)
-        return a | b
-
-    def _bitxor(self, a: Any, b: Any) -> Any:
-        self.whole("^", a, b)
-        return a ^ b
-
-    def _invert(self, a: Any) -> Any:
-        self.whole("~", a, a)
-        return ~int(a)
-
-    def numbers(self, operator: str, a: Any, b: Any) -> None:
+    def numbers(self, sign: str, a: Any, b: Any) -> None:
         if type(a) not in NUMBERS or type(b) not in NUMBERS:
-            self.wrong(operator, a, b)
+            self.wrong(sign, a, b)
 
-    def whole(self, operator: str, a: Any, b: Any) -> None:
-        if type(a) not in (int, bool) or type(b) not in (int, bool):
-            self.wrong(operator, a, b)
-
-    def wrong(self, operator: str, *values: Any) -> NoReturn:
-        refuse(f"{operator} does not work on {' and '.join(type(value).__name__ for value in values)}")
+    def wrong(self, sign: str, *values: Any) -> NoReturn:
+        refuse(f"{sign} does not work on {' and '.join(type(value).__name__ for value in values)}")
 
     # ------------------------------------------------------------------ functions
 
-    def f_abs(self, x: Any, /) -> Any:
-        self.numbers("abs()", x, x)
-        return abs(x)
+    f_abs = _of_one("abs()", NUMBERS, abs)
+    f_isfinite = _of_one("isfinite()", NUMBERS, lambda x: type(x) is not float or math.isfinite(x))
+    f_isnan = _of_one("isnan()", NUMBERS, lambda x: x != x)
+    f_math_ceil = f_ceil = _of_one("math_ceil()", NUMBERS, math.ceil)
+    f_math_floor = f_floor = _of_one("math_floor()", NUMBERS, math.floor)
+    f_math_sqrt = f_sqrt = _of_one("math_sqrt()", NUMBERS, math.sqrt)
+    f_math_trunc = f_trunc = _of_one("math_trunc()", NUMBERS, math.trunc)
 
     def f_all(self, items: Any, /) -> bool:
         return all(self.items("all()", items))
@@ -275,32 +274,6 @@ class Guard:
         if not all(type(item) in NUMBERS for item in items):
             refuse("sum() works on numbers only")
         return sum(items, start)
-
-    def f_math_ceil(self, x: Any, /) -> int:
-        self.numbers("math_ceil()", x, x)
-        return math.ceil(x)
-
-    def f_math_floor(self, x: Any, /) -> int:
-        self.numbers("math_floor()", x, x)
-        return math.floor(x)
-
-    def f_math_sqrt(self, x: Any, /) -> float:
-        self.numbers("math_sqrt()", x, x)
-        return math.sqrt(x)
-
-    def f_math_trunc(self, x: Any, /) -> int:
-        self.numbers("math_trunc()", x, x)
-        return math.trunc(x)
-
-    f_ceil, f_floor, f_sqrt, f_trunc = f_math_ceil, f_math_floor, f_math_sqrt, f_math_trunc
-
-    def f_isfinite(self, x: Any, /) -> bool:
-        self.numbers("isfinite()", x, x)
-        return type(x) is not float or math.isfinite(x)
-
-    def f_isnan(self, x: Any, /) -> bool:
-        self.numbers("isnan()", x, x)
-        return type(x) is float and math.isnan(x)
 
     def f_mean(self, numbers: Any, /) -> float:
         return self.series("mean()", numbers).mean()

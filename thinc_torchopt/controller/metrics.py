@@ -170,6 +170,7 @@ class Loss(Metric):
 @controller_metrics("EvalLoss")
 class EvalLoss(Metric):
     """The loss on the development data, computed at each evaluation. Takes about as long as training on these examples.
+    Labels that the training data does not have are left out.
 
     Keys: as `Loss`, and the number of `words` and `examples`.
 

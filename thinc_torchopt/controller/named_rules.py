@@ -131,15 +131,18 @@ def roll_back_on_spike(
     of: str = "loss['per_word']",
     times: float = 3.0,
     size: int = 50,
+    at_least: float = 0.0,
     to: Literal["best", "last"] = "last",
     factor: Optional[float] = 0.5,
     max_firings: int = 3,
 ) -> Definition:
-    """Go back to an earlier state when a number is much higher than it was. Needs `[training.optimizer.checkpoint]`.
+    """Go back to an earlier state when a number is much higher than it was, or not finite. Needs
+    `[training.optimizer.checkpoint]`.
 
     of (str): The number, such as "loss['per_word']" or "norms['total']".
     times (float): Go back when it is so many times its median over the last steps.
     size (int): The number of steps for the median.
+    at_least (float): The number must be above this too: small ones jump without harm.
     to (str): "best" or "last", as in `RollbackControl`.
     factor (float | None): Multiply all learning rates by it then. None: don't.
     max_firings (int): Go back at most so often.
@@ -150,7 +153,8 @@ def roll_back_on_spike(
     if factor is not None:
         operations.append({"name": "rates_down", "class": "LearnRateControl", "arguments": {"factor": factor}})
         actions.append("rates_down.should_cut")
-    text = f"({of}) > {float(times)} * lately['median']"
+    floor = _SECTION.number("at_least", at_least)
+    text = f"not isfinite({of}) or ({of}) > max({floor}, {float(times)} * lately['median'])"
     spike = _rule("roll_back_on_spike", "on_step_end", text, *actions, cooldown=size, max_firings=max_firings)
     return define(spike, metrics=[_metric("lately", "Window", of=of, size=size, by="steps")], operations=operations)
 

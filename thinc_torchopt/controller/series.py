@@ -110,8 +110,8 @@ class Window(Series):
             SECTION.refuse("at_least", f"at most 'size', which is {self._size}", at_least)
         self._numbers = Rolling(self._size)
 
-    def compute(self, event_name: str, *, values: Mapping[str, Any], **kwargs: Any) -> Any:
-        number = self.new_value(event_name, values)
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        number = self.new_value(event_name, kwargs["values"])
         if number is None:
             return None
         self._numbers.add(number if self._size <= MAX_EXACT else float(f"{number:.{DIGITS}g}"))
@@ -191,11 +191,11 @@ class Best(Series):
     def _kept(self) -> tuple[str, ...]:
         return tuple(_EVENTS.values())
 
-    def compute(self, event_name: str, *, values: Mapping[str, Any], step: int, **kwargs: Any) -> Any:
-        best = self.memory
+    def compute(self, event_name: str, **kwargs: Any) -> Any:
+        best, step = self.memory, kwargs["step"]
         if event_name == "on_evaluate" and best.step != step:
             best.count_evaluation()
-        if (number := self.new_value(event_name, values)) is not None:
+        if (number := self.new_value(event_name, kwargs["values"])) is not None:
             best.offer(number, step, self._mode, min_delta=self._min_delta, is_relative=self._is_relative)
         if best.value is None:
             return None

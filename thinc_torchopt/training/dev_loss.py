@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 from spacy.language import Language
+from spacy.pipeline import Tagger
 from spacy.training import Example
 from spacy.training.batchers import minibatch_by_words
 from spacy.util import resolve_dot_names
@@ -86,7 +87,9 @@ class DevLosses:
             torch.manual_seed(0)
             for batch in minibatch_by_words(islice(self._read(), at_most), _WORDS, discard_oversize=False):
                 words, examples = words + sum(map(len, batch)), examples + len(batch)
-                for name, loss in self._losses_of(batch).items():
+                with self._known_tags(batch):
+                    found = self._losses_of(batch)
+                for name, loss in found.items():
                     losses[name] = losses.get(name, 0.0) + float(loss)
         if not examples:
             raise self._no_data("none")
@@ -97,6 +100,28 @@ class DevLosses:
             yield from self._corpus(self._nlp)
         except (OSError, ValueError) as error:
             raise self._no_data(f"{type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def _known_tags(self, batch: list[Example]) -> Iterator[None]:
+        """Tags that a tagger has not seen in the training data are missing inside: spaCy has no loss for them, and
+        would fail. Its other components leave out unknown labels themselves.
+        """
+        taggers = [pipe for _, pipe in self._nlp.pipeline if getattr(type(pipe), "get_loss", None) is Tagger.get_loss]
+        labels = [frozenset(pipe.labels) for pipe in taggers]  # type: ignore[attr-defined]
+        prefixes = tuple({pipe.cfg["neg_prefix"] for pipe in taggers})  # type: ignore[attr-defined]
+        unknown = [
+            (token, token.tag)
+            for example in batch
+            for token in example.reference
+            if token.tag and not all(token.tag_ in one for one in labels) and not token.tag_.startswith(prefixes)
+        ]
+        for token, _ in unknown:
+            token.tag = 0
+        try:
+            yield
+        finally:
+            for token, tag in unknown:
+                token.tag = tag
 
     def _losses_of(self, batch: list[Example]) -> dict[str, Any]:
         losses: dict[str, Any] = {}

@@ -416,7 +416,7 @@ class RunSteering:
         self.substeps: int | None = None
         self.models: SavedModels | None = None
         self.wanted: set[str] = set()
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], object]] = []
 
     def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
         self._optimizer.scale_learn_rates(groups, factor, min_rate, max_rate)
@@ -449,7 +449,7 @@ class RunSteering:
         if self.models is not None:
             self.models.keep(name, score, step=step, at_most=at_most, mode=mode)
 
-    def _do(self, change: Callable[[], None]) -> None:
+    def _do(self, change: Callable[[], object]) -> None:
         if self.waits:
             self._waiting.append(change)
         else:

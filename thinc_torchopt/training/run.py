@@ -163,7 +163,9 @@ class Run:
                 eval_frequency=eval_frequency,
             )
             ours.append(decay.budget)
-        self._models = models = SavedModels(nlp, optimizer, self.checkpoints and self.checkpoints.output)
+        self._models = models = SavedModels(
+            nlp, optimizer, None if self.checkpoints is None else self.checkpoints.output
+        )
         if rules is not None:
             rules.keep_models(models)
         if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
