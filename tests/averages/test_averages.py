@@ -903,8 +903,27 @@ def test_averages_refuse_a_state_that_does_not_fit(how):
     model.finish_update(optimizer)
     good = averages_in(optimizer).state_dict(paths_of(model))
     before = copy.deepcopy(good)
-    bad = None if how == "nothing" else damage({part: dict(value) for part, value in good.items()}, how)
+    bad = None if how == "nothing" else damage(copy.deepcopy(good), how)
     with pytest.raises(StateError, match=r"Can't load the average.*expected .*found "):
         averages_in(optimizer).load_state_dict(bad, params_in(optimizer), paths_of(model))
     after = averages_in(optimizer).state_dict(paths_of(model))
     assert after["taken"] == before["taken"] and same(list(after["tensors"].values()), list(before["tensors"].values()))
+
+
+def test_averages_that_were_begun_wait_again_after_an_earlier_state():
+    """A rule may begin them, and a rollback or a resumed run takes that back."""
+    weights = torch.nn.Parameter(torch.zeros(3))
+    optimizer = TorchOptimizer(torch_optimizers.SGD(), 1.0, averages=EMA(decay=0.5, start_step=100), grad_clip=0.0)
+
+    def update():
+        optimizer((0, "W"), weights, torch.ones(3))
+        return averages_in(optimizer).state_dict({})["taken"]
+
+    assert not update()
+    before = averages_in(optimizer).state_dict({})
+    averages_in(optimizer).begin()
+    assert update()
+    begun = averages_in(optimizer).state_dict({})
+    for state, is_begun in ((before, False), (begun, True), (before, False)):
+        averages_in(optimizer).load_state_dict(state, params_in(optimizer), {})
+        assert bool(update()) == is_begun

@@ -38,7 +38,7 @@ class Averages:
     """
 
     def __init__(self, settings: AverageSettings = THINC):
-        self.settings = settings
+        self.settings = self._as_configured = settings
         self._has_begun = False  # by `begin`
         self._of: dict[Key, Average] = {}
         self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
@@ -262,6 +262,7 @@ class Averages:
                 f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
             )
         self._of, self._of_buffers = found, modules
+        self._has_begun, self.settings = False, self._as_configured
         if saved.has_begun:
             self.begin()
 
